@@ -1,0 +1,95 @@
+"""Linguistic acceptability on a corpus made from a small grammar, with a small transformer: nothing to download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from recipes.classification import Corpus, LabelledText
+from recipes.grammar import Row, generate
+from runner.errors import UserError
+
+
+@dataclass(frozen=True)
+class GrammarCorpus:
+    """The corpus of `recipes.grammar`. `seed` makes the corpus, not the training."""
+
+    seed: int
+    train_samples: int
+    eval_samples: int
+
+    def read(self) -> Corpus:
+        for name in ("train_samples", "eval_samples"):
+            if getattr(self, name) < 2:
+                raise UserError(f"recipe.data.{name}={getattr(self, name)} cannot be: it must be at least 2 sentences")
+        try:
+            train, evaluation = generate(self.seed, self.train_samples, self.eval_samples)
+        except ValueError as error:
+            raise UserError(f"recipe.data.train_samples={self.train_samples} cannot be: {error}") from error
+        return Corpus(_labelled(train), _labelled(evaluation), f"grammar, seed {self.seed}")
+
+
+def _labelled(rows: Sequence[Row]) -> LabelledText:
+    return LabelledText([row.sentence for row in rows], [row.label for row in rows])
+
+
+@dataclass(frozen=True)
+class SmallTransformer:
+    """A BERT-shaped model from scratch over whole words. Sizes in units, layers and heads; `dropout` as a share."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    dropout: float
+
+    def check(self) -> None:
+        for name in ("hidden_size", "layers", "heads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"recipe.model.{name}={getattr(self, name)} cannot be: it must be at least 1")
+        if self.hidden_size % self.heads:
+            raise UserError(
+                f"recipe.model.hidden_size={self.hidden_size} does not divide by recipe.model.heads={self.heads}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"recipe.model.dropout={self.dropout} cannot be: it must be at least 0 and below 1")
+
+    def tokenizer_identity(self) -> str:
+        return "whole words, BERT's special tokens"
+
+    def tokenizer(self, texts: Sequence[str]) -> Any:
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+        words = sorted({word for text in texts for word in text.split()})
+        vocabulary = {word: number for number, word in enumerate(special + words)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+        )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        )
+
+    def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
+        from transformers import BertConfig, BertForSequenceClassification
+
+        module: nn.Module = BertForSequenceClassification(
+            BertConfig(
+                vocab_size=vocabulary,
+                hidden_size=self.hidden_size,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                intermediate_size=4 * self.hidden_size,
+                max_position_embeddings=32,
+                hidden_dropout_prob=self.dropout,
+                attention_probs_dropout_prob=self.dropout,
+                num_labels=classes,
+                pad_token_id=pad_id,
+            )
+        )
+        return module

@@ -1,0 +1,203 @@
+"""Classify sequences: a labelled text source, a model source, and what a batch, a loss and a metric are for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from runner.data.cache import Cache
+from runner.data.table import Table, write_table
+from runner.errors import UserError, did_you_mean
+from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """One part of a data set: texts and their classes, numbered from 0."""
+
+    texts: list[str]
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and evaluation part. `source`: where they came from, in words."""
+
+    train: LabelledText
+    eval: LabelledText
+    source: str
+
+    @property
+    def classes(self) -> int:
+        return max(self.train.labels) + 1
+
+    @property
+    def digest(self) -> str:
+        """A hash over every text and label, in order."""
+        content = json.dumps([self.train.texts, self.train.labels, self.eval.texts, self.eval.labels])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+class TextSource(Protocol):
+    def read(self) -> Corpus:
+        """Read and check the data. Raises UserError."""
+        ...
+
+
+class ModelSource(Protocol):
+    def check(self) -> None:
+        """Refuse a model that cannot be had. Raises UserError."""
+        ...
+
+    def tokenizer_identity(self) -> str:
+        """Changes whenever the tokenizer does, apart from the texts it is made from."""
+        ...
+
+    def tokenizer(self, texts: Sequence[str]) -> Any:
+        """A transformers tokenizer with a pad token; `texts`: the training part, for vocabularies made from it."""
+        ...
+
+    def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
+        """A transformers model for sequence classification, in fp32."""
+        ...
+
+
+def _accuracy(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    from torchmetrics.functional.classification import multiclass_accuracy
+
+    return 100 * multiclass_accuracy(logits.argmax(-1), labels, num_classes=classes, average="micro")
+
+
+def _matthews(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    from torchmetrics.functional.classification import multiclass_matthews_corrcoef
+
+    return 100 * multiclass_matthews_corrcoef(logits.argmax(-1), labels, num_classes=classes)
+
+
+def _macro_f1(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    from torchmetrics.functional.classification import multiclass_f1_score
+
+    return 100 * multiclass_f1_score(logits.argmax(-1), labels, num_classes=classes, average="macro")
+
+
+def _loss(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    return cross_entropy(logits, labels)
+
+
+#: Name in configuration and MLflow -> function of (logits [samples, classes], labels [samples], classes).
+METRICS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "accuracy": _accuracy,
+    "matthews": _matthews,
+    "macro_f1": _macro_f1,
+    "loss": _loss,
+}
+
+
+@dataclass(frozen=True)
+class SequenceClassification:
+    """One label per text. `max_length`: tokens kept of a text. `metrics`: names from `METRICS`; the loss is always added."""
+
+    data: TextSource
+    model: ModelSource
+    max_length: int = 128
+    metrics_shown: Sequence[str] = field(default=("accuracy",))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_length, int) or self.max_length < 1:
+            raise UserError(f"recipe.max_length={self.max_length} cannot be: it must be at least 1 token")
+        for name in self.metrics_shown:
+            if name not in METRICS:
+                raise UserError(f"recipe.metrics_shown has no metric '{name}'{did_you_mean(name, METRICS)}")
+
+    @property
+    def metric_names(self) -> Sequence[str]:
+        return [*dict.fromkeys([*self.metrics_shown, "loss"])]
+
+    def facts(self) -> DataFacts:
+        corpus = self.data.read()
+        return DataFacts(len(corpus.train), len(corpus.eval), corpus.digest, corpus.source)
+
+    def check_model(self) -> None:
+        self.model.check()
+
+    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
+        key = {
+            "task": "classification",
+            "data": facts.digest,
+            "tokenizer": self.model.tokenizer_identity(),
+            "max_length": self.max_length,
+        }
+        return cache.get(key, self._tokenize)
+
+    def _tokenize(self, folder: Path) -> None:
+        corpus = self.data.read()
+        tokenizer = self.model.tokenizer(corpus.train.texts)
+        for name, part in (("train", corpus.train), ("eval", corpus.eval)):
+            ids = tokenizer(part.texts, truncation=True, max_length=self.max_length)["input_ids"]
+            columns = {
+                "input_ids": ids,
+                "label": part.labels,
+                "length": [len(row) for row in ids],
+                "label_count": [1] * len(ids),
+            }
+            write_table(folder / name, columns)
+        properties = {
+            "classes": corpus.classes,
+            "vocabulary": len(tokenizer),
+            "pad_id": tokenizer.pad_token_id,
+        }
+        (folder / "properties.json").write_text(json.dumps(properties))
+        tokenizer.save_pretrained(folder / "tokenizer")
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        of = prepared.properties
+        return self.model.build(of["classes"], of["vocabulary"], of["pad_id"])
+
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared) -> Batch:
+        ids = [torch.from_numpy(row.astype("int64")) for row in rows["input_ids"]]
+        lengths = torch.tensor([len(row) for row in ids])
+        input_ids = pad_sequence(ids, batch_first=True, padding_value=prepared.properties["pad_id"])
+        return {
+            "input_ids": input_ids,
+            # From the lengths: a model's pad token may also be a token of the text (GPT-2's end of text is).
+            "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
+            "labels": torch.as_tensor(rows["label"], dtype=torch.int64),
+        }
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        labels = batch["labels"]
+        loss_sum = cross_entropy(_logits(model, batch), labels, ignore_index=IGNORED_LABEL, reduction="sum")
+        return loss_sum, (labels != IGNORED_LABEL).sum()
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits, [samples, classes]."""
+        return _logits(model, batch)
+
+    def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
+        labels = torch.tensor(table.column("label"))
+        classes = predictions.shape[1]
+        return {name: float(METRICS[name](predictions, labels, classes)) for name in self.metric_names}
+
+    def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
+        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    # Losses and metrics of reduced-precision logits are taken in fp32; fp64 stays.
+    return logits if logits.dtype is torch.float64 else logits.float()

@@ -1,0 +1,344 @@
+"""A seeded corpus of linguistic acceptability, written by a small grammar of English.
+
+The rows have the columns of CoLA, so a recipe for CoLA can be tried without downloading anything. Every
+sentence comes in a minimal pair: an acceptable one, and one that differs in just the thing that makes it bad.
+The words are nearly the same in both, so counting them tells little and a model must learn the grammar:
+
+    agreement            the keys near the vase are dirty        * the keys near the vase is dirty
+    reflexive            the king behind the nun praised himself * the king behind the nun praised herself
+    word_order           the old nun slept in rome               * the nun old slept in rome
+    argument_structure   the prince repaired the vase            * the prince sneezed the vase
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# --- the lexicon --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Noun:
+    """A noun in its two numbers."""
+
+    singular: str
+    plural: str
+
+
+@dataclass(frozen=True)
+class Verb:
+    """An intransitive verb: `sleeps`, `sleep` (also the bare form) and `slept`."""
+
+    singular: str
+    plural: str
+    past: str
+
+
+def _nouns(text: str) -> tuple[Noun, ...]:
+    """Read nouns from `singular/plural` entries."""
+    return tuple(Noun(*entry.split("/")) for entry in text.split())
+
+
+# Only these nouns fix the gender of a reflexive: "the teacher" may be a himself or a herself.
+MALE = _nouns("boy/boys king/kings uncle/uncles prince/princes monk/monks")
+FEMALE = _nouns("girl/girls queen/queens aunt/aunts princess/princesses nun/nuns")
+PROFESSIONS = _nouns("teacher/teachers doctor/doctors pilot/pilots artist/artists")
+PEOPLE = MALE + FEMALE + PROFESSIONS
+
+# Things small enough to be handed to someone or put into a bag.
+THINGS = _nouns("key/keys clock/clocks camera/cameras radio/radios vase/vases violin/violins toy/toys")
+MACHINES = _nouns("machine/machines computer/computers engine/engines printer/printers")
+
+PLACES = ("paris", "rome", "london", "berlin", "madrid", "oslo", "vienna", "lisbon")
+
+SINGULAR_DETERMINERS = ("the", "this", "every")
+PLURAL_DETERMINERS = ("the", "these", "many")
+PLURAL_SHARE = 0.3  # of subjects and objects: the singular is the more frequent number, as in running text
+
+PERSON_ADJECTIVES = ("old", "young", "tall", "clever", "famous", "rich", "lazy", "shy")
+THING_ADJECTIVES = ("heavy", "dirty", "expensive", "beautiful", "modern", "cheap", "large")
+ADVERBS = (
+    "often",
+    "never",
+    "rarely",
+    "suddenly",
+    "secretly",
+    "sometimes",
+    "always",
+    "quietly",
+)  # before a verb
+
+# These never have an object. Left out on purpose: "walked the dog", "vanished the coin", "fell the tree".
+INTRANSITIVE = (
+    Verb("sleeps", "sleep", "slept"),
+    Verb("sneezes", "sneeze", "sneezed"),
+    Verb("yawns", "yawn", "yawned"),
+    Verb("faints", "faint", "fainted"),
+    Verb("shivers", "shiver", "shivered"),
+)
+
+# These have one object, no less and no more. Left out on purpose: "the boy ate", "the aunt bought him a key".
+PERSON_OR_THING_VERBS = ("admired", "ignored", "described", "praised")
+THING_VERBS = (*PERSON_OR_THING_VERBS, "repaired", "damaged")
+GIVING = ("gave", "handed")  # have two objects: "the aunt handed the boy" lacks one
+MACHINE_VERBS = ("repaired", "damaged", "restarted")  # what a machine can do to itself
+
+REFLEXIVES = ("himself", "herself", "itself", "themselves")
+
+# Words that have to come before the next one. An adjective of a thing is none of them: "ignored the vase dirty"
+# can be read as "while it was dirty". Nor is an adverb, which may follow its verb.
+LEADING = {*SINGULAR_DETERMINERS, *PLURAL_DETERMINERS, *PERSON_ADJECTIVES, "will", "did", "not", "in", "near"}
+
+# --- phrases ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """The words of a noun phrase, and the number that its verb has to agree with."""
+
+    text: str
+    plural: bool
+
+
+def maybe(rng: random.Random, text: str) -> str:
+    """`text` or nothing, evenly: what makes sentences differ in length."""
+    return text if rng.random() < 0.5 else ""
+
+
+def join(*parts: str) -> str:
+    """Put the parts that are not empty together into a sentence."""
+    return " ".join(part for part in parts if part)
+
+
+def noun_phrase(rng: random.Random, nouns: Sequence[Noun], adjective: str = "") -> Phrase:
+    """A determiner and a noun, in either number."""
+    noun, plural = rng.choice(nouns), rng.random() < PLURAL_SHARE
+    determiner = rng.choice(PLURAL_DETERMINERS if plural else SINGULAR_DETERMINERS)
+    return Phrase(join(determiner, adjective, noun.plural if plural else noun.singular), plural)
+
+
+def person(rng: random.Random) -> Phrase:
+    """Someone who can be the subject of any verb here: `these tall pilots`."""
+    return noun_phrase(rng, PEOPLE, adjective=maybe(rng, rng.choice(PERSON_ADJECTIVES)))
+
+
+def thing(rng: random.Random) -> Phrase:
+    """Something that one can hand on or put away: `every expensive vase`."""
+    return noun_phrase(rng, THINGS, adjective=maybe(rng, rng.choice(THING_ADJECTIVES)))
+
+
+def place(rng: random.Random) -> str:
+    """Where something happens: `in rome`."""
+    return join(rng.choice(("in", "near")), rng.choice(PLACES))
+
+
+def attractor(rng: random.Random, nouns: Sequence[Noun]) -> str:
+    """Another noun, in either number, which is not the one that the verb belongs to: `the keys`."""
+    noun = rng.choice(nouns)
+    return join("the", rng.choice((noun.singular, noun.plural)))
+
+
+def person_modifier(rng: random.Random) -> str:
+    """What can follow a person, and puts another noun (an attractor) between that person and the verb."""
+    other = attractor(rng, PEOPLE)
+    verb = rng.choice(PERSON_OR_THING_VERBS)
+    return rng.choice((f"near {other}", f"behind {other}", f"who {verb} {other}", f"who {other} {verb}"))
+
+
+def thing_modifier(rng: random.Random) -> str:
+    """What can follow a thing or machine, with an attractor in it."""
+    near = attractor(rng, THINGS + MACHINES)
+    owner = attractor(rng, PEOPLE)
+    return rng.choice((f"near {near}", f"behind {near}", f"that {owner} {rng.choice(THING_VERBS)}"))
+
+
+# --- the phenomena: each draws one minimal pair -------------------------------------------------------------
+
+Pair = tuple[str, str]  # the acceptable sentence, and its unacceptable partner
+Forms = tuple[str, str]  # a verb in the singular, and in the plural
+
+
+def person_predicate(rng: random.Random) -> tuple[Forms, str]:
+    """The two forms of a verb that goes with a person, and the rest of the sentence."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        verb = rng.choice(INTRANSITIVE)
+        return (verb.singular, verb.plural), maybe(rng, place(rng))
+    if kind == 1:
+        verb_past = rng.choice(THING_VERBS)
+        return ("has", "have"), join(verb_past, thing(rng).text)
+    return rng.choice((("is", "are"), ("was", "were"))), rng.choice(PERSON_ADJECTIVES)
+
+
+def thing_predicate(rng: random.Random) -> tuple[Forms, str]:
+    """The two forms of a verb that goes with a thing, and the rest of the sentence."""
+    return rng.choice((("is", "are"), ("was", "were"))), rng.choice(THING_ADJECTIVES)
+
+
+def agreement(rng: random.Random) -> Pair:
+    """The verb has the number of its subject, and not that of a noun which happens to stand nearer."""
+    if rng.random() < 0.5:
+        subject, modifier = person(rng), person_modifier(rng)
+        (singular, plural), rest = person_predicate(rng)
+    else:
+        subject, modifier = noun_phrase(rng, THINGS + MACHINES), thing_modifier(rng)
+        (singular, plural), rest = thing_predicate(rng)
+    start = join(subject.text, maybe(rng, modifier))
+    good, bad = (plural, singular) if subject.plural else (singular, plural)
+    return join(start, good, rest), join(start, bad, rest)
+
+
+def reflexive_subject(rng: random.Random, reflexive: str) -> tuple[str, str]:
+    """A subject that `reflexive` can refer to, and a verb for it.
+
+    "every" is kept out: many speakers accept "every boy praised themselves".
+    """
+    plural = reflexive == "themselves"
+    determiner = rng.choice(PLURAL_DETERMINERS if plural else ("the", "this"))
+    if reflexive == "itself" or (plural and rng.random() < 0.25):
+        nouns, modifier, verb = MACHINES, thing_modifier(rng), rng.choice(MACHINE_VERBS)
+    else:
+        nouns = {"himself": MALE, "herself": FEMALE, "themselves": PEOPLE}[reflexive]
+        modifier, verb = person_modifier(rng), rng.choice(PERSON_OR_THING_VERBS)
+    noun = rng.choice(nouns)
+    return join(determiner, noun.plural if plural else noun.singular, maybe(rng, modifier)), verb
+
+
+def reflexive(rng: random.Random) -> Pair:
+    """The reflexive has the number and gender of the subject, and not those of another noun."""
+    good, bad = rng.sample(REFLEXIVES, 2)
+    subject, verb = reflexive_subject(rng, good)
+    start = join(subject, maybe(rng, rng.choice(ADVERBS)), verb)
+    return join(start, good), join(start, bad)
+
+
+def word_order(rng: random.Random) -> Pair:
+    """A word that has to come before the next one comes after it: `the nun old`, `sleep will`, `rome in`."""
+    subject, auxiliary = person(rng).text, rng.choice(("", "will", "did not", rng.choice(ADVERBS)))
+    verb = rng.choice(INTRANSITIVE)
+    if auxiliary in ("will", "did not"):
+        rest = join(verb.plural, place(rng))
+    elif rng.random() < 0.5:
+        rest = join(verb.past, place(rng))
+    else:
+        rest = join(rng.choice(THING_VERBS), thing(rng).text, maybe(rng, place(rng)))
+    words = join(subject, auxiliary, rest).split()
+    swaps = [at for at, word in enumerate(words) if word in LEADING]
+    return " ".join(words), " ".join(_swapped(words, rng.choice(swaps)))
+
+
+def _swapped(words: Sequence[str], at: int) -> list[str]:
+    """The words with those at `at` and `at + 1` exchanged."""
+    return [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
+
+
+def no_object(rng: random.Random) -> tuple[str, str, str]:
+    """`slept in rome`, * `repaired in rome`."""
+    return rng.choice(INTRANSITIVE).past, rng.choice(THING_VERBS), maybe(rng, place(rng))
+
+
+def one_object(rng: random.Random) -> tuple[str, str, str]:
+    """`repaired the vase`, * `slept the vase`."""
+    return rng.choice(THING_VERBS), rng.choice(INTRANSITIVE).past, thing(rng).text
+
+
+def two_objects(rng: random.Random) -> tuple[str, str, str]:
+    """`handed the boy the key`, * `praised the boy the key`."""
+    objects = join(noun_phrase(rng, PEOPLE).text, noun_phrase(rng, THINGS).text)
+    return rng.choice(GIVING), rng.choice(PERSON_OR_THING_VERBS), objects
+
+
+def person_object(rng: random.Random) -> tuple[str, str, str]:
+    """`praised the boy`, * `handed the boy`."""
+    return rng.choice(PERSON_OR_THING_VERBS), rng.choice(GIVING), person(rng).text
+
+
+# Every class of verbs is right in one frame and wrong in another one, so no verb gives the label away. One object
+# is the most frequent frame, as in running text.
+FRAMES = (no_object, one_object, one_object, one_object, two_objects, person_object)
+
+
+def argument_structure(rng: random.Random) -> Pair:
+    """A verb stands with just the objects that it needs."""
+    good, bad, complement = rng.choice(FRAMES)(rng)
+    start = join(person(rng).text, maybe(rng, rng.choice(ADVERBS)))
+    return join(start, good, complement), join(start, bad, complement)
+
+
+PHENOMENA: dict[str, Callable[[random.Random], Pair]] = {
+    "agreement": agreement,
+    "reflexive": reflexive,
+    "word_order": word_order,
+    "argument_structure": argument_structure,
+}
+
+# --- the corpus ---------------------------------------------------------------------------------------------
+
+MOST_DRAWS = 50_000  # pairs drawn of one phenomenon before it counts as used up
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the corpus, with CoLA's columns."""
+
+    source: str
+    label: int
+    mark: str
+    sentence: str
+
+
+def generate(seed: int, train_size: int, eval_size: int) -> tuple[list[Row], list[Row]]:
+    """Write a training and an evaluation part of just these sizes; the same seed gives the same rows.
+
+    No sentence comes twice, in one part or in both, and a minimal pair is never divided between the parts, so
+    that unseen pairs are evaluated. A part of odd size has one sentence whose partner is in neither part.
+    """
+    if train_size < 0 or eval_size < 0:
+        raise ValueError(f"sizes cannot be negative: train_size={train_size}, eval_size={eval_size}")
+    rng = random.Random(seed)
+    seen: set[str] = set()
+    train: list[Row] = []
+    held_out: list[Row] = []
+    for source, for_train, for_eval in zip(PHENOMENA, _shares(train_size), _shares(eval_size), strict=True):
+        pairs = _fresh_pairs(rng, source, for_train + for_eval, seen)
+        if len(pairs) < for_train + for_eval:
+            raise ValueError(
+                f"{train_size + eval_size} sentences were asked for, "
+                f"but the grammar gives only about {2 * len(pairs) * len(PHENOMENA)}"
+            )
+        train += _rows(source, pairs[:for_train])
+        held_out += _rows(source, pairs[for_train:])
+    return _part(rng, train, train_size), _part(rng, held_out, eval_size)
+
+
+def _shares(size: int) -> list[int]:
+    """How many pairs each phenomenon gives to a part of `size` sentences: as even as can be."""
+    pairs, kinds = (size + 1) // 2, len(PHENOMENA)
+    return [pairs // kinds + (kind < pairs % kinds) for kind in range(kinds)]
+
+
+def _fresh_pairs(rng: random.Random, source: str, wanted: int, seen: set[str]) -> list[Pair]:
+    """Draw pairs of sentences not in `seen`, and add them to it: `wanted` of them, or what can be found."""
+    pairs: list[Pair] = []
+    for _ in range(MOST_DRAWS):
+        if len(pairs) == wanted:
+            break
+        pair = PHENOMENA[source](rng)
+        if seen.isdisjoint(pair):
+            seen.update(pair)
+            pairs.append(pair)
+    return pairs
+
+
+def _rows(source: str, pairs: Sequence[Pair]) -> list[Row]:
+    """Both rows of each pair, one after the other."""
+    return [row for good, bad in pairs for row in (Row(source, 1, "", good), Row(source, 0, "*", bad))]
+
+
+def _part(rng: random.Random, rows: list[Row], size: int) -> list[Row]:
+    """Cut `rows` to `size` (one less than there are, if that is odd) and shuffle them."""
+    rows = rows[:size]
+    rng.shuffle(rows)
+    return rows

@@ -1,0 +1,87 @@
+"""Pretrained models and their tokenizers, from a local folder or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.errors import UserError
+
+#: Files in a model's folder that a tokenizer can be made from; the weights are not among them.
+_TOKENIZER_SUFFIXES = (".json", ".txt", ".model")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """`name`: a folder that `from_pretrained` can read, or a model's name on the Hub."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise UserError(f"recipe.model.name={self.name} cannot be: give a local folder or a model's name on the Hub")
+
+    @property
+    def location(self) -> str:
+        """What `from_pretrained` is given: an absolute folder where there is one, else the name."""
+        path = Path(self.name).expanduser()
+        return str(path.resolve()) if path.is_dir() else self.name
+
+    def check(self) -> None:
+        path = Path(self.name).expanduser()
+        if path.is_dir():
+            if not (path / "config.json").is_file():
+                raise UserError(f"recipe.model.name={self.name} is a folder without config.json: it holds no model")
+            return
+        if path.is_absolute() or self.name.startswith((".", "~")) or self.name.count("/") > 1:
+            raise UserError(f"recipe.model.name={self.name} does not exist: give a model's folder or its name on the Hub")
+        self._ask_hub()
+
+    def _ask_hub(self) -> str:
+        """The path of the model's configuration in the Hub's cache, fetched if need be."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+        try:
+            return hf_hub_download(self.name, "config.json")
+        except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+            raise UserError(
+                f"recipe.model.name={self.name} is neither a local folder nor a model that the Hugging Face Hub can "
+                f"give now: check the name, go online, or give a folder that holds config.json, weights and tokenizer"
+            ) from error
+
+    def tokenizer_identity(self) -> str:
+        path = Path(self.name).expanduser()
+        if not path.is_dir():
+            return self._ask_hub()  # the path names the revision
+        digest = hashlib.sha256()
+        for file in sorted(path.iterdir()):
+            if file.suffix in _TOKENIZER_SUFFIXES:
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()
+
+    def tokenizer(self, texts: Sequence[str]) -> Any:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.location)
+        if tokenizer.pad_token_id is None:
+            # GPT-2 and its kin were trained without padding. Any token will do where the attention mask hides it.
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
+        from transformers import AutoModelForSequenceClassification
+
+        model = AutoModelForSequenceClassification.from_pretrained(
+            self.location, num_labels=classes, dtype=torch.float32
+        )
+        # Models that read the last token's state find it by the pad token.
+        model.config.pad_token_id = pad_id
+        module: nn.Module = model
+        return module

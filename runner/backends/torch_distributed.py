@@ -1,0 +1,92 @@
+"""Workers on CPUs (gloo) and on NVIDIA GPUs (nccl), through torch.distributed."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class TorchBackend:
+    """A worker in a torch.distributed process group; a single worker is a group of one.
+
+    `device_type`: `cpu` or `cuda`. `store`: where the workers find each other.
+    """
+
+    def __init__(self, device_type: str, rank: int, world_size: int, local_rank: int, store: dist.Store) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+        if device_type == "cuda":
+            self.device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            device_id=self.device if device_type == "cuda" else None,
+        )
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        if self.world_size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def gather_rows(self, rows: Tensor) -> list[Tensor]:
+        if self.world_size == 1:
+            return [rows.cpu()]
+        rows = rows.to(self.device)
+        count = torch.tensor([len(rows)], device=self.device)
+        counts = [torch.zeros_like(count) for _ in range(self.world_size)]
+        dist.all_gather(counts, count)
+        # Collectives want equal shapes: pad to the longest, and cut the padding off again.
+        longest = max(int(c) for c in counts)
+        padded = torch.zeros((longest, *rows.shape[1:]), dtype=rows.dtype, device=self.device)
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(gathered, padded)
+        return [part[: int(c)].cpu() for part, c in zip(gathered, counts, strict=True)]
+
+    def share(self, value: Any) -> Any:
+        if self.world_size == 1:
+            return value
+        text = json.dumps(value).encode() if self.rank == 0 else b""
+        size = self.broadcast(torch.tensor([len(text)], device=self.device))
+        data = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == 0:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        return json.loads(bytes(self.broadcast(data).cpu().numpy()))
+
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        if self.world_size == 1:
+            return model
+        ids = [self.local_rank] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        # A DDP wrapper that dies after the process group can hang in the group's destructor: collect it first, and
+        # let no worker leave while another still needs the group.
+        gc.collect()
+        self.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,183 @@
+"""The command line: preflight, Hydra, and what every kind of error comes to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from runner.errors import UserError
+
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str], started_at: float) -> int:
+    """Run `python -m runner` with these arguments; the exit code."""
+    return guarded(lambda: _run(list(arguments), started_at))
+
+
+def plan_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.plan` with these overrides; the exit code."""
+    return guarded(lambda: _plan(list(arguments)))
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run `action`; turn what it raises into a message on the error stream and an exit code."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        return action()
+    except UserError as error:
+        errors.print(f"[bold red]error:[/] {_escaped(error)}")
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        errors.print("[bold]interrupted[/]")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost handler of the program
+        return _report_failure(error, errors)
+
+
+def _report_failure(error: Exception, errors: Console) -> int:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from runner.compose import composition_error
+    from runner.launch import WorkerFailed
+
+    if isinstance(error, WorkerFailed):
+        errors.print(f"[bold red]error:[/] {_escaped(error)}")
+        return EXIT_FAILED
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        errors.print(f"[bold red]error:[/] {_escaped(composition_error(error))}")
+        return EXIT_USER_ERROR
+    traceback.print_exception(error)
+    return EXIT_FAILED
+
+
+def _escaped(error: Exception) -> str:
+    from rich.markup import escape
+
+    return escape(str(error))
+
+
+def _run(arguments: list[str], started_at: float) -> int:
+    from runner.world import is_external
+
+    if is_external():
+        from runner.torchrun import run_as_rank
+
+        return run_as_rank(lambda: _enter_hydra(arguments, started_at), arguments)
+    from runner.launch import start_forkserver
+
+    options = HydraOptions(arguments)
+    if options.only_shows:
+        return _enter_hydra(arguments, started_at)
+    start_forkserver()
+    preflight(options)
+    return _enter_hydra(arguments, started_at)
+
+
+class HydraOptions:
+    """What Hydra's own parser makes of the arguments. Raises UserError for an option it does not know."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        from hydra._internal.utils import get_args_parser
+
+        parser = get_args_parser()
+        parser.error = _refuse_option  # type: ignore[method-assign,assignment]  # argparse exits after printing usage
+        parsed = parser.parse_args(list(arguments))
+        self.overrides: list[str] = parsed.overrides
+        self.multirun: bool = parsed.multirun
+        self.config_dirs: list[str] = [parsed.config_dir] if parsed.config_dir else []
+        #: Help, completion and printing of the configuration: nothing is run.
+        self.only_shows = bool(
+            parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion
+        )
+        if parsed.config_path or parsed.config_name:
+            raise UserError(
+                "--config-path and --config-name would replace the runner's own configuration: use --config-dir=FOLDER "
+                "to add choices of your own"
+            )
+        for folder in self.config_dirs:
+            if not Path(folder).is_dir():
+                raise UserError(f"--config-dir={folder} is not a folder: check the path")
+
+
+def _refuse_option(message: str) -> None:
+    raise UserError(f"{message}; runner --hydra-help lists the options")
+
+
+def preflight(options: HydraOptions) -> None:
+    """Find everything that a user can have got wrong before a folder is made. Raises UserError.
+
+    Of a sweep only the composition is checked, over every value that is swept: a combination that cannot be run is a
+    failed job among others.
+    """
+    from runner.compose import compose, settings, sweep_points
+    from runner.experiment import prepare
+    from runner.tracking.preflight import check_tracking
+
+    if options.multirun:
+        points = [compose(overrides, options.config_dirs) for overrides in sweep_points(options.overrides)]
+        _check_folder(Path(str(points[0].hydra.sweep.dir)))
+        check_tracking(settings(points[0]).tracking)
+        return
+    cfg = compose(options.overrides, options.config_dirs)
+    config = settings(cfg)
+    prepare(config)
+    _check_folder(Path(str(cfg.hydra.run.dir)))
+    check_tracking(config.tracking)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse an output folder that cannot be made, without making it."""
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"hydra.run.dir={folder} cannot be made: {existing} is a file; choose another folder")
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"hydra.run.dir={folder} cannot be made: {existing} cannot be written to; choose another folder")
+
+
+def _enter_hydra(arguments: Sequence[str], started_at: float) -> int:
+    import hydra
+
+    from runner.compose import CONFIG_NAME, register
+    from runner.job import Sweep, run_job
+    from runner.paths import conf_dir
+
+    register()
+    # Hydra would print its own report and exit with 1; here every error goes to the one outer handler.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = [sys.argv[0], *arguments]
+    sweep = Sweep(started_at)
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)
+    def hydra_main(cfg: Any) -> float | None:
+        return run_job(cfg, sweep)
+
+    try:
+        hydra_main()
+    except Exception:
+        if sweep.failures:
+            return sweep.report()
+        raise
+    return sweep.report()
+
+
+def _plan(arguments: list[str]) -> int:
+    from runner.compose import compose, settings
+    from runner.experiment import prepare
+    from runner.plan.table import certificate_table, plan_tables
+
+    options = HydraOptions(arguments)
+    experiment = prepare(settings(compose(options.overrides, options.config_dirs)))
+    console = Console()
+    console.print(plan_tables(experiment))
+    console.print(certificate_table(experiment))
+    return 0

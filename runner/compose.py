@@ -1,0 +1,173 @@
+"""Compose the configuration with Hydra, and say in one sentence what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.errors import UserError, did_you_mean
+from runner.paths import conf_dir
+from runner.schema import Config, hydra_schema
+
+CONFIG_NAME = "config"
+
+
+def register() -> None:
+    """Make the schema and the runner's resolvers known to Hydra. Calling it twice is harmless."""
+    ConfigStore.instance().store(name="schema", node=hydra_schema())
+    # Two runs that start in the same second must not share a folder.
+    OmegaConf.register_new_resolver("suffix", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+
+
+def compose(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> DictConfig:
+    """The composed configuration, Hydra's own node included.
+
+    `config_dirs`: further folders to search for choices, as given by `--config-dir`. Raises UserError.
+    """
+    register()
+    searchpath = [f"hydra.searchpath=[{','.join(f'file://{Path(d).resolve()}' for d in config_dirs)}]"]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="runner"):
+            return hydra_compose(
+                CONFIG_NAME, [*(searchpath if config_dirs else []), *overrides], return_hydra_config=True
+            )
+    # A bare ValueError is Hydra's answer to an override such as `=3`.
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise composition_error(error) from error
+
+
+def settings(cfg: DictConfig) -> Config:
+    """The typed, checked, frozen settings of a composed configuration. Raises UserError."""
+    cfg = cfg.copy()
+    # Hydra's own node cannot be resolved outside a job, and nothing of it is a setting of the experiment.
+    OmegaConf.set_struct(cfg, False)
+    cfg.pop("hydra", None)
+    OmegaConf.set_readonly(cfg, True)
+    for key in set(map(str, cfg)) - {field.name for field in dataclasses.fields(Config)}:
+        raise _unknown_key(key)
+    try:
+        config = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise composition_error(error) from error
+    assert isinstance(config, Config)
+    return config
+
+
+def sweep_points(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Override lists that between them use every value of every swept setting at least once.
+
+    A sweep's grid can be large; composing each value once, beside the first value of the others, finds every
+    misspelt setting or choice before the first job starts.
+    """
+    parsed = _parse(overrides)
+    swept = [o for o in parsed if o.is_sweep_override()]
+    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    values = {id(o): _values(o) for o in swept}
+    first = {key: choices[0] for key, choices in values.items()}
+    yield fixed + list(first.values())
+    for override in swept:
+        for value in values[id(override)][1:]:
+            yield fixed + [value if key == id(override) else choice for key, choice in first.items()]
+
+
+def _values(override: Override) -> list[str]:
+    key = override.get_key_element()
+    if not override.is_discrete_sweep():  # interval(): only optimizing sweepers take it, and each draws its own
+        return [f"{key}={override.value().start}"]
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise composition_error(error) from error
+
+
+def composition_error(error: Exception) -> UserError:
+    """One sentence for what Hydra and OmegaConf say in several lines, with the nearest valid names."""
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    text = "\n".join(str(e) for e in chain)
+
+    for e in chain:
+        if isinstance(e, UserError):
+            return e
+        if isinstance(e, MissingConfigException) and e.missing_cfg_file:
+            return _unknown_choice(e)
+    if match := re.search(r"Could not override '([^'@]+)", text):
+        return _unknown_key(match.group(1))
+    if match := re.search(r"InterpolationKeyError: .*?'([^']+)'|Interpolation key '([^']+)'", text):
+        return _missing_interpolation(match.group(1) or match.group(2), text)
+    if match := re.search(r"full_key: (\S+)", text):
+        key = match.group(1)
+        what = next(str(e).splitlines()[0] for e in chain if isinstance(e, OmegaConfBaseException))
+        if "not in" in what:
+            return _unknown_key(key)
+        return UserError(f"{key} is wrong: {_plain_words(what)}")
+    return UserError(str(error).strip().splitlines()[0])
+
+
+def _plain_words(what: str) -> str:
+    if match := re.match(r"Missing mandatory value: (\S+)", what):
+        return f"it needs a value ({match.group(1)}=…)"
+    if match := re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
+        kind = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(match.group(2))
+        return f"'{match.group(1)}' is not {kind or match.group(2)}"
+    if match := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", what):
+        return f"'{match.group(1)}' is not one of {match.group(2)}"
+    if "is not Optional" in what:
+        return "it cannot be null"
+    return what
+
+
+def _unknown_choice(error: MissingConfigException) -> UserError:
+    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    options = [option for option in (error.options or []) if option != "schema"]
+    if not group:
+        return UserError(f"there is no configuration named '{choice}'{did_you_mean(choice, options)}")
+    return UserError(f"{group}={choice} is not a choice of the group '{group}'{did_you_mean(choice, options)}")
+
+
+def _unknown_key(key: str) -> UserError:
+    key = key.lstrip("+~")
+    return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys())}")
+
+
+def _missing_interpolation(key: str, text: str) -> UserError:
+    match = re.search(r"full_key: (\S+)", text)
+    return UserError(f"{match.group(1) if match else 'a setting'} refers to '{key}', which has no value: add it")
+
+
+def known_keys() -> list[str]:
+    """Every setting of the default composition as a dotted path, and every group."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="runner"):
+        cfg = hydra_compose(CONFIG_NAME)
+    keys: list[str] = []
+
+    def walk(node: DictConfig, prefix: str) -> None:
+        for key in node:
+            keys.append(f"{prefix}{key}")
+            child = node._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none():
+                walk(child, f"{prefix}{key}.")
+
+    walk(cfg, "")
+    return keys + [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir()]

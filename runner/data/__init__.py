@@ -1,0 +1,1 @@
+"""Order, storage and loading of samples."""

@@ -1,0 +1,49 @@
+"""Tokenised data on disk, made once for each content and found again by every later run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UserError
+
+#: Raised whenever the layout of cached folders changes, so that old ones are not read as new ones.
+LAYOUT_VERSION = 1
+
+
+class Cache:
+    """A folder of entries, each named by the hash of everything that its content depends on."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser().resolve()
+
+    def get(self, key: dict[str, Any], build: Callable[[Path], None]) -> Path:
+        """The entry for `key` (JSON data); `build` writes it into an empty folder if it is not there yet.
+
+        An entry appears by one rename, so runs that build the same one at the same time do not disturb each other.
+        """
+        text = json.dumps({"layout": LAYOUT_VERSION, **key}, sort_keys=True)
+        entry = self.root / hashlib.sha256(text.encode()).hexdigest()[:24]
+        if entry.is_dir():
+            return entry
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cache_dir={self.root} cannot be made: {error.strerror}; set another cache_dir") from error
+        draft = Path(tempfile.mkdtemp(dir=self.root, prefix=".draft-"))
+        try:
+            build(draft)
+            (draft / "key.json").write_text(text)
+            os.replace(draft, entry)
+        except OSError:
+            if not entry.is_dir():  # otherwise another run was faster, and its entry is as good
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return entry

@@ -1,0 +1,104 @@
+"""Which samples form each global batch, and which of them each worker's micro-batches hold.
+
+Global batches are cut first, from one seeded permutation per epoch, and only then dealt to workers and micro-batches.
+So the content of global batch `t` is the same for every world size, accumulation and resume point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from runner.plan import Plan, epoch_steps
+from runner.plan.steps import Step
+
+
+def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of sample ids in `epoch`; int64 of shape [samples].
+
+    Drawn as torch's DistributedSampler draws it (a CPU generator seeded with seed + epoch), so that without length
+    sorting the two deal alike.
+    """
+    generator = torch.Generator().manual_seed(seed + epoch)
+    return torch.randperm(samples, generator=generator).numpy()
+
+
+def deal(ids: np.ndarray, world_size: int, rank: int) -> np.ndarray:
+    """One worker's share of a global batch: every `world_size`-th id, so shares differ by one sample at most."""
+    return ids[rank::world_size]
+
+
+def cut(share: np.ndarray, accumulation_steps: int) -> list[np.ndarray]:
+    """A worker's share as micro-batches, as even as it goes; fewer of them when samples are short, none for none."""
+    parts = min(accumulation_steps, len(share))
+    return np.array_split(share, parts) if parts else []
+
+
+class DataOrder:
+    """The order of a whole run as one worker sees it, with the position in it as state."""
+
+    def __init__(self, plan: Plan, seed: int, rank: int, lengths: np.ndarray | None) -> None:
+        """`lengths`: tokens per sample, to sort each global batch by; None keeps the permutation's order."""
+        self._plan = plan
+        self._seed = seed
+        self._rank = rank
+        self._lengths = lengths
+        self._permutation: tuple[int, np.ndarray] | None = None
+        self.epoch = 0
+        self.t = 0
+
+    def epoch_permutation(self, epoch: int) -> np.ndarray:
+        if self._permutation is None or self._permutation[0] != epoch:
+            self._permutation = (epoch, permutation(self._plan.samples_per_epoch, self._seed, epoch))
+        return self._permutation[1]
+
+    def steps(self) -> list[Step]:
+        """All steps of an epoch, in order."""
+        plan = self._plan
+        return list(epoch_steps(plan.samples_per_epoch, plan.global_batch, plan.drop_last))
+
+    def global_batch(self, epoch: int, step: Step) -> np.ndarray:
+        """Sample ids of a global batch, in the order in which they are dealt."""
+        ids = self.epoch_permutation(epoch)[step.start : step.stop]
+        if self._lengths is None:
+            return ids
+        return ids[np.argsort(self._lengths[ids], kind="stable")]
+
+    def micro_batches(self, epoch: int, step: Step) -> list[np.ndarray]:
+        """This worker's micro-batches of a global batch; an empty list when there is no sample left for it."""
+        share = deal(self.global_batch(epoch, step), self._plan.world_size, self._rank)
+        return cut(share, self._plan.accumulation_steps)
+
+    def advance(self) -> None:
+        """Move on to the next global batch, over the end of an epoch."""
+        self.t += 1
+        if self.t == self._plan.steps_per_epoch:
+            self.epoch, self.t = self.epoch + 1, 0
+
+    def _identity(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "seed": self._seed,
+            "samples_per_epoch": plan.samples_per_epoch,
+            "global_batch": plan.global_batch,
+            "drop_last": plan.drop_last,
+            "length_sorted": self._lengths is not None,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "t": self.t, "identity": self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["identity"] != self._identity():
+            raise ValueError(f"the saved data order is of {state['identity']}, this run's is of {self._identity()}")
+        self.epoch, self.t = state["epoch"], state["t"]
+
+
+def flatten(steps: list[list[np.ndarray]], filler_id: int) -> Iterator[list[int]]:
+    """The id lists that a loader has to fetch for these steps; a step without samples fetches one filler row."""
+    for micro_batches in steps:
+        for ids in micro_batches or [np.array([filler_id])]:
+            yield ids.tolist()

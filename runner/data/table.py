@@ -1,0 +1,60 @@
+"""Tokenised rows as flat, memory-mapped arrays.
+
+A column of token ids is one long array of values and one of offsets, so that any number of workers read the same pages
+and a row costs two index look-ups. The files are plain `.npy` without pickled objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write columns of whole numbers, or of lists of whole numbers, into a new `folder`."""
+    folder.mkdir(parents=True)
+    for name, values in columns.items():
+        if len(values) and isinstance(values[0], (list, tuple, np.ndarray)):
+            offsets = np.zeros(len(values) + 1, dtype=np.int64)
+            np.cumsum([len(row) for row in values], out=offsets[1:])
+            flat = np.fromiter((item for row in values for item in row), dtype=np.int32, count=int(offsets[-1]))
+            np.save(folder / f"{name}.npy", flat)
+            np.save(folder / f"{name}.offsets.npy", offsets)
+        else:
+            np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.int64))
+
+
+class Table:
+    """A folder written by `write_table`, memory-mapped. `table[[3, 5]]` gives the columns of these rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = sorted(path.name.removesuffix(".npy") for path in folder.glob("*.npy"))
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
+        self._values = {name: array for name, array in arrays.items() if not name.endswith(".offsets")}
+        self._offsets = {
+            name.removesuffix(".offsets"): array for name, array in arrays.items() if name.endswith(".offsets")
+        }
+        self._length = len(self.column("length"))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of single numbers, int64 of shape [rows]."""
+        return self._values[name]
+
+    def __getitem__(self, rows: Sequence[int]) -> dict[str, Any]:
+        return {name: self._take(name, rows) for name in self._values}
+
+    # The name that torch's DataLoader calls with a whole batch of indices.
+    __getitems__ = __getitem__
+
+    def _take(self, name: str, rows: Sequence[int]) -> Any:
+        values, offsets = self._values[name], self._offsets.get(name)
+        if offsets is None:
+            return values[np.asarray(rows, dtype=np.int64)]
+        return [values[offsets[row] : offsets[row + 1]] for row in rows]

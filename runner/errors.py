@@ -1,0 +1,35 @@
+"""What a user can get wrong, said in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in what the user asked for.
+
+    The message is one sentence that names the setting, its value and the mend. The command line prints it without
+    a traceback and exits with 2; a sweep marks the job as failed and goes on.
+    """
+
+
+def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
+    """The up to `count` choices that read most like `word`, best first."""
+    choices = list(dict.fromkeys(choices))
+    close = difflib.get_close_matches(word, choices, n=count, cutoff=0.5)
+    # A right last part under a wrong path (`lr` for `optimizer.lr`) is the commonest slip of all.
+    tail = word.rsplit(".", 1)[-1]
+    same_tail = [choice for choice in choices if choice.rsplit(".", 1)[-1] == tail and choice not in close]
+    return (same_tail + close)[:count]
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A clause such as `; did you mean 'optimizer.lr'?`, or the whole list when nothing is near and it is short."""
+    choices = list(dict.fromkeys(choices))
+    close = nearest(word, choices)
+    if close:
+        return "; did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
+    if choices and len(choices) <= 16:
+        return "; there are: " + ", ".join(sorted(choices))
+    return ""

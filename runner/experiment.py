@@ -1,0 +1,119 @@
+"""From settings to everything that is known before a worker starts. Makes no folder and trains nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+from runner.certificate import Certificate, Setup, certify, dropout_streams
+from runner.errors import UserError, did_you_mean
+from runner.placement import Placement, check_device_serves, place
+from runner.plan import Plan, make_plan
+from runner.recipe import DataFacts, Recipe, build_recipe
+from runner.schema import BatchMode, Config, PrecisionName
+from runner.world import external_world_size
+
+
+@dataclass(frozen=True)
+class Experiment:
+    config: Config
+    recipe: Recipe
+    facts: DataFacts
+    placement: Placement
+    plan: Plan
+    certificate: Certificate
+
+    @property
+    def setup_name(self) -> str:
+        """The setup in a few words: `cpu4 · k=4 · bf16 · s1`. What is as usual is left out."""
+        plan = self.plan
+        parts = [self.placement.label]
+        if plan.accumulation_steps > 1:
+            parts.append(f"acc={plan.accumulation_steps}")
+        if plan.k > 1:
+            parts.append(f"k={plan.k}")
+        if self.config.precision.name is not PrecisionName.fp32:
+            parts.append(self.config.precision.name.name)
+        return " · ".join([*parts, f"s{self.config.seed}"])
+
+
+def prepare(config: Config) -> Experiment:
+    """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+    recipe = build_recipe(config.recipe, config.trusted_packages)
+    placement = place(config.device, external_world_size())
+    check_device_serves(config, placement)
+    facts = _facts(json.dumps(config.recipe, sort_keys=True), tuple(config.trusted_packages))
+    recipe.check_model()
+    metric = config.evaluation.metric
+    if metric not in recipe.metric_names:
+        raise UserError(
+            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
+            f"{did_you_mean(metric, recipe.metric_names)}"
+        )
+    plan = plan_for(config, facts.train_samples, placement.workers)
+    if config.evaluation.every_steps is not None and config.evaluation.every_steps % plan.k:
+        below = config.evaluation.every_steps // plan.k * plan.k
+        raise UserError(
+            f"evaluation.every_steps={config.evaluation.every_steps} is no multiple of sync.k={plan.k}, and replicas are "
+            f"equal only right after a synchronisation: the nearest that are: {below or plan.k} and {below + plan.k}"
+        )
+    return Experiment(config, recipe, facts, placement, plan, _certificate(config, placement, plan))
+
+
+@lru_cache(maxsize=8)
+def _facts(recipe: str, trusted_packages: tuple[str, ...]) -> DataFacts:
+    # The preflight and the job ask for the same facts, and so do all jobs of a sweep: read the data once.
+    return build_recipe(json.loads(recipe), trusted_packages).facts()
+
+
+def plan_for(config: Config, samples: int, workers: int) -> Plan:
+    """The plan of a configuration on `workers` workers."""
+    return make_plan(
+        samples_per_epoch=samples,
+        world_size=workers,
+        global_batch=config.batch.global_batch,
+        micro_batch=config.batch.micro_batch,
+        accumulation_steps=config.accumulation.steps,
+        max_micro_batch=config.accumulation.max_micro_batch,
+        drop_last=config.batch.drop_last,
+        k=config.sync.k,
+        base_lr=config.optimizer.lr,
+        scaling_rule=config.scaling.rule.name,
+        scaling_batch=config.scaling.batch.name,
+        reference_batch=config.scaling.reference_batch,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+        warmup_share=config.schedule.warmup_share,
+    )
+
+
+def baseline_plan(config: Config, plan: Plan) -> Plan:
+    """One worker, no accumulation, every step synchronous; the global batch held, or the micro-batch per device."""
+    per_device = config.batch.mode is BatchMode.per_device
+    return make_plan(
+        samples_per_epoch=plan.samples_per_epoch,
+        world_size=1,
+        global_batch=None if per_device else plan.global_batch,
+        micro_batch=plan.micro_batch if per_device else None,
+        accumulation_steps=1,
+        max_micro_batch=None,
+        drop_last=plan.drop_last,
+        k=1,
+        base_lr=plan.base_lr,
+        scaling_rule=config.scaling.rule.name,
+        scaling_batch=config.scaling.batch.name,
+        reference_batch=plan.reference_batch,
+        epochs=plan.epochs,
+        # A run cut short by steps is compared at the samples that those steps have seen, where batches are equal.
+        max_steps=config.max_steps,
+        warmup_share=config.schedule.warmup_share,
+    )
+
+
+def _certificate(config: Config, placement: Placement, plan: Plan) -> Certificate:
+    baseline = baseline_plan(config, plan)
+    return certify(
+        Setup(plan, config.precision.name.name, placement.rehearsed, dropout_streams(plan)),
+        Setup(baseline, "fp32", False, dropout_streams(baseline)),
+    )

@@ -1,0 +1,180 @@
+"""One run from its composed configuration to its finished folder, as the parent process sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.markup import escape
+
+from runner.compose import settings
+from runner.errors import UserError
+from runner.experiment import Experiment, prepare
+from runner.launch import WorkerFailed, launch
+from runner.plan.table import certificate_table, plan_tables
+from runner.schema import to_plain
+from runner.torchrun import current_world, run_joined
+from runner.tracking.secrets import without_credentials
+from runner.tracking.tracker import Tracker, build_tracker
+from runner.watch import Watch
+from runner.worker import Job
+
+FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
+
+
+@dataclass
+class Sweep:
+    """What the jobs of one command came to; a single run is a sweep of one. `started_at`: of the command."""
+
+    started_at: float
+    finished: int = 0
+    failures: list[tuple[str, Exception]] = field(default_factory=list)
+
+    def report(self) -> int:
+        """Say which jobs failed, if any; the exit code of the command."""
+        if not self.failures:
+            return 0
+        total = self.finished + len(self.failures)
+        if total > 1:
+            console = Console(stderr=True, highlight=False, soft_wrap=True)
+            console.print(f"[bold]{self.finished} of {total} jobs finished[/]; failed:")
+            for name, error in self.failures:
+                console.print(f"  {escape(name)}: {escape(_first_line(error))}")
+        return 2 if all(isinstance(error, UserError) for _, error in self.failures) else 1
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # A worker's traceback ends with the sentence that matters.
+    return lines[-1] if isinstance(error, WorkerFailed) else lines[0]
+
+
+def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
+    """Run one job; its objective. An error is printed here, kept in `sweep`, and raised for Hydra to mark the job."""
+    hydra = HydraConfig.get()
+    is_sweep = hydra.mode == RunMode.MULTIRUN
+    name = f"job {hydra.job.num} ({hydra.job.override_dirname})" if is_sweep else "run"
+    console = Console(highlight=False)
+    if is_sweep:
+        console.rule(escape(name))
+    started_at = time.time() if sweep.finished or sweep.failures else sweep.started_at
+    try:
+        summary = _run(cfg, Path(hydra.runtime.output_dir), started_at, console)
+    except Exception as error:
+        sweep.failures.append((name, error))
+        if isinstance(error, (UserError, WorkerFailed)):
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
+        else:
+            Console(stderr=True).print_exception()
+        raise
+    sweep.finished += 1
+    objective: float | None = summary["eval"].get(cfg.evaluation.metric)
+    return objective
+
+
+def _run(cfg: DictConfig, folder: Path, started_at: float, console: Console) -> dict[str, Any]:
+    config = settings(cfg)
+    experiment = prepare(config)
+    _write_plan(experiment, folder)
+    _announce(experiment, console)
+    job = Job(
+        config=config,
+        plan=experiment.plan,
+        facts=experiment.facts,
+        folder=folder.resolve(),
+        device_type=experiment.placement.device_type,
+        threads=experiment.placement.threads_per_worker,
+        started_at=started_at,
+    )
+    tracker = build_tracker(config.tracking, experiment, folder)
+    status, result = FAILED, {}
+    try:
+        with Watch(folder, experiment, tracker, console):
+            result = _train(job, experiment)
+        status = FINISHED
+    except KeyboardInterrupt:
+        status = KILLED
+        raise
+    finally:
+        summary = _summary(status, experiment, result, started_at, tracker)
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        tracker.finish(status, summary)
+    _report(summary, experiment, folder, tracker, console)
+    return summary
+
+
+def _train(job: Job, experiment: Experiment) -> dict[str, Any]:
+    world = current_world()
+    if world is not None:
+        return run_joined(world, job.as_json())
+    return launch(job.as_json(), experiment.placement.workers)
+
+
+def _write_plan(experiment: Experiment, folder: Path) -> None:
+    plain = without_credentials(to_plain(experiment.config))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
+    (folder / "plan.json").write_text(json.dumps(experiment.plan.as_json(), indent=1))
+    (folder / "certificate.json").write_text(json.dumps(experiment.certificate.as_json(), indent=1))
+
+
+def _announce(experiment: Experiment, console: Console) -> None:
+    if experiment.placement.rehearsed:
+        console.print(
+            f"[bold yellow]Rehearsal:[/] {experiment.placement.label} is not here, so its {experiment.plan.world_size} "
+            "worker(s) run on this machine's CPU: the same plan and semantics, not its speed."
+        )
+    console.print(plan_tables(experiment))
+    console.print(certificate_table(experiment))
+
+
+def _summary(
+    status: str, experiment: Experiment, result: Mapping[str, Any], started_at: float, tracker: Tracker
+) -> dict[str, Any]:
+    """The content of `summary.json`; what training did not get to is null."""
+    numbers = (
+        "optimizer_steps",
+        "samples_seen",
+        "samples_per_s",
+        "first_step_s",
+        "synchronisations",
+        "comm_bytes",
+        "comm_s",
+        "train_loss",
+        "stopped_early",
+        "best",
+    )
+    return {
+        "status": status,
+        "setup": experiment.setup_name,
+        "rehearsed": experiment.placement.rehearsed,
+        "wall_s": time.time() - started_at,
+        **{name: result.get(name) for name in numbers},
+        "eval": result.get("eval", {}),
+        "certificate": experiment.certificate.level,
+        "mlflow_run_id": tracker.run_id,
+    }
+
+
+def _report(
+    summary: Mapping[str, Any], experiment: Experiment, folder: Path, tracker: Tracker, console: Console
+) -> None:
+    metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
+    speed = f"{summary['samples_per_s']:,.0f} samples/s" if summary["samples_per_s"] else "too short to time"
+    console.print()
+    console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}")
+    console.print(
+        f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} samples, {speed}, "
+        f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s"
+    )
+    console.print(f"  folder  {escape(os.path.relpath(folder))}", soft_wrap=True)
+    for line in tracker.how_to_open():
+        console.print(f"  {escape(line)}", soft_wrap=True)

@@ -1,0 +1,115 @@
+"""Start the workers of a job on this machine and wait for them, with torch's elastic launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UserError
+
+#: What every worker imports; the forkserver imports it once, before it is known what will be trained.
+PRELOADED = [
+    "runner.worker",
+    "torchmetrics.functional.classification",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "torch.optim.adamw",
+    "torch.utils.data",
+]
+
+
+class WorkerFailed(Exception):
+    """A worker ended with an error of its own. The message holds its traceback."""
+
+
+def start_forkserver() -> None:
+    """Start the process that workers are forked from, once for all jobs of this command.
+
+    It imports torch and the model code while the parent composes the configuration, so that a worker starts with
+    everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
+    """
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
+def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
+    """Run `runner.worker.run_launched(job)` in `workers` processes; rank 0's result.
+
+    Raises UserError for a mistake that only a worker could find, WorkerFailed for any other error in one, and
+    KeyboardInterrupt when the launch is interrupted.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from runner.worker import run_launched
+
+    _quiet_elastic()
+    with tempfile.TemporaryDirectory(prefix="runner-") as meeting, _loopback_only():
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=workers,
+            run_id=uuid.uuid4().hex,
+            # Workers of one machine meet in files: nothing listens on the network.
+            rdzv_backend="c10d",
+            rdzv_endpoint=str(Path(meeting) / "rendezvous"),
+            rdzv_configs={"store_type": "file"},
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.05,
+            start_method="forkserver",
+        )
+        try:
+            results = elastic_launch(config, run_launched)(job, str(Path(meeting) / "workers"))
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from error
+            raise
+        except ChildFailedError as error:
+            raise _failure(error) from None
+    result: dict[str, Any] = results[0]
+    return result
+
+
+def _failure(error: Any) -> Exception:
+    rank, failure = error.get_first_failure()
+    if failure.exitcode == 128 + signal.SIGINT:
+        return KeyboardInterrupt()
+    message = failure.message
+    kind, _, text = (message.get("message") if isinstance(message, dict) else str(message)).partition(": ")
+    if kind == UserError.__name__:
+        return UserError(text)
+    trace = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
+    ending = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    return WorkerFailed(f"worker {rank} failed with {ending}\n{trace or message}")
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Keep gloo and the launcher off the network while workers of one machine are started."""
+    ours = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update({name: value for name, value in ours.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def _quiet_elastic() -> None:
+    # Its reports span a screen and name internals; `_failure` says the same in a few lines.
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,0 +1,250 @@
+"""The training loop of one worker."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from runner.backends import Backend
+from runner.best import Best
+from runner.data.loader import batches
+from runner.data.order import DataOrder, flatten
+from runner.evaluate import evaluate
+from runner.ledger import Ledger
+from runner.meter import Meter
+from runner.optim import LearningRate, build_optimizer
+from runner.plan import Plan
+from runner.plan.steps import Step
+from runner.precision import Precision
+from runner.recipe import Batch, Prepared, Recipe, filler, label_counts
+from runner.schema import Config, LedgerMode
+from runner.sync import SyncPolicy
+
+#: Receives (optimizer step, metrics); called on rank 0 only.
+Log = Callable[[int, dict[str, float]], None]
+
+
+class LedgerError(AssertionError):
+    """The samples trained on are not the samples planned."""
+
+
+class Loop:
+    """Trains one replica. All workers run the same loop in step; what differs is in the order and the backend."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        recipe: Recipe,
+        prepared: Prepared,
+        model: nn.Module,
+        policy: SyncPolicy,
+        backend: Backend,
+        precision: Precision,
+        log: Log,
+    ) -> None:
+        """`model`: already on the device, compiled if asked for; `policy`: built around it."""
+        self.config, self.plan, self.recipe, self.prepared = config, plan, recipe, prepared
+        self.model, self.policy, self.backend, self.precision = model, policy, backend, precision
+        self._log = log
+        self.optimizer = build_optimizer(config.optimizer, model, plan.lr)
+        self.scaler = precision.scaler()
+        self.learning_rate = LearningRate(plan, config.schedule)
+        lengths = np.asarray(prepared.train.column("length")) if config.batch.length_sorted else None
+        self.order = DataOrder(plan, config.seed, backend.rank, lengths)
+        self.ledger = Ledger()
+        self.meter = Meter(backend)
+        self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
+        self.optimizer_step = 0
+        self.stopped_early = False
+        self.eval_metrics: dict[str, float] = {}
+        self.first_step_at: float | None = None
+        self._counts = label_counts(prepared.train)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._synchronised = True
+        self._evaluation_due = False
+        self._evaluated_at: int | None = None
+
+    def train(self, until: int | None = None) -> None:
+        """Train up to optimizer step `until` (default: the plan's end), or until patience runs out."""
+        end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
+        self.model.train()
+        while self.optimizer_step < end and not self.stopped_early:
+            epoch = self.order.epoch
+            for step, ids, micro_batches in self._epoch_work(end - self.optimizer_step):
+                self._train_step(step, ids, micro_batches)
+                self.order.advance()
+                self._after_step()
+                if self.stopped_early:
+                    break
+            if self.order.epoch != epoch:
+                self._close_epoch(epoch, self.plan.steps_per_epoch)
+
+    def finish(self) -> None:
+        """Make all replicas equal, evaluate them, and close the books."""
+        self.policy.finish()
+        self._flush()
+        if self._evaluated_at != self.optimizer_step:
+            self._evaluate()
+        if self.order.t:
+            self._close_epoch(self.order.epoch, self.order.t)
+
+    def _epoch_work(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[Batch]]]:
+        """The current epoch from the current position on: each step with its micro-batches' ids and tensors."""
+        epoch = self.order.epoch
+        steps = self.order.steps()[self.order.t :][:limit]
+        ids = [self.order.micro_batches(epoch, step) for step in steps]
+        filler_id = int(np.argmin(self.prepared.train.column("length")))
+        loader = batches(
+            self.prepared.train,
+            list(flatten(ids, filler_id)),
+            self.recipe,
+            self.prepared,
+            pin_memory=self.backend.device.type == "cuda",
+        )
+        for step, own in zip(steps, ids, strict=True):
+            tensors = itertools.islice(loader, max(len(own), 1))
+            yield step, own, tensors if own else map(filler, tensors)
+
+    def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[Batch]) -> None:
+        """One optimizer step: this worker's share of one global batch."""
+        epoch, policy = self.order.epoch, self.policy
+        samples_seen = self.plan.samples_before(self.optimizer_step)
+        lr = self.learning_rate.apply(self.optimizer, samples_seen)
+        share = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
+        local_count = int(self._counts[share].sum())
+        global_count = int(self._counts[self.order.epoch_permutation(epoch)[step.start : step.stop]].sum())
+        divisor = policy.loss_divisor(local_count, global_count)
+        step_loss = torch.zeros((), device=self.backend.device)
+        step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
+        skipped = False
+
+        batches_left = max(len(ids), 1)
+        for batch in micro_batches:
+            batches_left -= 1
+            on_device = {name: tensor.to(self.backend.device, non_blocking=True) for name, tensor in batch.items()}
+            with policy.backward_pass(last=batches_left == 0):
+                with self.precision.autocast():
+                    loss_sum, count = self.recipe.loss(policy.forward_model, on_device)
+                self.scaler.scale(loss_sum / divisor).backward()
+            step_loss += loss_sum.detach()
+            step_count += count
+        if policy.takes_part(local_count):
+            skipped = self._optimizer_step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        self.ledger.record(step.t, share, skipped)
+        self._check_count(step_count, local_count)
+        synchronised = policy.after_step(self.optimizer_step, local_count, global_count)
+        self.optimizer_step += 1
+        if synchronised and self.scaler.is_enabled():
+            self.scaler.update(policy.agree_on_scale(self.scaler.get_scale()))
+        seen = samples_seen + step.samples
+        self.meter.add(self.optimizer_step, step_loss, global_count, lr, step.samples, seen)
+        self._synchronised = synchronised
+
+    def _optimizer_step(self) -> bool:
+        """Clip, step and move the loss scale; True if the fp16 scaler skipped the step."""
+        if self.config.optimizer.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.is_enabled() and self.scaler.get_scale() < scale
+
+    def _check_count(self, counted: torch.Tensor, planned: int) -> None:
+        # On a CPU the comparison is free; on an accelerator it would make the host wait, so it is done in tests only.
+        if self.backend.device.type == "cpu":
+            assert int(counted) == planned, f"the recipe counted {int(counted)} loss terms, the table has {planned}"
+
+    def _after_step(self) -> None:
+        """What follows an optimizer step besides training: logging, evaluation, stopping."""
+        if self.first_step_at is None:
+            self._flush()
+            self.first_step_at = time.time()
+        elif self._synchronised and self.meter.full:
+            self._flush()
+        every = self.config.evaluation.every_steps
+        if self.order.t == 0 if every is None else self.optimizer_step % every == 0:
+            self._evaluation_due = True
+        if self._evaluation_due and self._synchronised:
+            self._flush()
+            self._evaluate()
+            self.stopped_early = self.best.exhausted
+
+    def _flush(self) -> None:
+        records = self.meter.reduce()
+        if self.backend.rank != 0 or not records:
+            return
+        for record in records:
+            self._log(
+                record.step,
+                {"train/loss": record.loss, "train/lr": record.lr, "train/samples_seen": record.samples_seen},
+            )
+        stats = self.policy.stats()
+        speed = {"train/samples_per_s": self.meter.samples_per_s} if self.meter.samples_per_s else {}
+        self._log(records[-1].step, {**speed, "comm/bytes": stats.bytes, "comm/seconds": stats.seconds})
+
+    def _evaluate(self) -> None:
+        self.meter.pause()
+        self.eval_metrics = evaluate(
+            self.recipe, self.prepared, self.model, self.backend, self.precision, self.config.evaluation.micro_batch
+        )
+        self._evaluation_due = False
+        self._evaluated_at = self.optimizer_step
+        self.best.update(self.optimizer_step, self.eval_metrics, self.model)
+        if self.backend.rank == 0:
+            self._log(self.optimizer_step, {f"eval/{name}": value for name, value in self.eval_metrics.items()})
+        self.meter.resume()
+
+    def _close_epoch(self, epoch: int, steps_done: int) -> None:
+        record = self.ledger.close_epoch(epoch, steps_done, self.order, self.backend)
+        if not record.sound and self.config.ledger is LedgerMode.fail:
+            raise LedgerError(
+                f"epoch {epoch}: of {record.expected} planned samples {record.missing} were missing and "
+                f"{record.duplicated} came twice (ledger=warn goes on all the same)"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a worker needs to go on as if it had not stopped. A collective."""
+        self._flush()
+        cuda = self.backend.device.type == "cuda"
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "learning_rate": self.learning_rate.state_dict(),
+            "order": self.order.state_dict(),
+            "policy": self.policy.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "meter": self.meter.state_dict(),
+            "best": self.best.state_dict(),
+            "optimizer_step": self.optimizer_step,
+            "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
+            "random": {
+                "python": random.getstate(),
+                "numpy": np.random.get_state(),
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(self.backend.device) if cuda else None,
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("model", "optimizer", "scaler", "learning_rate", "order", "policy", "ledger", "meter", "best"):
+            getattr(self, name).load_state_dict(state[name])
+        self.optimizer_step = state["optimizer_step"]
+        self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
+        random.setstate(state["random"]["python"])
+        np.random.set_state(state["random"]["numpy"])
+        torch.set_rng_state(state["random"]["torch"])
+        if state["random"]["cuda"] is not None:
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.backend.device)

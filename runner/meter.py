@@ -1,0 +1,103 @@
+"""Losses and speed of training, reduced over workers about once a second."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runner.backends import Backend
+
+#: Seconds between two reductions that the meter aims at: often enough to watch, too rare to slow training down.
+TARGET_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step over all workers. `loss`: mean over the global batch's loss terms."""
+
+    step: int
+    loss: float
+    lr: float
+    samples_seen: int
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    loss_sum: Tensor
+    count: int
+    lr: float
+    samples: int
+    samples_seen: int
+
+
+class Meter:
+    """Collects each step's loss on the device and reduces a whole stretch of steps by one small collective.
+
+    Reading a loss makes the host wait for the device, and summing it over workers makes the workers wait for each
+    other; both are paid once a stretch. The length of a stretch follows from rank 0's clock, which travels with the
+    losses, so that all workers choose the same one.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._pending: list[_Pending] = []
+        self._stretch = 1
+        self._mark: float | None = None
+        self.loss_total = 0.0
+        self.count_total = 0
+        self.timed_samples = 0
+        self.timed_seconds = 0.0
+        self.samples_per_s = 0.0
+
+    def add(
+        self, step: int, loss_sum: Tensor, global_count: int, lr: float, samples: int, samples_seen: int
+    ) -> None:
+        """Note a step (counted from 1): this worker's loss sum, and the global batch's loss terms and samples."""
+        self._pending.append(_Pending(step, loss_sum, global_count, lr, samples, samples_seen))
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) >= self._stretch
+
+    def pause(self) -> None:
+        """Take the time since the last reduction out of the speed; the clock starts again with `resume`."""
+        self._mark = None
+
+    def resume(self) -> None:
+        self._mark = time.perf_counter()
+
+    def reduce(self) -> list[StepRecord]:
+        """The steps since the last reduction, over all workers. A collective."""
+        if not self._pending:
+            return []
+        pending, self._pending = self._pending, []
+        self._backend.synchronize()
+        now = time.perf_counter()
+        elapsed = now - self._mark if self._mark is not None and self._backend.rank == 0 else 0.0
+        self._mark = now
+        sums = torch.stack([p.loss_sum.double() for p in pending])
+        clock = torch.tensor([elapsed], dtype=torch.float64, device=sums.device)
+        *losses, seconds = self._backend.all_reduce(torch.cat([sums, clock])).tolist()
+        if seconds > 0:
+            samples = sum(p.samples for p in pending)
+            self.timed_samples += samples
+            self.timed_seconds += seconds
+            self.samples_per_s = samples / seconds
+            self._stretch = max(1, min(100, round(TARGET_SECONDS * len(pending) / seconds)))
+        self.loss_total += sum(losses)
+        self.count_total += sum(p.count for p in pending)
+        return [
+            StepRecord(p.step, loss / max(p.count, 1), p.lr, p.samples_seen)
+            for p, loss in zip(pending, losses, strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, float]:
+        assert not self._pending, "reduce first: pending losses are not part of the state"
+        return {"loss_total": self.loss_total, "count_total": self.count_total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.loss_total, self.count_total = state["loss_total"], int(state["count_total"])

@@ -1,0 +1,83 @@
+"""Which device the workers really run on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from runner.errors import UserError
+from runner.schema import Config, Device, DeviceKind, PrecisionName, Rehearse
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`label`: the setup's device as one says it (`tpu8`). `device_type`: torch's name of where it runs."""
+
+    label: str
+    kind: str
+    device_type: str
+    workers: int
+    rehearsed: bool
+
+    @property
+    def threads_per_worker(self) -> int:
+        """CPU threads for one of the workers of this machine."""
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", self.workers))
+        return max(1, available_cores() // local)
+
+
+def available_cores() -> int:
+    """The cores that this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def place(device: Device, world_size: int | None) -> Placement:
+    """Decide where a device setup runs. `world_size`: of a world that torchrun started, None otherwise.
+
+    Raises UserError for a world of another size, and for a device that is not there and may not be rehearsed.
+    """
+    gpus = torch.cuda.device_count()
+    kind = device.kind
+    if kind is DeviceKind.auto:
+        kind = DeviceKind.gpu if gpus else DeviceKind.cpu
+    workers = device.workers or world_size or (gpus if kind is DeviceKind.gpu else 1) or 1
+    if world_size is not None and world_size != workers:
+        raise UserError(
+            f"device.workers={workers} does not match the {world_size} processes that were started: "
+            f"set device.workers={world_size}, or start {workers}"
+        )
+    local = workers if world_size is None else int(os.environ.get("LOCAL_WORLD_SIZE", workers))
+    missing = _missing(kind, local, gpus)
+    if missing and device.rehearse is Rehearse.never:
+        raise UserError(
+            f"device.kind={kind.name} with {workers} worker(s) cannot run here: {missing}; "
+            f"choose device=cpu, or device.rehearse=auto to rehearse it on the CPU"
+        )
+    label = kind.name if workers == 1 else f"{kind.name}{workers}"
+    on_gpu = kind is DeviceKind.gpu and not missing
+    return Placement(label, kind.name, "cuda" if on_gpu else "cpu", workers, rehearsed=bool(missing))
+
+
+def _missing(kind: DeviceKind, local_workers: int, gpus: int) -> str:
+    if kind is DeviceKind.gpu and gpus < local_workers:
+        return f"this machine has {gpus} CUDA device(s)"
+    if kind is DeviceKind.tpu:
+        return "this build has no TPU backend yet"
+    return ""
+
+
+def check_device_serves(config: Config, placement: Placement) -> None:
+    """Refuse settings that the device cannot serve. Raises UserError."""
+    name = config.precision.name
+    if name is PrecisionName.tf32:
+        if placement.device_type != "cuda":
+            where = f"{placement.label} rehearsed on a CPU" if placement.rehearsed else placement.label
+            raise UserError(f"precision=tf32 exists on NVIDIA GPUs only, not on {where}: use precision=fp32 or bf16")
+        if torch.cuda.get_device_capability()[0] < 8:
+            raise UserError("precision=tf32 needs a GPU of compute capability 8.0 or newer: use precision=fp32 or fp16")
+    if placement.kind == "tpu" and name in (PrecisionName.fp16, PrecisionName.fp64):
+        raise UserError(f"precision={name.name} is not served by TPUs: use precision=bf16 or fp32")
+    if config.compile and placement.kind == "tpu":
+        raise UserError("compile=true is not for TPUs, whose programs are compiled anyway: leave compile=false")

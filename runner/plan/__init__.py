@@ -1,0 +1,18 @@
+"""What a setup comes to: batch sizes, learning rate, steps. Pure arithmetic; imports neither torch nor Hydra."""
+
+from runner.plan.batch import BatchSizes, batch_sizes, equivalent_micro_batches
+from runner.plan.learning_rate import lr_factor
+from runner.plan.plan import Plan, make_plan
+from runner.plan.steps import Step, epoch_steps, total_steps
+
+__all__ = [
+    "BatchSizes",
+    "Plan",
+    "Step",
+    "batch_sizes",
+    "epoch_steps",
+    "equivalent_micro_batches",
+    "lr_factor",
+    "make_plan",
+    "total_steps",
+]

@@ -1,0 +1,87 @@
+"""The batch sizes of a setup, in samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How one global batch is cut: `global_batch = micro_batch × accumulation_steps × world_size`."""
+
+    micro_batch: int
+    accumulation_steps: int
+    world_size: int
+
+    @property
+    def replica_batch(self) -> int:
+        return self.micro_batch * self.accumulation_steps
+
+    @property
+    def global_batch(self) -> int:
+        return self.replica_batch * self.world_size
+
+
+def batch_sizes(
+    *,
+    world_size: int,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+    accumulation_steps: int | None = None,
+    max_micro_batch: int | None = None,
+) -> BatchSizes:
+    """Derive the one size that is not given.
+
+    Exactly one of `global_batch` (held fixed) and `micro_batch` (per device) is given, and exactly one of
+    `accumulation_steps` and `max_micro_batch` (then the fewest steps that keep `micro_batch` within it are taken).
+    Raises UserError when a size does not divide, naming both numbers and the nearest sizes that do.
+    """
+    assert (global_batch is None) != (micro_batch is None)
+    assert (accumulation_steps is None) != (max_micro_batch is None)
+    if micro_batch is not None:
+        if accumulation_steps is None:
+            raise UserError(
+                "accumulation=auto cannot be combined with batch=per_device, where batch.micro_batch is given: "
+                "choose accumulation=fixed or batch=fixed_global"
+            )
+        return BatchSizes(micro_batch, accumulation_steps, world_size)
+
+    assert global_batch is not None
+    if accumulation_steps is None:
+        assert max_micro_batch is not None
+        accumulation_steps = _fewest_steps(_divide(global_batch, world_size, 1), max_micro_batch)
+    return BatchSizes(_divide(global_batch, world_size, accumulation_steps), accumulation_steps, world_size)
+
+
+def _fewest_steps(replica_batch: int, max_micro_batch: int) -> int:
+    # replica_batch itself always qualifies: micro-batches of one sample.
+    return next(
+        steps
+        for steps in range(1, replica_batch + 1)
+        if replica_batch % steps == 0 and replica_batch // steps <= max_micro_batch
+    )
+
+
+def _divide(global_batch: int, world_size: int, accumulation_steps: int) -> int:
+    parts = world_size * accumulation_steps
+    if global_batch < parts:
+        raise UserError(
+            f"batch.global_batch={global_batch} has fewer samples than the {parts} micro-batches of "
+            f"{world_size} worker(s) × accumulation.steps={accumulation_steps}: "
+            f"set batch.global_batch={parts} or more, or fewer workers or steps"
+        )
+    if global_batch % parts:
+        below = global_batch // parts * parts
+        raise UserError(
+            f"batch.global_batch={global_batch} does not divide into {parts} micro-batches of equal size "
+            f"({world_size} worker(s) × accumulation.steps={accumulation_steps}): "
+            f"the nearest sizes that do are {below} and {below + parts}"
+        )
+    return global_batch // parts
+
+
+def equivalent_micro_batches(global_batch: int, workers: tuple[int, ...] = (1, 2, 4, 8)) -> dict[int, int | None]:
+    """Samples per worker and optimizer step that keep `global_batch`, for each world size; None if it does not divide."""
+    return {n: global_batch // n if global_batch % n == 0 else None for n in workers}

@@ -1,0 +1,121 @@
+"""The plan: every derived number of a run in one frozen object."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from runner.errors import UserError
+from runner.plan.batch import batch_sizes
+from runner.plan.learning_rate import lr_factor
+from runner.plan.steps import epoch_length, samples_before, total_steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Batch sizes and sample counts in samples, `k` and step counts in optimizer steps."""
+
+    world_size: int
+    micro_batch: int
+    accumulation_steps: int
+    replica_batch: int
+    global_batch: int
+    k: int
+    sync_window: int
+    reference_batch: int
+    base_lr: float
+    lr_factor: float
+    lr: float
+    samples_per_epoch: int
+    epochs: int
+    total_samples: int
+    optimizer_steps: int
+    warmup_steps: int
+    drop_last: bool
+
+    @property
+    def digest(self) -> str:
+        """A short name for exactly these numbers."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return epoch_length(self.samples_per_epoch, self.global_batch, self.drop_last)
+
+    def samples_before(self, step: int) -> int:
+        """Samples seen by all workers when `step` optimizer steps are done."""
+        return samples_before(step, self.samples_per_epoch, self.global_batch, self.drop_last)
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `plan.json`."""
+        return {**dataclasses.asdict(self), "digest": self.digest}
+
+
+def make_plan(
+    *,
+    samples_per_epoch: int,
+    world_size: int,
+    global_batch: int | None,
+    micro_batch: int | None,
+    accumulation_steps: int | None,
+    max_micro_batch: int | None,
+    drop_last: bool,
+    k: int,
+    base_lr: float,
+    scaling_rule: str,
+    scaling_batch: str,
+    reference_batch: int,
+    epochs: int,
+    max_steps: int | None,
+    warmup_share: float,
+) -> Plan:
+    """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for sizes that cannot be."""
+    sizes = batch_sizes(
+        world_size=world_size,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        accumulation_steps=accumulation_steps,
+        max_micro_batch=max_micro_batch,
+    )
+    parts = sizes.world_size * sizes.accumulation_steps
+    if parts > samples_per_epoch:
+        raise UserError(
+            f"{world_size} worker(s) × accumulation.steps={sizes.accumulation_steps} make {parts} micro-batches, more "
+            f"than the {samples_per_epoch} training samples: use fewer workers or steps"
+        )
+    if drop_last and sizes.global_batch > samples_per_epoch:
+        raise UserError(
+            f"batch.drop_last=true drops everything: batch.global_batch={sizes.global_batch} is more than the "
+            f"{samples_per_epoch} training samples; use batch.drop_last=false or a smaller batch"
+        )
+    steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
+    total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
+    factor = lr_factor(scaling_rule, getattr(sizes, scaling_batch), reference_batch)
+    warmup_steps = sum(
+        1
+        for step in range(steps)
+        if samples_before(step, samples_per_epoch, sizes.global_batch, drop_last) < warmup_share * total_samples
+    )
+    return Plan(
+        world_size=world_size,
+        micro_batch=sizes.micro_batch,
+        accumulation_steps=sizes.accumulation_steps,
+        replica_batch=sizes.replica_batch,
+        global_batch=sizes.global_batch,
+        k=k,
+        sync_window=sizes.global_batch * k,
+        reference_batch=reference_batch,
+        base_lr=base_lr,
+        lr_factor=factor,
+        lr=base_lr * factor,
+        samples_per_epoch=samples_per_epoch,
+        epochs=epochs,
+        total_samples=total_samples,
+        optimizer_steps=steps,
+        warmup_steps=warmup_steps,
+        drop_last=drop_last,
+    )

@@ -1,0 +1,100 @@
+"""The plan and the certificate as tables for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runner.experiment import Experiment
+from runner.plan import equivalent_micro_batches
+from runner.schema import ScalingRule
+
+
+def plan_tables(experiment: Experiment) -> RenderableType:
+    """Batch sizes, learning rate, steps, and the equivalent per-worker batches."""
+    return Group(_plan(experiment), _equivalents(experiment))
+
+
+def _plan(experiment: Experiment) -> Table:
+    plan, config = experiment.plan, experiment.config
+    table = Table(title=f"Plan · {config.recipe['name']} · {experiment.setup_name}", title_justify="left")
+    table.add_column("", style="bold")
+    table.add_column("", justify="right")
+    table.add_column("how it comes about", style="dim")
+    table.add_row(
+        "global batch",
+        f"{plan.global_batch:,}",
+        f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)",
+    )
+    table.add_row("replica batch", f"{plan.replica_batch:,}", "samples behind one worker's optimizer step")
+    table.add_row("micro-batch", f"{plan.micro_batch:,}", "samples of one forward pass of one worker")
+    table.add_row(
+        "sync window",
+        f"{plan.sync_window:,}",
+        "synchronous: every step" if plan.k == 1 else f"samples between two averages, every k = {plan.k} steps",
+    )
+    table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
+    table.add_row(
+        "schedule", config.schedule.name.name, f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps"
+    )
+    table.add_row("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment))
+    table.add_row("samples", f"{plan.total_samples:,}", f"{plan.samples_per_epoch:,} an epoch")
+    table.add_row("precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}")
+    return table
+
+
+def _learning_rate(experiment: Experiment) -> str:
+    plan, scaling = experiment.plan, experiment.config.scaling
+    if scaling.rule is ScalingRule.none:
+        return f"base {plan.base_lr:.4g}, not scaled"
+    batch = getattr(plan, scaling.batch.name)
+    root = "√" if scaling.rule is ScalingRule.sqrt else ""
+    return (
+        f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} = {scaling.rule.name} rule, "
+        f"{root}({batch} / reference {plan.reference_batch})"
+    )
+
+
+def _steps(experiment: Experiment) -> str:
+    plan, limit = experiment.plan, experiment.config.max_steps
+    whole = f"{plan.epochs} epoch(s) of {plan.steps_per_epoch:,}"
+    return f"{whole}, ended by max_steps={limit}" if limit == plan.optimizer_steps else whole
+
+
+def _equivalents(experiment: Experiment) -> Table:
+    plan = experiment.plan
+    workers = (1, 2, 4, 8)
+    table = Table(title="Equivalent batches: samples per worker and step", title_justify="left")
+    table.add_column("global batch", justify="right")
+    for n in workers:
+        table.add_column(f"{n} worker{'s' if n > 1 else ''}", justify="right")
+    sizes = sorted({plan.global_batch, 256, 128, 64, 32}, reverse=True)
+    for size in sizes:
+        cells = [str(cell) if cell is not None else "–" for cell in equivalent_micro_batches(size, workers).values()]
+        table.add_row(str(size), *cells, style="bold" if size == plan.global_batch else "")
+    return table
+
+
+def certificate_table(experiment: Experiment) -> RenderableType:
+    """What the setup holds equal to one fp32 worker, and what it does not."""
+    certificate = experiment.certificate
+    table = Table(title=f"Certificate: {certificate.level} to one fp32 worker", title_justify="left")
+    table.add_column("differs", style="bold")
+    table.add_column("here", justify="right")
+    table.add_column("baseline", justify="right")
+    table.add_column("what that does", style="dim")
+    for item in certificate.properties:
+        if not item.equal:
+            table.add_row(item.name.replace("_", " "), _cell(item.value), _cell(item.baseline), item.effect)
+    equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
+    line = Text(f"Equal: {equal}.", style="dim")
+    return Group(table, line) if table.row_count else Group(Text(table.title or "", style="italic"), line)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_plan(console: Console, experiment: Experiment) -> None:
+    console.print(plan_tables(experiment))

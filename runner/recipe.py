@@ -1,0 +1,156 @@
+"""The protocol between the core and a recipe, and how a recipe is built from its configuration."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from runner.data.cache import Cache
+from runner.data.table import Table
+from runner.errors import UserError, did_you_mean
+
+#: Targets at this value carry no loss: padding tokens, and every row of a filler batch.
+IGNORED_LABEL = -100
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What is known of the data before anything is tokenised. `digest`: over every text and label, in order."""
+
+    train_samples: int
+    eval_samples: int
+    digest: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tokenised data on disk, memory-mapped by every worker, and what the model must know of them."""
+
+    train: Table
+    eval: Table
+    properties: Mapping[str, Any]
+    folder: Path
+
+    @staticmethod
+    def load(folder: Path) -> Prepared:
+        """Map a cache entry that a recipe's `prepare` made: `train/`, `eval/` and `properties.json`."""
+        properties = json.loads((folder / "properties.json").read_text())
+        return Prepared(Table(folder / "train"), Table(folder / "eval"), properties, folder)
+
+
+class Recipe(Protocol):
+    """What to train. Everything about workers, batches, precision and synchronisation is the core's business.
+
+    Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count` (how
+    many targets of the row carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss).
+    """
+
+    @property
+    def metric_names(self) -> Sequence[str]:
+        """The names that `metrics` will use."""
+        ...
+
+    def facts(self) -> DataFacts:
+        """Read and check the raw data. Called before any folder exists. Raises UserError."""
+        ...
+
+    def check_model(self) -> None:
+        """Refuse a model that cannot be had, without loading it. Raises UserError."""
+        ...
+
+    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
+        """Tokenise, or find the tokenised data in the cache. Called on one worker of each machine."""
+        ...
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        """The model in fp32 on the CPU; new parameters are drawn from torch's global generator."""
+        ...
+
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared) -> Batch:
+        """Rows as padded CPU tensors. Targets are under `labels`, `IGNORED_LABEL` where there is none."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss summed over the targets of the batch (a scalar with a gradient), and how many there were."""
+        ...
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Predictions of shape [rows, ...], the trailing shape being the same for every batch."""
+        ...
+
+    def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
+        """Metrics over the whole evaluation part, predictions in sample order; rates in percent."""
+        ...
+
+    def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
+        """Leave weights and tokenizer in `folder`, loadable by `from_pretrained`."""
+        ...
+
+
+#: The part of a recipe's configuration that states the experiment and is not an argument of its class.
+EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
+
+
+def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> Recipe:
+    """Build the recipe that a plain configuration describes.
+
+    `_target_` may appear at any depth, and is resolved only inside `trusted_packages`. Raises UserError.
+    """
+    arguments = {key: value for key, value in config.items() if key not in EXPERIMENT_KEYS}
+    if "_target_" not in arguments:
+        raise UserError("recipe._target_ is missing: a recipe names the class that implements it")
+    recipe: Recipe = _build(arguments, tuple(trusted_packages), "recipe")
+    return recipe
+
+
+def _build(node: Any, trusted: tuple[str, ...], path: str) -> Any:
+    if isinstance(node, Mapping):
+        built = {key: _build(value, trusted, f"{path}.{key}") for key, value in node.items() if key != "_target_"}
+        return _call(node["_target_"], built, trusted, path) if "_target_" in node else built
+    if isinstance(node, (list, tuple)):
+        return [_build(value, trusted, f"{path}[{i}]") for i, value in enumerate(node)]
+    return node
+
+
+def _call(target: str, arguments: dict[str, Any], trusted: tuple[str, ...], path: str) -> Any:
+    package = str(target).partition(".")[0]
+    if package not in trusted:
+        raise UserError(
+            f"{path}._target_={target} is outside the trusted packages ({', '.join(trusted)}): "
+            f"add '{package}' to trusted_packages if you trust its code"
+        )
+    module_name, _, name = str(target).rpartition(".")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{path}._target_={target} cannot be imported: {error}") from error
+    fields = getattr(factory, "__dataclass_fields__", None)
+    if fields is not None:
+        for key in arguments:
+            if key not in fields:
+                raise UserError(f"there is no setting '{path}.{key}'{did_you_mean(key, fields)}")
+    try:
+        return factory(**arguments)
+    except TypeError as error:
+        raise UserError(f"{path} does not fit {target}: {error}") from error
+
+
+def filler(batch: Batch) -> Batch:
+    """The same batch with no target left: it runs through the model and counts nowhere."""
+    return {**batch, "labels": torch.full_like(batch["labels"], IGNORED_LABEL)}
+
+
+def label_counts(table: Table) -> np.ndarray:
+    """Targets that carry a loss, for each row of `table`; int64 of shape [rows]."""
+    return np.asarray(table.column("label_count"), dtype=np.int64)

@@ -1,0 +1,401 @@
+"""The typed configuration: what can be set, in which unit, and which values are allowed.
+
+The YAML files under `conf/` hold values only; these dataclasses hold types and rules. Hydra merges the YAML and the
+command line onto them, so a wrong type is refused where it is written. A rule that spans several settings is checked
+when the finished objects are built (`__post_init__`); what depends on the data or the machine is checked by the plan.
+
+Enums hold the allowed values: each member's name is what one writes in YAML.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, List, Optional, TypeVar  # noqa: UP035 - OmegaConf 2.3 reads these spellings only
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from runner.errors import UserError
+
+
+class DeviceKind(str, enum.Enum):
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+    tpu = "tpu"
+
+
+class Rehearse(str, enum.Enum):
+    auto = "auto"
+    never = "never"
+
+
+class BatchMode(str, enum.Enum):
+    fixed_global = "fixed_global"
+    per_device = "per_device"
+
+
+class AccumulationMode(str, enum.Enum):
+    fixed = "fixed"
+    auto = "auto"
+
+
+class PrecisionName(str, enum.Enum):
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp64 = "fp64"
+
+
+class SyncPolicyName(str, enum.Enum):
+    periodic = "periodic"
+
+
+class ScalingRule(str, enum.Enum):
+    linear = "linear"
+    sqrt = "sqrt"
+    none = "none"
+
+
+class ScalingBatch(str, enum.Enum):
+    global_batch = "global_batch"
+    replica_batch = "replica_batch"
+
+
+class OptimizerName(str, enum.Enum):
+    adamw = "adamw"
+    sgd = "sgd"
+
+
+class ScheduleName(str, enum.Enum):
+    linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
+
+
+class Goal(str, enum.Enum):
+    max = "max"
+    min = "min"
+
+
+class TrackerName(str, enum.Enum):
+    mlflow = "mlflow"
+    none = "none"
+
+
+class EquivalenceMode(str, enum.Enum):
+    standard = "standard"
+
+
+class LedgerMode(str, enum.Enum):
+    fail = "fail"
+    warn = "warn"
+
+
+def _require(ok: bool, setting: str, value: object, rule: str) -> None:
+    if not ok:
+        raise UserError(f"{setting}={_shown(value)} cannot be: {rule}")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return value.name if isinstance(value, enum.Enum) else str(value)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where the workers run. `workers`: model replicas over all nodes; null takes every local device of the kind."""
+
+    kind: DeviceKind = MISSING
+    workers: Optional[int] = None
+    rehearse: Rehearse = Rehearse.auto
+
+    def __post_init__(self) -> None:
+        _require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch semantics, in samples. `fixed_global` gives `global_batch`, `per_device` gives `micro_batch`."""
+
+    mode: BatchMode = MISSING
+    global_batch: Optional[int] = None
+    micro_batch: Optional[int] = None
+    length_sorted: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        given, derived = (
+            ("global_batch", "micro_batch") if self.mode is BatchMode.fixed_global else ("micro_batch", "global_batch")
+        )
+        size = getattr(self, given)
+        _require(size is not None and size >= 1, f"batch.{given}", size, "it must be at least 1 sample")
+        _require(
+            getattr(self, derived) is None,
+            f"batch.{derived}",
+            getattr(self, derived),
+            f"under batch={self.mode.name} it is derived; set batch.{given}, or choose "
+            f"batch={'per_device' if self.mode is BatchMode.fixed_global else 'fixed_global'}",
+        )
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """Micro-batches per optimizer step of one worker: given (`fixed`), or the fewest that fit (`auto`)."""
+
+    mode: AccumulationMode = MISSING
+    steps: Optional[int] = None
+    max_micro_batch: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        fixed = self.mode is AccumulationMode.fixed
+        given, other = ("steps", "max_micro_batch") if fixed else ("max_micro_batch", "steps")
+        value = getattr(self, given)
+        _require(value is not None and value >= 1, f"accumulation.{given}", value, "it must be at least 1")
+        _require(
+            getattr(self, other) is None,
+            f"accumulation.{other}",
+            getattr(self, other),
+            f"accumulation={self.mode.name} takes accumulation.{given} only; "
+            f"choose accumulation={'auto' if fixed else 'fixed'} for it",
+        )
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Arithmetic of forward and backward; weights and optimizer stay in fp32 (fp64 under fp64)."""
+
+    name: PrecisionName = MISSING
+
+
+@dataclass(frozen=True)
+class Sync:
+    """When and how replicas are brought together. `k`: optimizer steps between two synchronisations."""
+
+    policy: SyncPolicyName = MISSING
+    k: int = MISSING
+
+    def __post_init__(self) -> None:
+        _require(self.k >= 1, "sync.k", self.k, "it must be at least 1 optimizer step (1 = fully synchronous)")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the learning rate follows the batch. `reference_batch`: samples the base learning rate was tuned for."""
+
+    rule: ScalingRule = MISSING
+    batch: ScalingBatch = ScalingBatch.global_batch
+    reference_batch: int = MISSING
+
+    def __post_init__(self) -> None:
+        _require(
+            self.reference_batch >= 1, "scaling.reference_batch", self.reference_batch, "it must be at least 1 sample"
+        )
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The local optimizer. `lr`: base learning rate, before scaling. `clip_norm`: global L2 norm, null for none."""
+
+    name: OptimizerName = MISSING
+    lr: float = MISSING
+    weight_decay: float = 0.0
+    clip_norm: Optional[float] = None
+    betas: Optional[List[float]] = None  # noqa: UP006
+    eps: Optional[float] = None
+    momentum: Optional[float] = None
+    nesterov: Optional[bool] = None
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, "optimizer.lr", self.lr, "it must be above 0")
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "it must not be negative")
+        _require(
+            self.clip_norm is None or self.clip_norm > 0,
+            "optimizer.clip_norm",
+            self.clip_norm,
+            "it must be above 0, or null for no clipping",
+        )
+        adamw = self.name is OptimizerName.adamw
+        for name in ("momentum", "nesterov") if adamw else ("betas", "eps"):
+            value = getattr(self, name)
+            _require(value is None, f"optimizer.{name}", value, f"optimizer={self.name.name} has no such setting")
+        for name in ("betas", "eps") if adamw else ("momentum", "nesterov"):
+            _require(getattr(self, name) is not None, f"optimizer.{name}", None, f"optimizer={self.name.name} needs it")
+        if adamw:
+            assert self.betas is not None
+            assert self.eps is not None
+            ok = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+            _require(ok, "optimizer.betas", self.betas, "it must be two numbers of at least 0 and below 1")
+            _require(self.eps > 0, "optimizer.eps", self.eps, "it must be above 0")
+        else:
+            assert self.momentum is not None
+            _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "it must be at least 0 and below 1")
+            _require(
+                not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "it needs a momentum above 0"
+            )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate over the share of samples seen. `warmup_share`: share of all samples spent rising from 0."""
+
+    name: ScheduleName = MISSING
+    warmup_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.warmup_share < 1, "schedule.warmup_share", self.warmup_share, "it must be at least 0 and below 1"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When the held-out part is evaluated and what follows from it.
+
+    `every_steps`: optimizer steps between evaluations (null: at the end of each epoch). `metric`: decides about the
+    best weights and early stopping. `patience`: evaluations without an improvement above `min_delta` before the run
+    stops (null: never). `micro_batch`: samples of one forward pass of one worker.
+    """
+
+    every_steps: Optional[int] = None
+    micro_batch: int = 64
+    metric: str = MISSING
+    goal: Goal = Goal.max
+    keep_best: bool = False
+    patience: Optional[int] = None
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.every_steps is None or self.every_steps >= 1,
+            "evaluation.every_steps",
+            self.every_steps,
+            "it must be at least 1 optimizer step, or null for once an epoch",
+        )
+        _require(self.micro_batch >= 1, "evaluation.micro_batch", self.micro_batch, "it must be at least 1 sample")
+        _require(
+            self.patience is None or self.patience >= 1,
+            "evaluation.patience",
+            self.patience,
+            "it must be at least 1 evaluation, or null for no early stop",
+        )
+        _require(self.min_delta >= 0, "evaluation.min_delta", self.min_delta, "it must not be negative")
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Where runs are logged. `uri`: an MLflow tracking URI, null for a SQLite store under `outputs/`."""
+
+    kind: TrackerName = MISSING
+    uri: Optional[str] = None
+    experiment: str = "runner"
+    run_name: Optional[str] = None
+    log_model: bool = False
+
+    def __post_init__(self) -> None:
+        _require(bool(self.experiment.strip()), "tracking.experiment", repr(self.experiment), "it must not be empty")
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """How far equality with the baseline is pursued beyond equal data, batches, learning rate and seeds."""
+
+    mode: EquivalenceMode = MISSING
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration of one run. `recipe` stays a plain mapping: its own class checks it."""
+
+    seed: int = MISSING
+    epochs: int = MISSING
+    max_steps: Optional[int] = None
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    ledger: LedgerMode = LedgerMode.fail
+    cache_dir: str = MISSING
+    trusted_packages: List[str] = field(default_factory=lambda: ["recipes"])  # noqa: UP006
+    recipe: Any = MISSING
+    device: Device = MISSING
+    batch: Batch = MISSING
+    accumulation: Accumulation = MISSING
+    precision: Precision = MISSING
+    sync: Sync = MISSING
+    scaling: Scaling = MISSING
+    optimizer: Optimizer = MISSING
+    schedule: Schedule = MISSING
+    evaluation: Evaluation = MISSING
+    tracking: Tracking = MISSING
+    equivalence: Equivalence = MISSING
+
+    def __post_init__(self) -> None:
+        # torch and NumPy take 32-bit seeds; seed + epoch must fit as well.
+        _require(0 <= self.seed < 2**31, "seed", self.seed, "it must be at least 0 and below 2147483648")
+        _require(self.epochs >= 1, "epochs", self.epochs, "it must be at least 1")
+        _require(
+            self.max_steps is None or self.max_steps >= 1,
+            "max_steps",
+            self.max_steps,
+            "it must be at least 1 optimizer step, or null for whole epochs",
+        )
+
+
+def hydra_schema() -> DictConfig:
+    """`Config` as Hydra's root node, merged first so that every later value is checked against it."""
+    root = _writable(Config)
+    for name, kind in typing.get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            root[name] = _writable(kind)
+    return root
+
+
+def _writable(kind: Any) -> DictConfig:
+    # Frozen dataclasses become read-only nodes; composing has to write to them. The objects built at the end are frozen.
+    node = OmegaConf.structured(kind)
+    OmegaConf.set_readonly(node, None)
+    return node
+
+
+def to_plain(value: Any) -> Any:
+    """A configuration as JSON-ready data; enums become the names that one writes in YAML."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, enum.Enum):
+        return value.name
+    return str(value) if isinstance(value, Path) else value
+
+
+T = TypeVar("T")
+
+
+def from_plain(kind: type[T], data: Any) -> T:
+    """The inverse of `to_plain` for a dataclass of plain values, enums and further dataclasses."""
+    return typing.cast(T, _decode(kind, data))
+
+
+def _decode(kind: Any, data: Any) -> Any:
+    if data is None or kind is Any:
+        return data
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        (inner,) = [part for part in typing.get_args(kind) if part is not type(None)]
+        return _decode(inner, data)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{f.name: _decode(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.init})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[data]
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (list, tuple):
+        return origin(_decode(parts[0], item) for item in data)
+    return data

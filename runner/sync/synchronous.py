@@ -1,0 +1,63 @@
+"""Fully synchronous training: gradients are averaged inside every backward pass."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runner.backends import Backend
+from runner.sync.protocol import SyncStats
+
+
+class Synchronous:
+    """k = 1 through torch's DistributedDataParallel; communication only on the last micro-batch of a step."""
+
+    def __init__(self, model: nn.Module, backend: Backend) -> None:
+        self._backend = backend
+        self.forward_model = backend.data_parallel(model)
+        self._gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        self._steps = 0
+
+    def loss_divisor(self, local_count: int, global_count: int) -> float:
+        # The wrapper averages over workers; a sum over the global batch divided by its count is wanted.
+        return max(global_count, 1) / self._backend.world_size
+
+    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
+        model = self.forward_model
+        if last or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return model.no_sync()
+
+    def takes_part(self, local_count: int) -> bool:
+        return True  # gradients are common, and so is the step
+
+    def after_step(self, step: int, local_count: int, global_count: int) -> bool:
+        self._steps += 1
+        return True
+
+    def finish(self) -> None:
+        pass
+
+    def agree_on_scale(self, scale: float) -> float:
+        return scale  # equal everywhere: it follows from common gradients
+
+    def stats(self) -> SyncStats:
+        if not isinstance(self.forward_model, DistributedDataParallel):
+            return SyncStats(0, 0, 0.0)
+        # torch's own timers, in nanoseconds, averaged over the steps it sampled.
+        timing = self.forward_model._get_ddp_logging_data()
+        mean = timing.get("avg_backward_comm_time", 0) / 1e9
+        return SyncStats(self._steps, self._steps * self._gradient_bytes, self._steps * mean)
+
+    def close(self) -> None:
+        if isinstance(self.forward_model, DistributedDataParallel):
+            self.forward_model = self.forward_model.module
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._steps = state["steps"]

@@ -1,0 +1,63 @@
+"""Running as one rank of a world that torchrun or Slurm started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.errors import UserError
+from runner.world import ExternalWorld, join_external
+
+
+@dataclass
+class _Joined:
+    world: ExternalWorld | None = None
+    posted: bool = field(default=False)
+
+
+_joined = _Joined()
+
+
+def current_world() -> ExternalWorld | None:
+    """The world that this process has joined, if any."""
+    return _joined.world
+
+
+def run_as_rank(enter_hydra: Callable[[], int], arguments: list[str]) -> int:
+    """Rank 0 plays the parent; the others never enter Hydra and do what rank 0 tells them."""
+    from runner.cli import EXIT_USER_ERROR, HydraOptions, preflight
+
+    world = _joined.world = join_external()
+    if world.rank != 0:
+        message = world.receive()
+        if "error" in message:
+            return EXIT_USER_ERROR  # rank 0 says why
+        from runner.worker import Job, run
+
+        run(Job.from_json(message), world.rank, world.world_size, world.local_rank, world.store)
+        return 0
+    try:
+        options = HydraOptions(arguments)
+        if options.multirun:
+            raise UserError("a sweep cannot run under torchrun: start it with python -m runner -m, which starts workers")
+        if not options.only_shows:
+            preflight(options)
+            return enter_hydra()
+    except BaseException as error:
+        if not _joined.posted:
+            world.post({"error": str(error)})
+        raise
+    world.post({"error": "nothing to run"})
+    return enter_hydra()
+
+
+def run_joined(world: ExternalWorld, job: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's part: tell the others, and train as one of them."""
+    from runner.worker import Job, run
+
+    world.post(job)
+    _joined.posted = True
+    result = run(Job.from_json(job), world.rank, world.world_size, world.local_rank, world.store)
+    assert result is not None
+    return result

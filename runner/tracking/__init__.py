@@ -1,0 +1,1 @@
+"""Metrics on disk, and their way to MLflow."""

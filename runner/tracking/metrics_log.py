@@ -1,0 +1,57 @@
+"""`metrics.jsonl`: every logged metric, one line each, appended by rank 0 and complete whatever the tracker does."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One value. `step`: optimizer step; `timestamp`: milliseconds since the epoch."""
+
+    key: str
+    value: float
+    step: int
+    timestamp: int
+
+
+class MetricsLog:
+    """The writing end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / FILE_NAME).open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        timestamp = time.time_ns() // 1_000_000
+        lines = (
+            json.dumps({"key": key, "value": value, "step": step, "timestamp": timestamp})
+            for key, value in metrics.items()
+        )
+        self._file.write("".join(line + "\n" for line in lines))
+        self._file.flush()  # a reader in another process follows, and a crash must not lose what was measured
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MetricsReader:
+    """The reading end: gives what was appended since it was last asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+        self._offset = 0
+
+    def read(self) -> list[Metric]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data.rfind(b"\n") + 1  # the last line may be half written
+        self._offset += complete
+        return [Metric(**json.loads(line)) for line in data[:complete].splitlines()]

@@ -1,0 +1,53 @@
+"""Whether the tracking store can be reached, asked before a run starts."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from runner.errors import UserError
+from runner.schema import TrackerName, Tracking
+from runner.tracking.secrets import masked
+
+#: Seconds that a tracking server has for its first answer. MLflow's own retries would take minutes.
+ANSWER_WITHIN_S = 5.0
+
+
+def check_tracking(tracking: Tracking) -> None:
+    """Refuse a tracking server that does not answer. Raises UserError."""
+    if tracking.kind is TrackerName.none or tracking.uri is None:
+        return
+    uri = tracking.uri
+    scheme = urllib.parse.urlsplit(uri).scheme
+    shown = f"tracking.uri={masked(uri)}"
+    if scheme in ("http", "https"):
+        _check_server(uri, shown)
+    elif scheme not in ("", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks"):
+        raise UserError(f"{shown} has the scheme '{scheme}', which MLflow does not know: use http, https or sqlite")
+    elif scheme == "sqlite":
+        _check_sqlite(uri, shown)
+
+
+def _check_server(uri: str, shown: str) -> None:
+    # Any answer will do, one that asks for credentials too: MLflow brings those itself.
+    try:
+        with urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=ANSWER_WITHIN_S):
+            pass
+    except urllib.error.HTTPError:
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"{shown} does not answer ({reason}): start the server, correct the address, or use tracking=none"
+        ) from error
+
+
+def _check_sqlite(uri: str, shown: str) -> None:
+    path = uri.removeprefix("sqlite:///")
+    folder = os.path.dirname(os.path.abspath(path)) or "."
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or os.path.isdir(path):
+        raise UserError(f"{shown} cannot be a database file: {folder if os.path.isfile(folder) else path} is in the way")

@@ -1,0 +1,139 @@
+"""Follow a run from outside: show its progress and ship its metrics, while the workers train."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from runner.experiment import Experiment
+from runner.tracking.metrics_log import Metric, MetricsReader
+from runner.tracking.tracker import Tracker
+
+#: Seconds between two looks at the metrics file, and between two lines where there is no terminal.
+_LOOK_EVERY, _LINE_EVERY = 0.25, 5.0
+
+
+class Watch:
+    """A thread of the parent that reads `metrics.jsonl` and feeds the display. Used as a context."""
+
+    def __init__(self, folder: Path, experiment: Experiment, tracker: Tracker, console: Console) -> None:
+        self._reader = MetricsReader(folder)
+        self._tracker = tracker
+        self._display = (Bar if console.is_terminal else Lines)(experiment, console)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._tracker.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        with self._display:
+            while True:
+                done = self._done.wait(_LOOK_EVERY)
+                self._display.show(self._reader.read())
+                if done:
+                    return
+
+
+class _Numbers:
+    """The newest value of each metric."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.values: dict[str, float] = {}
+
+    def take(self, metrics: list[Metric]) -> None:
+        for metric in metrics:
+            self.values[metric.key] = metric.value
+            if metric.key == "train/loss":
+                self.step = metric.step
+
+    def text(self) -> str:
+        if "train/loss" not in self.values:
+            return ""
+        parts = [f"loss {self.values['train/loss']:.4f}", f"lr {self.values['train/lr']:.2e}"]
+        if "train/samples_per_s" in self.values:
+            parts.append(f"{self.values['train/samples_per_s']:,.0f} samples/s")
+        return "  ".join(parts)
+
+
+def _evaluation_text(metrics: list[Metric]) -> str:
+    shown = {m.key.removeprefix("eval/"): m.value for m in metrics if m.key.startswith("eval/")}
+    step = next((m.step for m in metrics if m.key.startswith("eval/")), 0)
+    return f"step {step:>6,}  evaluation  " + "  ".join(f"{k} {v:.4g}" for k, v in shown.items()) if shown else ""
+
+
+class Bar:
+    """A progress bar, for terminals."""
+
+    def __init__(self, experiment: Experiment, console: Console) -> None:
+        self._console = console
+        self._total = experiment.plan.optimizer_steps
+        self._numbers = _Numbers()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        self._task = self._progress.add_task("starting", total=self._total, numbers="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, metrics: list[Metric]) -> None:
+        assert self._task is not None
+        if text := _evaluation_text(metrics):
+            self._console.print(text)
+        self._numbers.take(metrics)
+        if self._numbers.step:
+            self._progress.update(
+                self._task, description="training", completed=self._numbers.step, numbers=self._numbers.text()
+            )
+
+
+class Lines:
+    """A line every few seconds, for logs."""
+
+    def __init__(self, experiment: Experiment, console: Console) -> None:
+        self._console = console
+        self._total = experiment.plan.optimizer_steps
+        self._numbers = _Numbers()
+        self._next = time.monotonic() + _LINE_EVERY
+        self._shown = 0
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, metrics: list[Metric]) -> None:
+        self._numbers.take(metrics)
+        if text := _evaluation_text(metrics):
+            self._console.print(text, soft_wrap=True)
+        if time.monotonic() >= self._next and self._numbers.step > self._shown:
+            self._shown = self._numbers.step
+            self._next = time.monotonic() + _LINE_EVERY
+            self._console.print(f"step {self._shown:>6,} of {self._total:,}  {self._numbers.text()}", soft_wrap=True)

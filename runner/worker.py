@@ -1,0 +1,154 @@
+"""One worker: builds its replica, trains it, and on rank 0 leaves the results."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from runner import ledger
+from runner.backends import TorchBackend
+from runner.data.cache import Cache
+from runner.errors import UserError
+from runner.loop import Loop
+from runner.plan import Plan
+from runner.precision import Precision
+from runner.recipe import DataFacts, Prepared, Recipe, build_recipe
+from runner.schema import Config, from_plain, to_plain
+from runner.seeds import set_seed, worker_seed
+from runner.sync import build_sync_policy
+from runner.tracking.metrics_log import MetricsLog
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker is told. `started_at`: when the command started, in seconds since the epoch."""
+
+    config: Config
+    plan: Plan
+    facts: DataFacts
+    folder: Path
+    device_type: str
+    threads: int
+    started_at: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: to_plain(value) for name, value in vars(self).items()}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Job:
+        return Job(
+            config=from_plain(Config, data["config"]),
+            plan=from_plain(Plan, data["plan"]),
+            facts=from_plain(DataFacts, data["facts"]),
+            folder=Path(data["folder"]),
+            device_type=data["device_type"],
+            threads=data["threads"],
+            started_at=data["started_at"],
+        )
+
+
+@record
+def run_launched(job: dict[str, Any], store_file: str) -> dict[str, Any] | None:
+    """The entry point under the elastic launcher, which says rank and world size in the environment."""
+    signal.signal(signal.SIGINT, _leave_quietly)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(store_file, world_size)
+    return run(Job.from_json(job), rank, world_size, int(os.environ["LOCAL_RANK"]), store)
+
+
+def _leave_quietly(signum: int, frame: FrameType | None) -> None:
+    # Ctrl-C reaches the whole foreground group. The parent answers it; a worker has nothing to say.
+    os._exit(128 + signum)
+
+
+def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> dict[str, Any] | None:
+    """Train as one worker of a world that meets at `store`. Rank 0 returns what the summary needs of the training."""
+    torch.set_num_threads(job.threads)
+    backend = TorchBackend(job.device_type, rank, world_size, local_rank, store)
+    result = _train(job, backend)
+    gc.collect()
+    backend.close()
+    return result
+
+
+def _train(job: Job, backend: TorchBackend) -> dict[str, Any] | None:
+    config, plan = job.config, job.plan
+    recipe = build_recipe(config.recipe, config.trusted_packages)
+    prepared = _prepare_data(recipe, job, backend)
+    set_seed(config.seed)  # equal on all workers, so that new parameters are
+    precision = Precision(config.precision.name, job.device_type)
+    model = precision.cast(recipe.build_model(prepared)).to(backend.device)
+    _apply_options(config, model)
+    policy = build_sync_policy(config.sync, model, backend)
+    set_seed(worker_seed(config.seed, backend.rank))
+    log = MetricsLog(job.folder) if backend.rank == 0 else None
+    on_log: Callable[[int, dict[str, float]], None] = log.write if log is not None else _no_log
+    loop = Loop(config, plan, recipe, prepared, model, policy, backend, precision, on_log)
+
+    loop.train()
+    loop.finish()
+    result = None
+    if backend.rank == 0:
+        result = _results(loop, job)
+        (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger.epochs), indent=1))
+        if loop.best.weights is not None:
+            model.load_state_dict(loop.best.weights)
+        recipe.save(model, prepared, job.folder / "model")
+    if log is not None:
+        log.close()
+    policy.close()
+    return result
+
+
+def _no_log(step: int, metrics: dict[str, float]) -> None:
+    """Only rank 0 logs."""
+
+
+def _prepare_data(recipe: Recipe, job: Job, backend: TorchBackend) -> Prepared:
+    # One worker of each machine tokenises; the others wait, find the entry, and map it.
+    cache = Cache(job.config.cache_dir)
+    entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
+    backend.barrier()
+    return Prepared.load(Path(backend.share(str(entry))))
+
+
+def _apply_options(config: Config, model: torch.nn.Module) -> None:
+    if config.gradient_checkpointing:
+        enable = getattr(model, "gradient_checkpointing_enable", None)
+        if enable is None or not getattr(model, "supports_gradient_checkpointing", False):
+            raise UserError(
+                f"gradient_checkpointing=true is not supported by {type(model).__name__}: leave gradient_checkpointing=false"
+            )
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.compile:
+        model.compile(dynamic=True)  # padding makes shapes vary: one program for all of them
+
+
+def _results(loop: Loop, job: Job) -> dict[str, Any]:
+    meter, stats, kept = loop.meter, loop.policy.stats(), loop.best
+    best = {"step": kept.step, job.config.evaluation.metric: kept.value}
+    return {
+        "optimizer_steps": loop.optimizer_step,
+        "samples_seen": sum(record.samples_seen for record in loop.ledger.epochs),
+        "samples_per_s": meter.timed_samples / meter.timed_seconds if meter.timed_seconds else None,
+        "first_step_s": (loop.first_step_at or time.time()) - job.started_at,
+        "synchronisations": stats.synchronisations,
+        "comm_bytes": stats.bytes,
+        "comm_s": stats.seconds,
+        "train_loss": meter.loss_total / max(meter.count_total, 1),
+        "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,
+        "best": best,
+        "stopped_early": loop.stopped_early,
+    }

@@ -1,0 +1,48 @@
+"""A world of processes that somebody else started: torchrun, or Slurm with torch's environment variables."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_JOB_KEY = "runner/job"
+
+
+@dataclass(frozen=True)
+class ExternalWorld:
+    """This process's place in it, and the store through which rank 0 tells the others what to do."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    store: dist.Store
+
+    def post(self, message: dict[str, Any]) -> None:
+        """Rank 0's one message: the job, or the error that ends it before it began."""
+        self.store.set(_JOB_KEY, json.dumps(message))
+
+    def receive(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self.store.get(_JOB_KEY))
+        return message
+
+
+def is_external() -> bool:
+    """Whether this process was started as one rank of a world."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_external() -> ExternalWorld:
+    """Meet the others at MASTER_ADDR and MASTER_PORT."""
+    import torch.distributed as dist  # here, so that asking `is_external` costs no second
+
+    store, rank, world_size = next(iter(dist.rendezvous("env://")))
+    return ExternalWorld(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)
+
+
+def external_world_size() -> int | None:
+    return int(os.environ["WORLD_SIZE"]) if is_external() else None
