@@ -2,7 +2,8 @@
 
 The rows have the columns of CoLA, so a recipe for CoLA can be tried without downloading anything. Every
 sentence comes in a minimal pair: an acceptable one, and one that differs in just the thing that makes it bad.
-The words are nearly the same in both, so counting them tells little and a model must learn the grammar:
+Every word is found with both labels, and counting words gets the label right in about six sentences of ten,
+so a model has to learn the grammar:
 
     agreement            the keys near the vase are dirty        * the keys near the vase is dirty
     reflexive            the king behind the nun praised himself * the king behind the nun praised herself
@@ -47,7 +48,7 @@ FEMALE = _nouns("girl/girls queen/queens aunt/aunts princess/princesses nun/nuns
 PROFESSIONS = _nouns("teacher/teachers doctor/doctors pilot/pilots artist/artists")
 PEOPLE = MALE + FEMALE + PROFESSIONS
 
-# Things small enough to be handed to someone or put into a bag.
+# Things small enough to be handed to someone.
 THINGS = _nouns("key/keys clock/clocks camera/cameras radio/radios vase/vases violin/violins toy/toys")
 MACHINES = _nouns("machine/machines computer/computers engine/engines printer/printers")
 
@@ -55,20 +56,12 @@ PLACES = ("paris", "rome", "london", "berlin", "madrid", "oslo", "vienna", "lisb
 
 SINGULAR_DETERMINERS = ("the", "this", "every")
 PLURAL_DETERMINERS = ("the", "these", "many")
-PLURAL_SHARE = 0.3  # of subjects and objects: the singular is the more frequent number, as in running text
+PLURAL_SHARE = 0.3  # of subjects and objects: the singular is the more frequent number, as in real text
 
 PERSON_ADJECTIVES = ("old", "young", "tall", "clever", "famous", "rich", "lazy", "shy")
 THING_ADJECTIVES = ("heavy", "dirty", "expensive", "beautiful", "modern", "cheap", "large")
-ADVERBS = (
-    "often",
-    "never",
-    "rarely",
-    "suddenly",
-    "secretly",
-    "sometimes",
-    "always",
-    "quietly",
-)  # before a verb
+# All of them can stand before the verb.
+ADVERBS = ("often", "never", "rarely", "suddenly", "secretly", "sometimes", "always", "quietly")
 
 # These never have an object. Left out on purpose: "walked the dog", "vanished the coin", "fell the tree".
 INTRANSITIVE = (
@@ -87,8 +80,8 @@ MACHINE_VERBS = ("repaired", "damaged", "restarted")  # what a machine can do to
 
 REFLEXIVES = ("himself", "herself", "itself", "themselves")
 
-# Words that have to come before the next one. An adjective of a thing is none of them: "ignored the vase dirty"
-# can be read as "while it was dirty". Nor is an adverb, which may follow its verb.
+# Words that have to come before the next one. An adjective of a thing is none of them, for "ignored the vase
+# dirty" can be read as "while it was dirty". Nor is an adverb, which may follow its verb.
 LEADING = {*SINGULAR_DETERMINERS, *PLURAL_DETERMINERS, *PERSON_ADJECTIVES, "will", "did", "not", "in", "near"}
 
 # --- phrases ------------------------------------------------------------------------------------------------
@@ -125,7 +118,7 @@ def person(rng: random.Random) -> Phrase:
 
 
 def thing(rng: random.Random) -> Phrase:
-    """Something that one can hand on or put away: `every expensive vase`."""
+    """Something that one can hand on: `every expensive vase`."""
     return noun_phrase(rng, THINGS, adjective=maybe(rng, rng.choice(THING_ADJECTIVES)))
 
 
@@ -190,17 +183,17 @@ def agreement(rng: random.Random) -> Pair:
     return join(start, good, rest), join(start, bad, rest)
 
 
-def reflexive_subject(rng: random.Random, reflexive: str) -> tuple[str, str]:
-    """A subject that `reflexive` can refer to, and a verb for it.
+def reflexive_subject(rng: random.Random, pronoun: str) -> tuple[str, str]:
+    """A subject that `pronoun` can refer to, and a verb for it.
 
     "every" is kept out: many speakers accept "every boy praised themselves".
     """
-    plural = reflexive == "themselves"
+    plural = pronoun == "themselves"
     determiner = rng.choice(PLURAL_DETERMINERS if plural else ("the", "this"))
-    if reflexive == "itself" or (plural and rng.random() < 0.25):
+    if pronoun == "itself" or (plural and rng.random() < 0.25):
         nouns, modifier, verb = MACHINES, thing_modifier(rng), rng.choice(MACHINE_VERBS)
     else:
-        nouns = {"himself": MALE, "herself": FEMALE, "themselves": PEOPLE}[reflexive]
+        nouns = {"himself": MALE, "herself": FEMALE, "themselves": PEOPLE}[pronoun]
         modifier, verb = person_modifier(rng), rng.choice(PERSON_OR_THING_VERBS)
     noun = rng.choice(nouns)
     return join(determiner, noun.plural if plural else noun.singular, maybe(rng, modifier)), verb
@@ -255,9 +248,9 @@ def person_object(rng: random.Random) -> tuple[str, str, str]:
     return rng.choice(PERSON_OR_THING_VERBS), rng.choice(GIVING), person(rng).text
 
 
-# Every class of verbs is right in one frame and wrong in another one, so no verb gives the label away. One object
-# is the most frequent frame, as in running text.
-FRAMES = (no_object, one_object, one_object, one_object, two_objects, person_object)
+# Every class of verbs is right in one frame and wrong in another one, so no verb gives the label away. The
+# frames are not drawn evenly: where verbs lean a little to one label, a small model gets a hold on them.
+FRAMES = (no_object, *[one_object] * 3, *[two_objects] * 2, person_object)
 
 
 def argument_structure(rng: random.Random) -> Pair:

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from runner.errors import UserError
+from runner.errors import UserError, first_line
 
 #: Files in a model's folder that a tokenizer can be made from; the weights are not among them.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".model")
+
+#: What a local folder must hold, as file patterns.
+_MODEL_FILES = {
+    "a configuration": ("config.json",),
+    "weights": ("*.safetensors", "pytorch_model*.bin"),
+    "a tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,9 @@ class Pretrained:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise UserError(f"recipe.model.name={self.name} cannot be: give a local folder or a model's name on the Hub")
+            raise UserError(
+                f"recipe.model.name={'null' if self.name is None else self.name} cannot be: give a local folder or a model's name on the Hub"
+            )
 
     @property
     def location(self) -> str:
@@ -36,11 +46,17 @@ class Pretrained:
     def check(self) -> None:
         path = Path(self.name).expanduser()
         if path.is_dir():
-            if not (path / "config.json").is_file():
-                raise UserError(f"recipe.model.name={self.name} is a folder without config.json: it holds no model")
+            for what, patterns in _MODEL_FILES.items():
+                if not any(next(path.glob(pattern), None) for pattern in patterns):
+                    raise UserError(
+                        f"recipe.model.name={self.name} is a folder without {what} ({' or '.join(patterns)}): "
+                        "give a folder that from_pretrained can read"
+                    )
             return
         if path.is_absolute() or self.name.startswith((".", "~")) or self.name.count("/") > 1:
-            raise UserError(f"recipe.model.name={self.name} does not exist: give a model's folder or its name on the Hub")
+            raise UserError(
+                f"recipe.model.name={self.name} does not exist: give a model's folder or its name on the Hub"
+            )
         self._ask_hub()
 
     def _ask_hub(self) -> str:
@@ -48,6 +64,9 @@ class Pretrained:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+        from recipes.hub import go_offline_if_unreachable
+
+        go_offline_if_unreachable()
         try:
             return hf_hub_download(self.name, "config.json")
         except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -78,9 +97,12 @@ class Pretrained:
     def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
-        model = AutoModelForSequenceClassification.from_pretrained(
-            self.location, num_labels=classes, dtype=torch.float32
-        )
+        try:
+            model = AutoModelForSequenceClassification.from_pretrained(
+                self.location, num_labels=classes, dtype=torch.float32
+            )
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
         # Models that read the last token's state find it by the pad token.
         model.config.pad_token_id = pad_id
         module: nn.Module = model

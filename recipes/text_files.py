@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.classification import Corpus, LabelledText
-from runner.errors import UserError
+from runner.errors import UserError, first_line
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,21 @@ class TextFiles:
         from datasets import load_dataset
         from datasets.exceptions import DatasetNotFoundError
 
+        from recipes.hub import go_offline_if_unreachable
+
+        go_offline_if_unreachable()
         try:
             parts = load_dataset(self.hub_name, self.hub_config)
         except (ConnectionError, FileNotFoundError, DatasetNotFoundError, OSError, ValueError) as error:
             raise UserError(
                 "there are no training data: give local files with recipe.data.train=… and recipe.data.eval=…, or go "
-                f"online so that '{self.hub_name}' can come from the Hugging Face Hub ({_first_line(error)})"
+                f"online so that '{self.hub_name}' can come from the Hugging Face Hub ({first_line(error)})"
             ) from error
         train, evaluation = (
-            LabelledText([str(text) for text in parts[name][self.hub_text]], [int(x) for x in parts[name][self.hub_label]])
+            LabelledText(
+                [str(text) for text in parts[name][self.hub_text]],
+                [int(x) for x in parts[name][self.hub_label]],
+            )
             for name in (self.hub_train, self.hub_eval)
         )
         return train, evaluation
@@ -103,8 +109,8 @@ def _check_classes(train: LabelledText, evaluation: LabelledText) -> None:
     found = sorted(set(train.labels))
     if len(found) == 1:
         raise UserError(
-            f"recipe.data.train has one class only: all {len(train)} labels are {found[0]}, so there is nothing to learn; "
-            "give a file with two classes or more"
+            f"recipe.data.train has one class only: all {len(train)} labels are {found[0]}, "
+            "so there is nothing to learn; give a file with two classes or more"
         )
     if found != list(range(len(found))):
         raise UserError(f"recipe.data.train has the classes {_listed(found)}: number them from 0 without gaps")
@@ -115,7 +121,3 @@ def _check_classes(train: LabelledText, evaluation: LabelledText) -> None:
 
 def _listed(classes: Sequence[int]) -> str:
     return ", ".join(map(str, classes[:8])) + (" …" if len(classes) > 8 else "")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -56,13 +56,28 @@ class Certificate:
 
 #: name, how to read it off a setup, the best level that a difference leaves, and what it is known to do.
 _PROPERTIES: tuple[tuple[str, Callable[[Setup], Any], str, str], ...] = (
-    ("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, "another number of samples behind each step"),
+    (
+        "global_batch",
+        lambda s: s.plan.global_batch,
+        _COMPARABLE,
+        "another number of samples behind each step",
+    ),
     ("total_samples", lambda s: s.plan.total_samples, _COMPARABLE, "more or less training"),
     ("lr", lambda s: s.plan.lr, _COMPARABLE, "another step size at the same sample"),
     ("warmup_steps", lambda s: s.plan.warmup_steps, _COMPARABLE, "the peak comes at another step"),
-    ("k", lambda s: s.plan.k, _COMPARABLE, "replicas drift apart between synchronisations; clipping is local"),
+    (
+        "k",
+        lambda s: s.plan.k,
+        _COMPARABLE,
+        "replicas drift apart between synchronisations; clipping is local",
+    ),
     ("precision", lambda s: s.precision, _COMPARABLE, "rounding of forward and backward"),
-    ("dropout_streams", lambda s: s.dropout_streams, _COMPARABLE, "other units are dropped for the same sample"),
+    (
+        "dropout_streams",
+        lambda s: s.dropout_streams,
+        _COMPARABLE,
+        "other units are dropped for the same sample",
+    ),
     ("world_size", lambda s: s.plan.world_size, _FREE, "sums in another order: last bits"),
     ("accumulation_steps", lambda s: s.plan.accumulation_steps, _FREE, "sums in another order: last bits"),
     ("rehearsed", lambda s: s.rehearsed, _FREE, "kernels and speed are not the named device's"),

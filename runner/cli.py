@@ -67,6 +67,9 @@ def _escaped(error: Exception) -> str:
 def _run(arguments: list[str], started_at: float) -> int:
     from runner.world import is_external
 
+    # One progress bar is enough. Set before the libraries are imported, here and in the workers that inherit it.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if is_external():
         from runner.torchrun import run_as_rank
 
@@ -88,15 +91,13 @@ class HydraOptions:
         from hydra._internal.utils import get_args_parser
 
         parser = get_args_parser()
-        parser.error = _refuse_option  # type: ignore[method-assign,assignment]  # argparse exits after printing usage
+        parser.error = _refuse_option  # argparse exits after printing usage
         parsed = parser.parse_args(list(arguments))
         self.overrides: list[str] = parsed.overrides
         self.multirun: bool = parsed.multirun
         self.config_dirs: list[str] = [parsed.config_dir] if parsed.config_dir else []
         #: Help, completion and printing of the configuration: nothing is run.
-        self.only_shows = bool(
-            parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion
-        )
+        self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
         if parsed.config_path or parsed.config_name:
             raise UserError(
                 "--config-path and --config-name would replace the runner's own configuration: use --config-dir=FOLDER "
@@ -123,25 +124,27 @@ def preflight(options: HydraOptions) -> None:
 
     if options.multirun:
         points = [compose(overrides, options.config_dirs) for overrides in sweep_points(options.overrides)]
-        _check_folder(Path(str(points[0].hydra.sweep.dir)))
+        _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
         check_tracking(settings(points[0]).tracking)
         return
     cfg = compose(options.overrides, options.config_dirs)
     config = settings(cfg)
     prepare(config)
-    _check_folder(Path(str(cfg.hydra.run.dir)))
+    _check_folder("hydra.run.dir", cfg.hydra.run.dir)
+    _check_folder("cache_dir", config.cache_dir)
     check_tracking(config.tracking)
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse an output folder that cannot be made, without making it."""
-    existing = folder.absolute()
+def _check_folder(setting: str, folder: str) -> None:
+    """Refuse a folder that cannot be made, without making it."""
+    existing = Path(folder).expanduser().absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
+    shown = f"{setting}={folder} cannot be made"
     if not existing.is_dir():
-        raise UserError(f"hydra.run.dir={folder} cannot be made: {existing} is a file; choose another folder")
+        raise UserError(f"{shown}: {existing} is a file; choose another folder")
     if not os.access(existing, os.W_OK):
-        raise UserError(f"hydra.run.dir={folder} cannot be made: {existing} cannot be written to; choose another folder")
+        raise UserError(f"{shown}: {existing} cannot be written to; choose another folder")
 
 
 def _enter_hydra(arguments: Sequence[str], started_at: float) -> int:

@@ -14,11 +14,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.errors import UserError, did_you_mean
+from runner.errors import UserError, did_you_mean, first_line
 from runner.paths import conf_dir
 from runner.schema import Config, hydra_schema
 
@@ -120,7 +120,9 @@ def composition_error(error: Exception) -> UserError:
         if "not in" in what:
             return _unknown_key(key)
         return UserError(f"{key} is wrong: {_plain_words(what)}")
-    return UserError(str(error).strip().splitlines()[0])
+    if isinstance(error, OverrideParseException):
+        return UserError(f"'{error.override}' cannot be read as setting=value: {first_line(error)}")
+    return UserError(first_line(error))
 
 
 def _plain_words(what: str) -> str:
@@ -131,6 +133,8 @@ def _plain_words(what: str) -> str:
         return f"'{match.group(1)}' is not {kind or match.group(2)}"
     if match := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", what):
         return f"'{match.group(1)}' is not one of {match.group(2)}"
+    if match := re.match(r"Value '(.*)' is not a valid bool", what):
+        return f"'{match.group(1)}' is neither true nor false"
     if "is not Optional" in what:
         return "it cannot be null"
     return what
@@ -163,7 +167,7 @@ def known_keys() -> list[str]:
     keys: list[str] = []
 
     def walk(node: DictConfig, prefix: str) -> None:
-        for key in node:
+        for key in map(str, node):
             keys.append(f"{prefix}{key}")
             child = node._get_node(key)
             if isinstance(child, DictConfig) and not child._is_none():

@@ -14,6 +14,11 @@ class UserError(Exception):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
     """The up to `count` choices that read most like `word`, best first."""
     choices = list(dict.fromkeys(choices))

@@ -15,7 +15,12 @@ from runner.recipe import Prepared, Recipe
 
 @torch.no_grad()
 def evaluate(
-    recipe: Recipe, prepared: Prepared, model: nn.Module, backend: Backend, precision: Precision, micro_batch: int
+    recipe: Recipe,
+    prepared: Prepared,
+    model: nn.Module,
+    backend: Backend,
+    precision: Precision,
+    micro_batch: int,
 ) -> dict[str, float]:
     """The recipe's metrics over the evaluation part, the same on every worker. A collective.
 

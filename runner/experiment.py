@@ -54,9 +54,10 @@ def prepare(config: Config) -> Experiment:
     plan = plan_for(config, facts.train_samples, placement.workers)
     if config.evaluation.every_steps is not None and config.evaluation.every_steps % plan.k:
         below = config.evaluation.every_steps // plan.k * plan.k
+        near = [size for size in (below, below + plan.k) if size]
         raise UserError(
-            f"evaluation.every_steps={config.evaluation.every_steps} is no multiple of sync.k={plan.k}, and replicas are "
-            f"equal only right after a synchronisation: the nearest that are: {below or plan.k} and {below + plan.k}"
+            f"evaluation.every_steps={config.evaluation.every_steps} is no multiple of sync.k={plan.k}, and "
+            f"replicas are equal only right after a synchronisation: use {' or '.join(map(str, near))}"
         )
     return Experiment(config, recipe, facts, placement, plan, _certificate(config, placement, plan))
 

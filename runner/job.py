@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,7 @@ def _first_line(error: Exception) -> str:
 
 
 def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
-    """Run one job; its objective. An error is printed here, kept in `sweep`, and raised for Hydra to mark the job."""
+    """Run one job; its objective. An error is printed here and kept in `sweep`; in a sweep Hydra is told as well."""
     hydra = HydraConfig.get()
     is_sweep = hydra.mode == RunMode.MULTIRUN
     name = f"job {hydra.job.num} ({hydra.job.override_dirname})" if is_sweep else "run"
@@ -74,8 +75,10 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
         if isinstance(error, (UserError, WorkerFailed)):
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         else:
-            Console(stderr=True).print_exception()
-        raise
+            traceback.print_exception(error)
+        if is_sweep:
+            raise
+        return None
     sweep.finished += 1
     objective: float | None = summary["eval"].get(cfg.evaluation.metric)
     return objective

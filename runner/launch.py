@@ -39,7 +39,12 @@ def start_forkserver() -> None:
     everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
+    # Ctrl-C is the parent's to answer: a server interrupted in the middle of its imports would print where it was.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
@@ -82,12 +87,13 @@ def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
     return result
 
 
-def _failure(error: Any) -> Exception:
+def _failure(error: Any) -> BaseException:
     rank, failure = error.get_first_failure()
     if failure.exitcode == 128 + signal.SIGINT:
         return KeyboardInterrupt()
     message = failure.message
-    kind, _, text = (message.get("message") if isinstance(message, dict) else str(message)).partition(": ")
+    said = message["message"] if isinstance(message, dict) else str(message)
+    kind, _, text = said.partition(": ")
     if kind == UserError.__name__:
         return UserError(text)
     trace = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
@@ -111,5 +117,6 @@ def _loopback_only() -> Iterator[None]:
 
 def _quiet_elastic() -> None:
     # Its reports span a screen and name internals; `_failure` says the same in a few lines.
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -197,7 +197,12 @@ class Loop:
     def _evaluate(self) -> None:
         self.meter.pause()
         self.eval_metrics = evaluate(
-            self.recipe, self.prepared, self.model, self.backend, self.precision, self.config.evaluation.micro_batch
+            self.recipe,
+            self.prepared,
+            self.model,
+            self.backend,
+            self.precision,
+            self.config.evaluation.micro_batch,
         )
         self._evaluation_due = False
         self._evaluated_at = self.optimizer_step
@@ -239,7 +244,17 @@ class Loop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("model", "optimizer", "scaler", "learning_rate", "order", "policy", "ledger", "meter", "best"):
+        for name in (
+            "model",
+            "optimizer",
+            "scaler",
+            "learning_rate",
+            "order",
+            "policy",
+            "ledger",
+            "meter",
+            "best",
+        ):
             getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]

@@ -53,9 +53,7 @@ class Meter:
         self.timed_seconds = 0.0
         self.samples_per_s = 0.0
 
-    def add(
-        self, step: int, loss_sum: Tensor, global_count: int, lr: float, samples: int, samples_seen: int
-    ) -> None:
+    def add(self, step: int, loss_sum: Tensor, global_count: int, lr: float, samples: int, samples_seen: int) -> None:
         """Note a step (counted from 1): this worker's loss sum, and the global batch's loss terms and samples."""
         self._pending.append(_Pending(step, loss_sum, global_count, lr, samples, samples_seen))
 

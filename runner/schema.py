@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List, Optional, TypeVar  # noqa: UP035 - OmegaConf 2.3 reads these spellings only
+from typing import Any, List, TypeVar  # noqa: UP035 - OmegaConf 2.3 reads these spellings only
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -114,7 +114,7 @@ class Device:
     """Where the workers run. `workers`: model replicas over all nodes; null takes every local device of the kind."""
 
     kind: DeviceKind = MISSING
-    workers: Optional[int] = None
+    workers: int | None = None
     rehearse: Rehearse = Rehearse.auto
 
     def __post_init__(self) -> None:
@@ -126,8 +126,8 @@ class Batch:
     """Batch semantics, in samples. `fixed_global` gives `global_batch`, `per_device` gives `micro_batch`."""
 
     mode: BatchMode = MISSING
-    global_batch: Optional[int] = None
-    micro_batch: Optional[int] = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
     length_sorted: bool = True
     drop_last: bool = False
 
@@ -151,8 +151,8 @@ class Accumulation:
     """Micro-batches per optimizer step of one worker: given (`fixed`), or the fewest that fit (`auto`)."""
 
     mode: AccumulationMode = MISSING
-    steps: Optional[int] = None
-    max_micro_batch: Optional[int] = None
+    steps: int | None = None
+    max_micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         fixed = self.mode is AccumulationMode.fixed
@@ -196,7 +196,10 @@ class Scaling:
 
     def __post_init__(self) -> None:
         _require(
-            self.reference_batch >= 1, "scaling.reference_batch", self.reference_batch, "it must be at least 1 sample"
+            self.reference_batch >= 1,
+            "scaling.reference_batch",
+            self.reference_batch,
+            "it must be at least 1 sample",
         )
 
 
@@ -207,11 +210,11 @@ class Optimizer:
     name: OptimizerName = MISSING
     lr: float = MISSING
     weight_decay: float = 0.0
-    clip_norm: Optional[float] = None
-    betas: Optional[List[float]] = None  # noqa: UP006
-    eps: Optional[float] = None
-    momentum: Optional[float] = None
-    nesterov: Optional[bool] = None
+    clip_norm: float | None = None
+    betas: List[float] | None = None  # noqa: UP006
+    eps: float | None = None
+    momentum: float | None = None
+    nesterov: bool | None = None
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, "optimizer.lr", self.lr, "it must be above 0")
@@ -227,7 +230,12 @@ class Optimizer:
             value = getattr(self, name)
             _require(value is None, f"optimizer.{name}", value, f"optimizer={self.name.name} has no such setting")
         for name in ("betas", "eps") if adamw else ("momentum", "nesterov"):
-            _require(getattr(self, name) is not None, f"optimizer.{name}", None, f"optimizer={self.name.name} needs it")
+            _require(
+                getattr(self, name) is not None,
+                f"optimizer.{name}",
+                None,
+                f"optimizer={self.name.name} needs it",
+            )
         if adamw:
             assert self.betas is not None
             assert self.eps is not None
@@ -236,9 +244,17 @@ class Optimizer:
             _require(self.eps > 0, "optimizer.eps", self.eps, "it must be above 0")
         else:
             assert self.momentum is not None
-            _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "it must be at least 0 and below 1")
             _require(
-                not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "it needs a momentum above 0"
+                0 <= self.momentum < 1,
+                "optimizer.momentum",
+                self.momentum,
+                "it must be at least 0 and below 1",
+            )
+            _require(
+                not self.nesterov or self.momentum > 0,
+                "optimizer.nesterov",
+                True,
+                "it needs a momentum above 0",
             )
 
 
@@ -251,7 +267,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _require(
-            0 <= self.warmup_share < 1, "schedule.warmup_share", self.warmup_share, "it must be at least 0 and below 1"
+            0 <= self.warmup_share < 1,
+            "schedule.warmup_share",
+            self.warmup_share,
+            "it must be at least 0 and below 1",
         )
 
 
@@ -264,12 +283,12 @@ class Evaluation:
     stops (null: never). `micro_batch`: samples of one forward pass of one worker.
     """
 
-    every_steps: Optional[int] = None
+    every_steps: int | None = None
     micro_batch: int = 64
     metric: str = MISSING
     goal: Goal = Goal.max
     keep_best: bool = False
-    patience: Optional[int] = None
+    patience: int | None = None
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
@@ -294,13 +313,18 @@ class Tracking:
     """Where runs are logged. `uri`: an MLflow tracking URI, null for a SQLite store under `outputs/`."""
 
     kind: TrackerName = MISSING
-    uri: Optional[str] = None
+    uri: str | None = None
     experiment: str = "runner"
-    run_name: Optional[str] = None
+    run_name: str | None = None
     log_model: bool = False
 
     def __post_init__(self) -> None:
-        _require(bool(self.experiment.strip()), "tracking.experiment", repr(self.experiment), "it must not be empty")
+        _require(
+            bool(self.experiment.strip()),
+            "tracking.experiment",
+            repr(self.experiment),
+            "it must not be empty",
+        )
 
 
 @dataclass(frozen=True)
@@ -316,7 +340,7 @@ class Config:
 
     seed: int = MISSING
     epochs: int = MISSING
-    max_steps: Optional[int] = None
+    max_steps: int | None = None
     compile: bool = False
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ def run_as_rank(enter_hydra: Callable[[], int], arguments: list[str]) -> int:
 
     world = _joined.world = join_external()
     if world.rank != 0:
+        from runner.worker import leave_quietly
+
+        signal.signal(signal.SIGINT, leave_quietly)
         message = world.receive()
         if "error" in message:
             return EXIT_USER_ERROR  # rank 0 says why
@@ -40,7 +44,9 @@ def run_as_rank(enter_hydra: Callable[[], int], arguments: list[str]) -> int:
     try:
         options = HydraOptions(arguments)
         if options.multirun:
-            raise UserError("a sweep cannot run under torchrun: start it with python -m runner -m, which starts workers")
+            raise UserError(
+                "a sweep cannot run under torchrun: start it with python -m runner -m, which starts workers"
+            )
         if not options.only_shows:
             preflight(options)
             return enter_hydra()

@@ -62,13 +62,13 @@ class Job:
 @record
 def run_launched(job: dict[str, Any], store_file: str) -> dict[str, Any] | None:
     """The entry point under the elastic launcher, which says rank and world size in the environment."""
-    signal.signal(signal.SIGINT, _leave_quietly)
+    signal.signal(signal.SIGINT, leave_quietly)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(store_file, world_size)
     return run(Job.from_json(job), rank, world_size, int(os.environ["LOCAL_RANK"]), store)
 
 
-def _leave_quietly(signum: int, frame: FrameType | None) -> None:
+def leave_quietly(signum: int, frame: FrameType | None) -> None:
     # Ctrl-C reaches the whole foreground group. The parent answers it; a worker has nothing to say.
     os._exit(128 + signum)
 

@@ -30,7 +30,7 @@ def batches(
     loader: DataLoader[Any] = DataLoader(
         table,  # type: ignore[arg-type]  # a Table is fetched by lists of rows, which torch's stubs do not know
         batch_sampler=ids,  # type: ignore[arg-type]  # any sequence of lists is one
-        collate_fn=_Collate(recipe, prepared),
+        collate_fn=_Collate(recipe, prepared),  # type: ignore[arg-type]  # given columns, not a list of rows
         pin_memory=pin_memory,
     )
     return iter(loader)

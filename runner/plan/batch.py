@@ -83,5 +83,5 @@ def _divide(global_batch: int, world_size: int, accumulation_steps: int) -> int:
 
 
 def equivalent_micro_batches(global_batch: int, workers: tuple[int, ...] = (1, 2, 4, 8)) -> dict[int, int | None]:
-    """Samples per worker and optimizer step that keep `global_batch`, for each world size; None if it does not divide."""
+    """Samples per worker and step that keep `global_batch`, for each world size; None where it does not divide."""
     return {n: global_batch // n if global_batch % n == 0 else None for n in workers}

@@ -73,7 +73,7 @@ def make_plan(
     max_steps: int | None,
     warmup_share: float,
 ) -> Plan:
-    """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for sizes that cannot be."""
+    """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for impossible sizes."""
     sizes = batch_sizes(
         world_size=world_size,
         global_batch=global_batch,

@@ -36,11 +36,15 @@ def _plan(experiment: Experiment) -> Table:
     )
     table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
     table.add_row(
-        "schedule", config.schedule.name.name, f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps"
+        "schedule",
+        config.schedule.name.name,
+        f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps",
     )
     table.add_row("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment))
     table.add_row("samples", f"{plan.total_samples:,}", f"{plan.samples_per_epoch:,} an epoch")
-    table.add_row("precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}")
+    table.add_row(
+        "precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}"
+    )
     return table
 
 
@@ -79,7 +83,8 @@ def _equivalents(experiment: Experiment) -> Table:
 def certificate_table(experiment: Experiment) -> RenderableType:
     """What the setup holds equal to one fp32 worker, and what it does not."""
     certificate = experiment.certificate
-    table = Table(title=f"Certificate: {certificate.level} to one fp32 worker", title_justify="left")
+    title = f"Certificate: {certificate.level} to one fp32 worker"
+    table = Table(title=title, title_justify="left")
     table.add_column("differs", style="bold")
     table.add_column("here", justify="right")
     table.add_column("baseline", justify="right")
@@ -89,7 +94,7 @@ def certificate_table(experiment: Experiment) -> RenderableType:
             table.add_row(item.name.replace("_", " "), _cell(item.value), _cell(item.baseline), item.effect)
     equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
     line = Text(f"Equal: {equal}.", style="dim")
-    return Group(table, line) if table.row_count else Group(Text(table.title or "", style="italic"), line)
+    return Group(table, line) if table.row_count else Group(Text(title, style="italic"), line)
 
 
 def _cell(value: object) -> str:

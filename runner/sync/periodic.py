@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from runner.backends import Backend
@@ -27,7 +27,7 @@ class PeriodicAveraging:
         self.forward_model = model
         self._backend = backend
         self._k = k
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._steps_since = 0
         self._count_since = 0
         self._global_count_since = 0

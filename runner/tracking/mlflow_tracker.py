@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from runner.tracking.secrets import masked
 # A server that goes away must not hold up a run: MLflow's own defaults retry for minutes. Set before its import.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
+# Making a new store is no news.
+for _name in ("mlflow", "alembic"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 #: Seconds between two shipments, and for the last one when a store has stopped answering.
 _SHIP_EVERY, _LAST_SHIPMENT_S = 1.0, 30.0
@@ -77,7 +80,9 @@ class MlflowTracker:
             action()
         except (MlflowException, OSError) as error:
             if self._trouble is None and not self._ending.is_set():
-                self._say(f"MLflow does not answer ({_short(error)}); the run goes on and metrics wait in metrics.jsonl")
+                self._say(
+                    f"MLflow does not answer ({_short(error)}); the run goes on and metrics wait in metrics.jsonl"
+                )
             self._trouble = error
             return False
         self._trouble = None

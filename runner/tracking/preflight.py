@@ -32,8 +32,10 @@ def check_tracking(tracking: Tracking) -> None:
 
 def _check_server(uri: str, shown: str) -> None:
     # Any answer will do, one that asks for credentials too: MLflow brings those itself.
+    parts = urllib.parse.urlsplit(uri)
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + "/health")
     try:
-        with urllib.request.urlopen(uri.rstrip("/") + "/health", timeout=ANSWER_WITHIN_S):
+        with urllib.request.urlopen(address.geturl(), timeout=ANSWER_WITHIN_S):
             pass
     except urllib.error.HTTPError:
         return
@@ -50,4 +52,6 @@ def _check_sqlite(uri: str, shown: str) -> None:
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder) or os.path.isdir(path):
-        raise UserError(f"{shown} cannot be a database file: {folder if os.path.isfile(folder) else path} is in the way")
+        raise UserError(
+            f"{shown} cannot be a database file: {folder if os.path.isfile(folder) else path} is in the way"
+        )
