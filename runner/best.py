@@ -40,7 +40,6 @@ class Best:
         # Metrics that are not a number never improve on one that is.
         return gain if gain == gain else float("-inf")
 
-    @property
     def exhausted(self) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""
         return self._config.patience is not None and self._without_improvement >= self._config.patience

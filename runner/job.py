@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import traceback
 from collections.abc import Mapping
@@ -69,7 +70,9 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
         console.rule(escape(name))
     started_at = time.time() if sweep.finished or sweep.failures else sweep.started_at
     try:
-        summary = _run(cfg, Path(hydra.runtime.output_dir), started_at, console)
+        experiment = prepare(settings(cfg))
+        _announce(experiment, console, in_full=not is_sweep)
+        summary = _run(experiment, Path(hydra.runtime.output_dir), started_at, console)
     except Exception as error:
         sweep.failures.append((name, error))
         if isinstance(error, (UserError, WorkerFailed)):
@@ -84,11 +87,9 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
     return objective
 
 
-def _run(cfg: DictConfig, folder: Path, started_at: float, console: Console) -> dict[str, Any]:
-    config = settings(cfg)
-    experiment = prepare(config)
+def _run(experiment: Experiment, folder: Path, started_at: float, console: Console) -> dict[str, Any]:
+    config = experiment.config
     _write_plan(experiment, folder)
-    _announce(experiment, console)
     job = Job(
         config=config,
         plan=experiment.plan,
@@ -108,9 +109,12 @@ def _run(cfg: DictConfig, folder: Path, started_at: float, console: Console) -> 
         status = KILLED
         raise
     finally:
-        summary = _summary(status, experiment, result, started_at, tracker)
+        if current_world() is not None:
+            # torchrun passes Ctrl-C on a second time, to processes that have heard it already.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        summary = _summary(status, experiment, result, started_at, tracker.wait_until_open())
         (folder / "summary.json").write_text(json.dumps(summary, indent=1))
-        tracker.finish(status, summary)
+        tracker.finish(status)
     _report(summary, experiment, folder, tracker, console)
     return summary
 
@@ -129,18 +133,27 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     (folder / "certificate.json").write_text(json.dumps(experiment.certificate.as_json(), indent=1))
 
 
-def _announce(experiment: Experiment, console: Console) -> None:
+def _announce(experiment: Experiment, console: Console, in_full: bool) -> None:
+    """Say what will be run: with all tables, or in a line where many jobs follow each other."""
     if experiment.placement.rehearsed:
         console.print(
             f"[bold yellow]Rehearsal:[/] {experiment.placement.label} is not here, so its {experiment.plan.world_size} "
             "worker(s) run on this machine's CPU: the same plan and semantics, not its speed."
         )
-    console.print(plan_tables(experiment))
-    console.print(certificate_table(experiment))
+    if in_full:
+        console.print(plan_tables(experiment))
+        console.print(certificate_table(experiment))
+        return
+    plan = experiment.plan
+    console.print(
+        f"{escape(experiment.setup_name)}: global batch {plan.global_batch}, learning rate {plan.lr:.4g}, "
+        f"{plan.optimizer_steps:,} optimizer steps; {experiment.certificate.level} to one fp32 worker",
+        soft_wrap=True,
+    )
 
 
 def _summary(
-    status: str, experiment: Experiment, result: Mapping[str, Any], started_at: float, tracker: Tracker
+    status: str, experiment: Experiment, result: Mapping[str, Any], started_at: float, mlflow_run_id: str | None
 ) -> dict[str, Any]:
     """The content of `summary.json`; what training did not get to is null."""
     numbers = (
@@ -163,7 +176,7 @@ def _summary(
         **{name: result.get(name) for name in numbers},
         "eval": result.get("eval", {}),
         "certificate": experiment.certificate.level,
-        "mlflow_run_id": tracker.run_id,
+        "mlflow_run_id": mlflow_run_id,
     }
 
 
@@ -176,7 +189,8 @@ def _report(
     console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}")
     console.print(
         f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} samples, {speed}, "
-        f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s"
+        f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s",
+        soft_wrap=True,
     )
     console.print(f"  folder  {escape(os.path.relpath(folder))}", soft_wrap=True)
     for line in tracker.how_to_open():

@@ -64,7 +64,6 @@ class Loop:
         self.meter = Meter(backend)
         self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
-        self.stopped_early = False
         self.eval_metrics: dict[str, float] = {}
         self.first_step_at: float | None = None
         self._counts = label_counts(prepared.train)
@@ -77,13 +76,13 @@ class Loop:
         """Train up to optimizer step `until` (default: the plan's end), or until patience runs out."""
         end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
         self.model.train()
-        while self.optimizer_step < end and not self.stopped_early:
+        while self.optimizer_step < end and not self.best.exhausted():
             epoch = self.order.epoch
             for step, ids, micro_batches in self._epoch_work(end - self.optimizer_step):
                 self._train_step(step, ids, micro_batches)
                 self.order.advance()
                 self._after_step()
-                if self.stopped_early:
+                if self.best.exhausted():
                     break
             if self.order.epoch != epoch:
                 self._close_epoch(epoch, self.plan.steps_per_epoch)
@@ -179,7 +178,6 @@ class Loop:
         if self._evaluation_due and self._synchronised:
             self._flush()
             self._evaluate()
-            self.stopped_early = self.best.exhausted
 
     def _flush(self) -> None:
         records = self.meter.reduce()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from dataclasses import dataclass
 
 import torch
@@ -79,5 +81,14 @@ def check_device_serves(config: Config, placement: Placement) -> None:
             raise UserError("precision=tf32 needs a GPU of compute capability 8.0 or newer: use precision=fp32 or fp16")
     if placement.kind == "tpu" and name in (PrecisionName.fp16, PrecisionName.fp64):
         raise UserError(f"precision={name.name} is not served by TPUs: use precision=bf16 or fp32")
-    if config.compile and placement.kind == "tpu":
+    if config.compile:
+        _check_compiler(placement)
+
+
+def _check_compiler(placement: Placement) -> None:
+    if placement.kind == "tpu":
         raise UserError("compile=true is not for TPUs, whose programs are compiled anyway: leave compile=false")
+    if placement.device_type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise UserError("compile=true needs a C++ compiler on the CPU, and there is no g++: install one")
+    if placement.device_type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise UserError("compile=true needs the package triton on a GPU: install it, or leave compile=false")

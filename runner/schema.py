@@ -381,7 +381,7 @@ def hydra_schema() -> DictConfig:
 
 
 def _writable(kind: Any) -> DictConfig:
-    # Frozen dataclasses become read-only nodes; composing has to write to them. The objects built at the end are frozen.
+    # Frozen dataclasses become read-only nodes; composing has to write to them. What is built at the end is frozen.
     node = OmegaConf.structured(kind)
     OmegaConf.set_readonly(node, None)
     return node
@@ -416,7 +416,8 @@ def _decode(kind: Any, data: Any) -> Any:
         return _decode(inner, data)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{f.name: _decode(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.init})
+        build: Any = kind
+        return build(**{f.name: _decode(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.init})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind[data]
     origin, parts = typing.get_origin(kind), typing.get_args(kind)

@@ -129,7 +129,8 @@ def _apply_options(config: Config, model: torch.nn.Module) -> None:
         enable = getattr(model, "gradient_checkpointing_enable", None)
         if enable is None or not getattr(model, "supports_gradient_checkpointing", False):
             raise UserError(
-                f"gradient_checkpointing=true is not supported by {type(model).__name__}: leave gradient_checkpointing=false"
+                f"gradient_checkpointing=true is not supported by {type(model).__name__}: "
+                "leave gradient_checkpointing=false"
             )
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.compile:
@@ -150,5 +151,5 @@ def _results(loop: Loop, job: Job) -> dict[str, Any]:
         "train_loss": meter.loss_total / max(meter.count_total, 1),
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,
         "best": best,
-        "stopped_early": loop.stopped_early,
+        "stopped_early": loop.optimizer_step < job.plan.optimizer_steps,
     }

@@ -18,6 +18,9 @@ class Synchronous:
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self._backend = backend
         self.forward_model = backend.data_parallel(model)
+        if isinstance(self.forward_model, DistributedDataParallel):
+            # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
+            self.forward_model._set_ddp_runtime_logging_sample_rate(10)
         self._gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         self._steps = 0
 

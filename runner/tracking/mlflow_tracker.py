@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
+import getpass
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from runner.tracking.secrets import masked
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 # Making a new store is no news.
-for _name in ("mlflow", "alembic"):
-    logging.getLogger(_name).setLevel(logging.WARNING)
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 #: Seconds between two shipments, and for the last one when a store has stopped answering.
 _SHIP_EVERY, _LAST_SHIPMENT_S = 1.0, 30.0
+#: Seconds that a run which is over already waits for its store to open.
+_OPEN_WITHIN_S = 20.0
 #: MLflow takes at most this many metrics in one request.
 _BATCH = 1000
 
@@ -55,6 +56,7 @@ class MlflowTracker:
         self._started = int(time.time() * 1000)
         self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
         self._trouble: Exception | None = None
+        self._patience = _LAST_SHIPMENT_S
         self._end: Callable[[], None] | None = None
         self.run_id: str | None = None
         self._opened = threading.Event()
@@ -65,7 +67,7 @@ class MlflowTracker:
     def _serve(self) -> None:
         while not self._ending.wait(0 if self.run_id is None and self._trouble is None else _SHIP_EVERY):
             self._attempt(self._ship)
-        deadline = time.monotonic() + _LAST_SHIPMENT_S
+        deadline = time.monotonic() + self._patience
         assert self._end is not None
         while not self._attempt(self._ship) or not self._attempt(self._end):
             if time.monotonic() > deadline:
@@ -149,11 +151,18 @@ class MlflowTracker:
         )
         return DatasetInput(dataset=dataset, tags=[InputTag("mlflow.data.context", "training")])
 
-    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
-        # The summary of the folder was written before the run was surely open: by now, or never, its id is known.
+    def wait_until_open(self) -> str | None:
+        deadline = time.monotonic() + _OPEN_WITHIN_S
+        while self._trouble is None and time.monotonic() < deadline:
+            if self._opened.wait(0.05):
+                break
+        return self.run_id
+
+    def finish(self, status: str) -> None:
+        self._patience = _LAST_SHIPMENT_S if status == "FINISHED" else _LAST_SHIPMENT_S / 6
         self._end = functools.partial(self._close, status)
         self._ending.set()
-        self._thread.join(_LAST_SHIPMENT_S + 15)
+        self._thread.join(2 * self._patience)
         if self._trouble is not None or self._thread.is_alive():
             self._say(f"MLflow has not taken everything ({_short(self._trouble)}); metrics.jsonl is complete")
 
@@ -210,6 +219,9 @@ def run_tags(experiment: Experiment) -> dict[str, Any]:
     """What one filters runs by."""
     placement = experiment.placement
     tags = {
+        "mlflow.user": getpass.getuser(),
+        "mlflow.source.name": "python -m runner",
+        "mlflow.source.type": "LOCAL",
         "device": placement.label,
         "device.rehearsed": str(placement.rehearsed).lower(),
         "device.executed_on": placement.device_type,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from runner.experiment import Experiment
 from runner.schema import TrackerName, Tracking
@@ -13,15 +13,16 @@ from runner.schema import TrackerName, Tracking
 class Tracker(Protocol):
     """The life of one run in a tracking store. Only the parent holds one; workers know nothing of it."""
 
-    @property
-    def run_id(self) -> str | None: ...
-
     def start(self) -> None:
         """Open the run and begin to ship metrics, without making the caller wait."""
         ...
 
-    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Ship what is left and close the run with FINISHED, FAILED or KILLED."""
+    def wait_until_open(self) -> str | None:
+        """The run's id, once the store has given one; None if it will not."""
+        ...
+
+    def finish(self, status: str) -> None:
+        """Ship what is left, the run's folder with it, and close the run with FINISHED, FAILED or KILLED."""
         ...
 
     def how_to_open(self) -> Sequence[str]:
@@ -32,12 +33,13 @@ class Tracker(Protocol):
 class NoTracker:
     """Logs nowhere but in the run's folder."""
 
-    run_id = None
-
     def start(self) -> None:
         pass
 
-    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+    def wait_until_open(self) -> str | None:
+        return None
+
+    def finish(self, status: str) -> None:
         pass
 
     def how_to_open(self) -> Sequence[str]:
