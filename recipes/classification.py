@@ -107,7 +107,10 @@ METRICS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 @dataclass(frozen=True)
 class SequenceClassification:
-    """One label per text. `max_length`: tokens kept of a text. `metrics`: names from `METRICS`; the loss is always added."""
+    """One label per text.
+
+    `max_length`: tokens kept of a text. `metrics_shown`: names from `METRICS`; the loss is always added.
+    """
 
     data: TextSource
     model: ModelSource

@@ -33,9 +33,8 @@ class Pretrained:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise UserError(
-                f"recipe.model.name={'null' if self.name is None else self.name} cannot be: give a local folder or a model's name on the Hub"
-            )
+            shown = "null" if self.name is None else self.name
+            raise UserError(f"recipe.model.name={shown} cannot be: give a local folder or a model's name on the Hub")
 
     @property
     def location(self) -> str:

@@ -67,7 +67,7 @@ _PROPERTIES: tuple[tuple[str, Callable[[Setup], Any], str, str], ...] = (
     ("warmup_steps", lambda s: s.plan.warmup_steps, _COMPARABLE, "the peak comes at another step"),
     (
         "k",
-        lambda s: s.plan.k,
+        lambda s: s.plan.k if s.plan.world_size > 1 else 1,  # one worker has nobody to drift from
         _COMPARABLE,
         "replicas drift apart between synchronisations; clipping is local",
     ),

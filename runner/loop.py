@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +25,7 @@ from runner.plan.steps import Step
 from runner.precision import Precision
 from runner.recipe import Batch, Prepared, Recipe, filler, label_counts
 from runner.schema import Config, LedgerMode
+from runner.seeds import random_state, restore_random_state
 from runner.sync import SyncPolicy
 
 #: Receives (optimizer step, metrics); called on rank 0 only.
@@ -122,7 +122,7 @@ class Loop:
         local_count = int(self._counts[share].sum())
         global_count = int(self._counts[self.order.epoch_permutation(epoch)[step.start : step.stop]].sum())
         divisor = policy.loss_divisor(local_count, global_count)
-        step_loss = torch.zeros((), device=self.backend.device)
+        step_loss = torch.zeros((), dtype=self._parameters[0].dtype, device=self.backend.device)
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
         skipped = False
 
@@ -220,7 +220,6 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a worker needs to go on as if it had not stopped. A collective."""
         self._flush()
-        cuda = self.backend.device.type == "cuda"
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -233,12 +232,7 @@ class Loop:
             "best": self.best.state_dict(),
             "optimizer_step": self.optimizer_step,
             "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
-            "random": {
-                "python": random.getstate(),
-                "numpy": np.random.get_state(),
-                "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state(self.backend.device) if cuda else None,
-            },
+            "random": random_state(self.backend.device),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -256,8 +250,4 @@ class Loop:
             getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
-        random.setstate(state["random"]["python"])
-        np.random.set_state(state["random"]["numpy"])
-        torch.set_rng_state(state["random"]["torch"])
-        if state["random"]["cuda"] is not None:
-            torch.cuda.set_rng_state(state["random"]["cuda"], self.backend.device)
+        restore_random_state(state["random"], self.backend.device)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from runner import ledger
-from runner.backends import TorchBackend
+from runner.backends import Backend, TorchBackend
 from runner.data.cache import Cache
 from runner.errors import UserError
-from runner.loop import Loop
+from runner.loop import Log, Loop
 from runner.plan import Plan
 from runner.precision import Precision
 from runner.recipe import DataFacts, Prepared, Recipe, build_recipe
@@ -83,8 +82,9 @@ def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store
     return result
 
 
-def _train(job: Job, backend: TorchBackend) -> dict[str, Any] | None:
-    config, plan = job.config, job.plan
+def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
+    """One worker's replica with everything that trains it. A collective."""
+    config = job.config
     recipe = build_recipe(config.recipe, config.trusted_packages)
     prepared = _prepare_data(recipe, job, backend)
     set_seed(config.seed)  # equal on all workers, so that new parameters are
@@ -93,30 +93,30 @@ def _train(job: Job, backend: TorchBackend) -> dict[str, Any] | None:
     _apply_options(config, model)
     policy = build_sync_policy(config.sync, model, backend)
     set_seed(worker_seed(config.seed, backend.rank))
-    log = MetricsLog(job.folder) if backend.rank == 0 else None
-    on_log: Callable[[int, dict[str, float]], None] = log.write if log is not None else _no_log
-    loop = Loop(config, plan, recipe, prepared, model, policy, backend, precision, on_log)
+    return Loop(config, job.plan, recipe, prepared, model, policy, backend, precision, log)
 
+
+def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
+    log = MetricsLog(job.folder) if backend.rank == 0 else None
+    loop = build_loop(job, backend, log.write if log is not None else _no_log)
     loop.train()
     loop.finish()
-    result = None
-    if backend.rank == 0:
-        result = _results(loop, job)
-        (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger.epochs), indent=1))
-        if loop.best.weights is not None:
-            model.load_state_dict(loop.best.weights)
-        recipe.save(model, prepared, job.folder / "model")
-    if log is not None:
-        log.close()
-    policy.close()
-    return result
+    loop.policy.close()
+    if log is None:
+        return None
+    log.close()
+    (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger.epochs), indent=1))
+    if loop.best.weights is not None:
+        loop.model.load_state_dict(loop.best.weights)
+    loop.recipe.save(loop.model, loop.prepared, job.folder / "model")
+    return _results(loop, job)
 
 
 def _no_log(step: int, metrics: dict[str, float]) -> None:
     """Only rank 0 logs."""
 
 
-def _prepare_data(recipe: Recipe, job: Job, backend: TorchBackend) -> Prepared:
+def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
     # One worker of each machine tokenises; the others wait, find the entry, and map it.
     cache = Cache(job.config.cache_dir)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None

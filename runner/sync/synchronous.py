@@ -23,6 +23,7 @@ class Synchronous:
             self.forward_model._set_ddp_runtime_logging_sample_rate(10)
         self._gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         self._steps = 0
+        self._final_stats = SyncStats(0, 0, 0.0)  # of one worker, or of a wrapper that is gone
 
     def loss_divisor(self, local_count: int, global_count: int) -> float:
         # The wrapper averages over workers; a sum over the global batch divided by its count is wanted.
@@ -49,7 +50,7 @@ class Synchronous:
 
     def stats(self) -> SyncStats:
         if not isinstance(self.forward_model, DistributedDataParallel):
-            return SyncStats(0, 0, 0.0)
+            return self._final_stats
         # torch's own timers, in nanoseconds, averaged over the steps it sampled.
         timing = self.forward_model._get_ddp_logging_data()
         mean = timing.get("avg_backward_comm_time", 0) / 1e9
@@ -57,6 +58,7 @@ class Synchronous:
 
     def close(self) -> None:
         if isinstance(self.forward_model, DistributedDataParallel):
+            self._final_stats = self.stats()
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""What test workers run: the shipped loop on a recipe small enough for exact comparisons."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.backends import Backend
+from runner.compose import compose, settings
+from runner.experiment import prepare
+from runner.loop import Loop
+from runner.schema import to_plain
+from runner.worker import Job, build_loop
+
+#: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 of them have nothing to do in it.
+TINY = [
+    "recipe=acceptability",
+    "recipe.data.train_samples=100",
+    "recipe.data.eval_samples=30",
+    "recipe.model.hidden_size=16",
+    "recipe.model.feed_forward_size=16",
+    "recipe.model.layers=1",
+    "recipe.model.heads=2",
+    "recipe.model.dropout=0.0",
+    "batch.global_batch=24",
+    "epochs=2",
+    "precision=fp64",
+    "tracking=none",
+]
+
+Weights = dict[str, Tensor]
+
+
+def tiny_job(overrides: list[str], workers: int, folder: Path | None = None) -> Job:
+    config = settings(compose([*TINY, "device=cpu", f"device.workers={workers}", *overrides]))
+    experiment = prepare(config)
+    folder = folder or Path(tempfile.mkdtemp())
+    return Job(config, experiment.plan, experiment.facts, folder, "cpu", 1, time.time())
+
+
+def make_loop(backend: Backend, overrides: list[str], logged: list[Any] | None = None) -> Loop:
+    log = (lambda step, metrics: logged.append((step, metrics))) if logged is not None else (lambda step, metrics: None)
+    return build_loop(tiny_job(overrides, backend.world_size), backend, log)
+
+
+def weights_of(loop: Loop) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in loop.model.state_dict().items()}
+
+
+def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
+    """Train to the end; what the worker ended with."""
+    logged: list[Any] = []
+    loop = make_loop(backend, overrides, logged)
+    loop.train()
+    loop.finish()
+    result = {
+        "weights": weights_of(loop),
+        "metrics": loop.eval_metrics,
+        "ledger": [to_plain(record) for record in loop.ledger.epochs],
+        "logged": logged,
+        "steps": loop.optimizer_step,
+        "stats": loop.policy.stats(),
+        "best": (loop.best.step, loop.best.value),
+    }
+    loop.policy.close()
+    return result
+
+
+def train_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dict[str, Any]:
+    """Stop after `stop` optimizer steps, build everything anew, load the state, and go on to the end."""
+    first = make_loop(backend, overrides)
+    first.train(until=stop)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(first.state_dict(), Path(folder) / "state.pt")
+        first.policy.close()
+        del first
+        torch.manual_seed(999)  # nothing may depend on what the generators happen to hold
+        second = make_loop(backend, overrides)
+        # weights_only: the state is made of plain data and tensors, so that loading it runs no code.
+        second.load_state_dict(torch.load(Path(folder) / "state.pt", weights_only=True))
+    second.train()
+    second.finish()
+    result = {
+        "weights": weights_of(second),
+        "metrics": second.eval_metrics,
+        "ledger": [to_plain(record) for record in second.ledger.epochs],
+    }
+    second.policy.close()
+    return result
+
+
+def count_all_reduces(backend: Backend, overrides: list[str], steps: int) -> tuple[int, int]:
+    """Gradient all-reduces and micro-batches of `steps` optimizer steps."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    loop = make_loop(backend, overrides)
+    calls = micro_batches = 0
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that it cannot resolve
+        nonlocal calls
+        calls += bucket.is_last()
+        return allreduce_hook(state, bucket)
+
+    loop.policy.forward_model.register_comm_hook(None, hook)
+    loss = loop.recipe.loss
+
+    def counted(model: Any, batch: Any) -> Any:
+        nonlocal micro_batches
+        micro_batches += 1
+        return loss(model, batch)
+
+    object.__setattr__(loop.recipe, "loss", counted)
+    loop.train(until=steps)
+    loop.policy.close()
+    return calls, micro_batches
+
+
+def train_with_high_loss_scale(backend: Backend, overrides: list[str]) -> dict[str, Any]:
+    """fp16 with a loss scale that overflows at first, so that the scaler skips steps."""
+    loop = make_loop(backend, overrides)
+    loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=10_000)
+    loop.train()
+    loop.finish()
+    result = {"ledger": [to_plain(record) for record in loop.ledger.epochs], "scale": loop.scaler.get_scale()}
+    result["weights"] = weights_of(loop)
+    loop.policy.close()
+    return result

@@ -1,0 +1,247 @@
+"""The loop against independent references: plain torch for k = 1, a simulation of n replicas for k > 1."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from runner.data.order import permutation
+from runner.experiment import prepare
+from runner.recipe import Prepared
+from runner.seeds import set_seed
+from tests.pool import WorkerPool
+from tests.replicas import (
+    TINY,
+    Weights,
+    count_all_reduces,
+    tiny_job,
+    train,
+    train_in_two_parts,
+    train_with_high_loss_scale,
+)
+
+SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
+ADAMW = ["optimizer=adamw", "optimizer.lr=1e-3"]
+
+
+def largest_difference(a: Weights, b: Weights) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+class Reference:
+    """A model and its data as the loop gets them, with steps written out in plain torch."""
+
+    def __init__(self, overrides: list[str]) -> None:
+        job = tiny_job(overrides, 1)
+        self.config, self.plan = job.config, job.plan
+        self.recipe = prepare(job.config).recipe
+        from runner.data.cache import Cache
+
+        self.prepared = Prepared.load(self.recipe.prepare(Cache(job.config.cache_dir), job.facts))
+        set_seed(self.config.seed)
+        self.model = self.recipe.build_model(self.prepared).double()
+
+    def global_batches(self) -> list[np.ndarray]:
+        size, plan = self.plan.global_batch, self.plan
+        orders = [permutation(plan.samples_per_epoch, self.config.seed, epoch) for epoch in range(plan.epochs)]
+        return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
+
+    def mean_loss(self, model: nn.Module, ids: np.ndarray) -> torch.Tensor:
+        batch = self.recipe.collate(self.prepared.train[ids.tolist()], self.prepared)
+        return model(**batch).loss
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        assert self.config.optimizer.name.name == "sgd"
+        return torch.optim.SGD(model.parameters(), lr=self.plan.lr, momentum=0.9)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, ids: np.ndarray, lr: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.zero_grad()
+        self.mean_loss(model, ids).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def linear_lrs(reference: Reference) -> list[float]:
+    """The linear schedule with warm-up, by hand, at the samples seen before each global batch."""
+    total, warmup = 200, 0.1 * 200
+    seen, lrs = 0, []
+    for ids in reference.global_batches():
+        share = seen / warmup if seen < warmup else (total - seen) / (total - warmup)
+        lrs.append(reference.plan.lr * share)
+        seen += len(ids)
+    return lrs
+
+
+def simulate_synchronous(overrides: list[str]) -> Weights:
+    reference = Reference(overrides)
+    optimizer = reference.optimizer(reference.model)
+    for ids, lr in zip(reference.global_batches(), linear_lrs(reference), strict=True):
+        reference.step(reference.model, optimizer, ids, lr)
+    return dict(reference.model.state_dict())
+
+
+def simulate_periodic(overrides: list[str], workers: int, k: int) -> Weights:
+    """n replicas in one process: local steps on one's own share, weights averaged every k steps by samples seen."""
+    reference = Reference(overrides)
+    models = [copy.deepcopy(reference.model) for _ in range(workers)]
+    optimizers = [reference.optimizer(model) for model in models]
+    lengths = np.asarray(reference.prepared.train.column("length"))
+    seen = np.zeros(workers)
+    batches = reference.global_batches()
+    for t, (ids, lr) in enumerate(zip(batches, linear_lrs(reference), strict=True)):
+        by_length = ids[np.argsort(lengths[ids], kind="stable")]
+        for rank in range(workers):
+            share = by_length[rank::workers]
+            if len(share):
+                reference.step(models[rank], optimizers[rank], share, lr)
+            seen[rank] += len(share)
+        if (t + 1) % k == 0 or t + 1 == len(batches):
+            for parameters in zip(*(model.parameters() for model in models), strict=True):
+                mean = sum(w * p.data for w, p in zip(seen / seen.sum(), parameters, strict=True))
+                for p in parameters:
+                    p.data.copy_(mean)
+            seen[:] = 0
+    return dict(models[0].state_dict())
+
+
+@pytest.fixture(scope="module")
+def one_worker(pool: WorkerPool) -> dict[str, Any]:
+    return {name: pool.run(1, train, optimizer)[0] for name, optimizer in (("sgd", SGD), ("adamw", ADAMW))}
+
+
+def test_one_worker_equals_plain_torch(one_worker: dict[str, Any]) -> None:
+    """The loop's batches, loss, schedule, clipping and step are those of a loop written out by hand."""
+    assert largest_difference(one_worker["sgd"]["weights"], simulate_synchronous(SGD)) < 1e-13
+
+
+@pytest.mark.parametrize(("workers", "accumulation"), [(1, 2), (2, 1), (2, 3), (3, 1), (8, 1), (8, 3)])
+@pytest.mark.parametrize(("name", "optimizer", "tolerance"), [("sgd", SGD, 1e-12), ("adamw", ADAMW, 1e-9)])
+def test_synchronous_training_does_not_depend_on_the_split(
+    pool: WorkerPool,
+    one_worker: dict[str, Any],
+    workers: int,
+    accumulation: int,
+    name: str,
+    optimizer: list[str],
+    tolerance: float,
+) -> None:
+    """With k = 1, world size and accumulation change nothing but rounding, uneven tails and idle workers included."""
+    results = pool.run(workers, train, [*optimizer, f"accumulation.steps={accumulation}"])
+    expected = one_worker[name]
+    for result in results:
+        assert largest_difference(result["weights"], expected["weights"]) < tolerance
+        assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
+        assert result["ledger"] == expected["ledger"]
+    losses = [[m["train/loss"] for _, m in r["logged"] if "train/loss" in m] for r in (results[0], expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert len(losses[0]) == 10
+    assert all(not result["logged"] for result in results[1:])
+
+
+@pytest.mark.parametrize(("workers", "k", "accumulation"), [(2, 1, 1), (2, 3, 1), (2, 4, 2), (3, 2, 1), (8, 4, 1)])
+def test_periodic_averaging_equals_a_simulation(pool: WorkerPool, workers: int, k: int, accumulation: int) -> None:
+    """Local steps and weighted averages are those of n simulated replicas; all workers end with the same weights."""
+    overrides = [*SGD, f"sync.k={k}", f"accumulation.steps={accumulation}"]
+    results = pool.run(workers, train, overrides)
+    expected = simulate_synchronous(SGD) if k == 1 else simulate_periodic(SGD, workers, k)
+    for result in results:
+        assert largest_difference(result["weights"], expected) < 1e-12
+        assert largest_difference(result["weights"], results[0]["weights"]) == 0
+        assert [epoch["samples_seen"] for epoch in result["ledger"]] == [100, 100]
+
+
+def test_periodic_averaging_communicates_once_a_window(pool: WorkerPool) -> None:
+    """Ten steps with k = 4 are three synchronisations: after steps 4 and 8, and at the end; bytes are the weights'."""
+    stats = pool.run(2, train, [*SGD, "sync.k=4"])[0]["stats"]
+    weights = sum(p.numel() for p in Reference(SGD).model.parameters())
+    assert (stats.synchronisations, stats.bytes) == (3, 3 * 8 * weights)
+    assert stats.seconds > 0
+
+
+def test_accumulation_communicates_once_an_optimizer_step(pool: WorkerPool) -> None:
+    """Gradients travel on the last micro-batch of a step only."""
+    assert pool.run(2, count_all_reduces, [*SGD, "accumulation.steps=3"], 4) == [(4, 12), (4, 12)]
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("stop", [3, 5, 7])
+def test_a_resumed_run_ends_with_the_same_weights(pool: WorkerPool, k: int, stop: int) -> None:
+    """Stopping within an epoch, at its end and within a sync window changes not one bit, dropout on, in fp32."""
+    overrides = [*ADAMW, f"sync.k={k}", "precision=fp32", "recipe.model.dropout=0.1", "accumulation.steps=2"]
+    whole = pool.run(2, train, overrides)
+    parts = pool.run(2, train_in_two_parts, overrides, stop)
+    for a, b in zip(whole, parts, strict=True):
+        assert largest_difference(a["weights"], b["weights"]) == 0
+        assert a["metrics"] == b["metrics"]
+        assert a["ledger"] == b["ledger"]
+
+
+def test_dropout_is_on_in_the_resume_test(pool: WorkerPool) -> None:
+    """The test above would prove little without dropout: with it, another share of it gives other weights."""
+    with_it, without = (
+        pool.run(1, train, [*ADAMW, "precision=fp32", f"recipe.model.dropout={p}"])[0] for p in (0.1, 0.0)
+    )
+    assert largest_difference(with_it["weights"], without["weights"]) > 1e-6
+
+
+def test_seeds_make_runs_repeatable_and_different(pool: WorkerPool) -> None:
+    """One seed gives the same bits twice; seed 0 is a seed like any other."""
+    overrides = [*ADAMW, "precision=fp32", "recipe.model.dropout=0.1", "max_steps=3"]
+    zero, again, one = (pool.run(1, train, [*overrides, f"seed={seed}"])[0]["weights"] for seed in (0, 0, 1))
+    assert largest_difference(zero, again) == 0
+    assert largest_difference(zero, one) > 1e-3
+
+
+def test_steps_skipped_by_the_scaler_are_counted_and_no_failure(pool: WorkerPool) -> None:
+    """An overflowing loss scale skips steps on all workers alike; the ledger says so and stays sound."""
+    results = pool.run(2, train_with_high_loss_scale, [*ADAMW, "precision=fp16"])
+    epochs = results[0]["ledger"]
+    assert 0 < sum(epoch["skipped"] for epoch in epochs) < 200
+    assert all(epoch["missing"] == epoch["duplicated"] == 0 for epoch in epochs)
+    assert results[0]["scale"] < 2.0**24
+    assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_fp16_replicas_agree_on_the_loss_scale(pool: WorkerPool, k: int) -> None:
+    """After a synchronisation every worker goes on with the smallest scale of all."""
+    results = pool.run(2, train_with_high_loss_scale, [*ADAMW, "precision=fp16", f"sync.k={k}"])
+    assert results[0]["scale"] == results[1]["scale"]
+
+
+def test_early_stop_ends_the_run_after_patience(pool: WorkerPool) -> None:
+    """Training that cannot improve (a learning rate of almost 0) stops after `patience` further evaluations."""
+    overrides = ["optimizer=sgd", "optimizer.lr=1e-12", "evaluation.every_steps=2", "evaluation.patience=2"]
+    results = pool.run(2, train, overrides)
+    assert [result["steps"] for result in results] == [6, 6]
+    assert results[0]["best"][0] == 2
+    assert [epoch["expected"] for epoch in results[0]["ledger"]] == [100, 24]
+
+
+def test_evaluation_waits_for_a_synchronisation(pool: WorkerPool) -> None:
+    """Epochs of 5 steps end between synchronisations of k = 4: evaluation comes after steps 8 and 10, never at 5."""
+    logged = pool.run(2, train, [*SGD, "sync.k=4"])[0]["logged"]
+    assert [step for step, metrics in logged if "eval/accuracy" in metrics] == [8, 10]
+
+
+def test_max_steps_ends_run_and_schedule(pool: WorkerPool) -> None:
+    """`max_steps` cuts the run short, and the learning rate falls to its end by then."""
+    result = pool.run(1, train, [*SGD, "max_steps=4", "schedule.warmup_share=0"])[0]
+    lrs = [metrics["train/lr"] for _, metrics in result["logged"] if "train/lr" in metrics]
+    assert lrs == pytest.approx([0.05 * f * 24 / 48 for f in (1, 0.75, 0.5, 0.25)])
+    assert result["ledger"][0]["samples_seen"] == 96
+
+
+def test_tiny_has_a_tail() -> None:
+    """The grid above would prove little if the global batch divided the data."""
+    plan = tiny_job([], 1).plan
+    assert plan.samples_per_epoch % plan.global_batch == 4
+    assert "recipe.data.train_samples=100" in TINY
