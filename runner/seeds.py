@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import typing
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def set_seed(seed: int) -> None:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """The state of every generator of this process, as plain data and tensors."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = typing.cast(tuple[Any, ...], np.random.get_state())
     return {
         "python": random.getstate(),
         "numpy": (name, torch.tensor(keys.astype("int64")), position, has_gauss, gauss),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from runner.data.table import Table
@@ -32,5 +33,7 @@ def batches(
         batch_sampler=ids,  # type: ignore[arg-type]  # any sequence of lists is one
         collate_fn=_Collate(recipe, prepared),  # type: ignore[arg-type]  # given columns, not a list of rows
         pin_memory=pin_memory,
+        # Starting a loader draws a number; from the global stream, that would shift every later dropout.
+        generator=torch.Generator(),
     )
     return iter(loader)
