@@ -73,15 +73,15 @@ def _run(arguments: list[str], started_at: float) -> int:
     if is_external():
         from runner.torchrun import run_as_rank
 
-        return run_as_rank(lambda: _enter_hydra(arguments, started_at), arguments)
+        return run_as_rank(arguments, lambda options: _enter_hydra(options, started_at))
     from runner.launch import start_forkserver
 
     options = HydraOptions(arguments)
     if options.only_shows:
-        return _enter_hydra(arguments, started_at)
+        return _enter_hydra(options, started_at)
     start_forkserver()
     preflight(options)
-    return _enter_hydra(arguments, started_at)
+    return _enter_hydra(options, started_at)
 
 
 class HydraOptions:
@@ -92,8 +92,13 @@ class HydraOptions:
 
         parser = get_args_parser()
         parser.error = _refuse_option  # argparse exits after printing usage
-        parsed = parser.parse_args(list(arguments))
+        parsed = parser.parse_intermixed_args(list(arguments))
         self.overrides: list[str] = parsed.overrides
+        #: The same arguments, options first: Hydra's parser would refuse overrides on both sides of `-m`.
+        self.ordered = list(arguments)
+        for override in self.overrides:
+            self.ordered.remove(override)
+        self.ordered += self.overrides
         self.multirun: bool = parsed.multirun
         self.config_dirs: list[str] = [parsed.config_dir] if parsed.config_dir else []
         #: Help, completion and printing of the configuration: nothing is run.
@@ -147,7 +152,7 @@ def _check_folder(setting: str, folder: str) -> None:
         raise UserError(f"{shown}: {existing} cannot be written to; choose another folder")
 
 
-def _enter_hydra(arguments: Sequence[str], started_at: float) -> int:
+def _enter_hydra(options: HydraOptions, started_at: float) -> int:
     import hydra
 
     from runner.compose import CONFIG_NAME, register
@@ -157,7 +162,7 @@ def _enter_hydra(arguments: Sequence[str], started_at: float) -> int:
     register()
     # Hydra would print its own report and exit with 1; here every error goes to the one outer handler.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [sys.argv[0], *arguments]
+    sys.argv = [sys.argv[0], *options.ordered]
     sweep = Sweep(started_at)
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError
 from runner.world import ExternalWorld, join_external
+
+if TYPE_CHECKING:
+    from runner.cli import HydraOptions
 
 
 @dataclass
@@ -25,7 +28,7 @@ def current_world() -> ExternalWorld | None:
     return _joined.world
 
 
-def run_as_rank(enter_hydra: Callable[[], int], arguments: list[str]) -> int:
+def run_as_rank(arguments: list[str], enter_hydra: Callable[[HydraOptions], int]) -> int:
     """Rank 0 plays the parent; the others never enter Hydra and do what rank 0 tells them."""
     from runner.cli import EXIT_USER_ERROR, HydraOptions, preflight
 
@@ -49,13 +52,13 @@ def run_as_rank(enter_hydra: Callable[[], int], arguments: list[str]) -> int:
             )
         if not options.only_shows:
             preflight(options)
-            return enter_hydra()
+            return enter_hydra(options)
     except BaseException as error:
         if not _joined.posted:
             world.post({"error": str(error)})
         raise
     world.post({"error": "nothing to run"})
-    return enter_hydra()
+    return enter_hydra(options)
 
 
 def run_joined(world: ExternalWorld, job: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""Recipes that go wrong in a worker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from recipes.classification import SequenceClassification
+from runner.errors import UserError
+from runner.recipe import Batch, Prepared
+
+
+@dataclass(frozen=True)
+class BrokenRecipe(SequenceClassification):
+    """Its last worker fails in the middle of training, while the others wait for it in a collective."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("broken on purpose")
+        return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class RefusingRecipe(SequenceClassification):
+    """Finds a mistake of the user only when it builds the model."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        raise UserError("recipe.model=x cannot be: refused on purpose")
