@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -62,6 +63,8 @@ def _first_line(error: Exception) -> str:
 
 def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
     """Run one job; its objective. An error is printed here and kept in `sweep`; in a sweep Hydra is told as well."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     hydra = HydraConfig.get()
     is_sweep = hydra.mode == RunMode.MULTIRUN
     name = f"job {hydra.job.num} ({hydra.job.override_dirname})" if is_sweep else "run"

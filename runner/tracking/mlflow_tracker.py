@@ -76,11 +76,9 @@ class MlflowTracker:
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Do `action`; a store in trouble is remembered and tried again, never fatal."""
-        from mlflow.exceptions import MlflowException
-
         try:
             action()
-        except (MlflowException, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
             if self._trouble is None and not self._ending.is_set():
                 self._say(
                     f"MLflow does not answer ({_short(error)}); the run goes on and metrics wait in metrics.jsonl"

