@@ -79,8 +79,8 @@ def check_device_serves(config: Config, placement: Placement) -> None:
             raise UserError(f"precision=tf32 exists on NVIDIA GPUs only, not on {where}: use precision=fp32 or bf16")
         if torch.cuda.get_device_capability()[0] < 8:
             raise UserError("precision=tf32 needs a GPU of compute capability 8.0 or newer: use precision=fp32 or fp16")
-    if placement.kind == "tpu" and name in (PrecisionName.fp16, PrecisionName.fp64):
-        raise UserError(f"precision={name.name} is not served by TPUs: use precision=bf16 or fp32")
+    if placement.kind == "tpu" and name is PrecisionName.fp16:
+        raise UserError("precision=fp16 is not served by TPUs, whose half precision is bf16: use precision=bf16")
     if config.compile:
         _check_compiler(placement)
 

@@ -1,0 +1,230 @@
+"""Which device the workers really run on, for machines that are pretended."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from runner import placement as placement_module
+from runner.compose import compose, settings
+from runner.errors import UserError
+from runner.placement import Placement, available_cores, check_device_serves, place
+from runner.schema import Device, DeviceKind, Rehearse
+
+
+@pytest.fixture(autouse=True)
+def _no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+def on_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, capability: tuple[int, int] = (9, 0)) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "gpus", "label", "device_type", "count", "rehearsed"),
+    [
+        # auto: all GPUs, or one worker on the CPU
+        ("auto", None, 0, "cpu", "cpu", 1, False),
+        ("auto", None, 1, "gpu", "cuda", 1, False),
+        ("auto", None, 4, "gpu4", "cuda", 4, False),
+        ("auto", 2, 0, "cpu2", "cpu", 2, False),
+        ("auto", 2, 4, "gpu2", "cuda", 2, False),
+        ("auto", 8, 4, "gpu8", "cpu", 8, True),
+        # cpu: never a rehearsal, however many
+        ("cpu", 1, 8, "cpu", "cpu", 1, False),
+        ("cpu", 8, 0, "cpu8", "cpu", 8, False),
+        ("cpu", None, 4, "cpu", "cpu", 1, False),
+        # gpu: real if all workers have one of their own
+        ("gpu", 4, 4, "gpu4", "cuda", 4, False),
+        ("gpu", 4, 8, "gpu4", "cuda", 4, False),
+        ("gpu", 4, 3, "gpu4", "cpu", 4, True),
+        ("gpu", 1, 0, "gpu", "cpu", 1, True),
+        ("gpu", None, 2, "gpu2", "cuda", 2, False),
+        ("gpu", None, 0, "gpu", "cpu", 1, True),
+        # tpu: rehearsed
+        ("tpu", 8, 0, "tpu8", "cpu", 8, True),
+        ("tpu", 8, 8, "tpu8", "cpu", 8, True),
+    ],
+)
+def test_where_a_device_setup_runs(
+    kind: str,
+    workers: int | None,
+    gpus: int,
+    label: str,
+    device_type: str,
+    count: int,
+    rehearsed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that is there is used, one that is not is rehearsed on the CPU with as many workers."""
+    on_machine(monkeypatch, gpus)
+    placed = place(Device(DeviceKind[kind], workers), None)
+    assert (placed.label, placed.device_type, placed.workers, placed.rehearsed) == (
+        label,
+        device_type,
+        count,
+        rehearsed,
+    )
+    assert label.startswith(placed.kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "gpus", "words"),
+    [
+        ("gpu", 4, 3, ("device.kind=gpu with 4 worker", "3 CUDA device")),
+        ("gpu", 1, 0, ("device.kind=gpu with 1 worker", "0 CUDA device")),
+        ("tpu", 8, 8, ("device.kind=tpu with 8 worker", "TPU")),
+        ("auto", 8, 4, ("device.kind=gpu with 8 worker", "4 CUDA device")),
+    ],
+)
+def test_rehearsal_forbidden(
+    kind: str, workers: int, gpus: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under rehearse=never a device that is not there is an error that says what is missing, and both ways out."""
+    on_machine(monkeypatch, gpus)
+    with pytest.raises(UserError) as caught:
+        place(Device(DeviceKind[kind], workers, Rehearse.never), None)
+    for word in (*words, "device=cpu", "device.rehearse=auto"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "workers", "gpus"), [("gpu", 4, 4), ("cpu", 8, 0), ("auto", None, 0)])
+def test_rehearsal_forbidden_and_not_needed(
+    kind: str, workers: int | None, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under rehearse=never a device that is there runs as ever."""
+    on_machine(monkeypatch, gpus)
+    assert not place(Device(DeviceKind[kind], workers, Rehearse.never), None).rehearsed
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "gpus", "world_size", "local", "label", "device_type"),
+    [
+        ("auto", None, 0, 4, 4, "cpu4", "cpu"),
+        ("auto", None, 2, 4, 2, "gpu4", "cuda"),  # two nodes with two GPUs each
+        ("gpu", 4, 2, 4, 2, "gpu4", "cuda"),
+        ("gpu", 4, 2, 4, 4, "gpu4", "cpu"),  # four processes on one node with two GPUs
+        ("cpu", 3, 0, 3, 3, "cpu3", "cpu"),
+        ("gpu", None, 8, 2, 2, "gpu2", "cuda"),  # fewer processes than GPUs
+        ("auto", None, 8, 1, 1, "gpu", "cuda"),
+    ],
+)
+def test_in_a_world_that_torchrun_started(
+    kind: str,
+    workers: int | None,
+    gpus: int,
+    world_size: int,
+    local: int,
+    label: str,
+    device_type: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The started world says how many workers there are; GPUs are counted against those of this node."""
+    on_machine(monkeypatch, gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    placed = place(Device(DeviceKind[kind], workers), world_size)
+    assert (placed.label, placed.device_type, placed.workers) == (label, device_type, world_size)
+
+
+@pytest.mark.parametrize(("workers", "world_size"), [(4, 2), (1, 2), (2, 4)])
+def test_world_of_another_size(workers: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setup for another number of workers than were started is refused with both numbers."""
+    on_machine(monkeypatch, 0)
+    with pytest.raises(UserError) as caught:
+        place(Device(DeviceKind.cpu, workers), world_size)
+    message = str(caught.value)
+    assert message.startswith(f"device.workers={workers} does not match the {world_size} processes")
+    assert f"set device.workers={world_size}" in message
+
+
+@pytest.mark.parametrize(
+    ("workers", "local", "threads"), [(1, None, 8), (2, None, 4), (3, None, 2), (8, None, 1), (16, None, 1), (8, 2, 4)]
+)
+def test_threads(workers: int, local: int | None, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cores are shared by the workers of this machine, and none is left without a thread."""
+    monkeypatch.setattr(placement_module, "available_cores", lambda: 8)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    assert Placement("cpu", "cpu", "cpu", workers, False).threads_per_worker == threads
+
+
+def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container or a job that owns three of the machine's cores has three."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6}, raising=False)
+    assert available_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert available_cores() == 1
+
+
+def serve(gpus: int, monkeypatch: pytest.MonkeyPatch, *overrides: str, capability: tuple[int, int] = (9, 0)) -> None:
+    on_machine(monkeypatch, gpus, capability)
+    config = settings(compose(overrides))
+    check_device_serves(config, place(config.device, None))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "capability", "overrides", "words"),
+    [
+        (0, (9, 0), ("precision=tf32", "device=cpu2"), ("precision=tf32", "not on cpu2", "precision=fp32 or bf16")),
+        (1, (9, 0), ("precision=tf32", "device=gpu4"), ("precision=tf32", "gpu4 rehearsed on a CPU")),
+        (1, (7, 5), ("precision=tf32", "device=gpu"), ("precision=tf32", "8.0", "fp16")),
+        (0, (9, 0), ("precision=fp16", "device=tpu8"), ("precision=fp16", "TPU", "bf16")),
+        (0, (9, 0), ("precision=fp64", "device=tpu8"), ("precision=fp64", "TPU", "bf16")),
+        (0, (9, 0), ("compile=true", "device=tpu8"), ("compile=true", "TPU", "compile=false")),
+    ],
+)
+def test_settings_that_a_device_does_not_serve(
+    gpus: int,
+    capability: tuple[int, int],
+    overrides: tuple[str, ...],
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A precision or an option that the device does not have is refused by name, with one that it has."""
+    with pytest.raises(UserError) as caught:
+        serve(gpus, monkeypatch, *overrides, capability=capability)
+    assert str(caught.value).startswith(words[0])
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides"),
+    [
+        (1, ("precision=tf32", "device=gpu")),
+        (0, ("precision=fp16", "device=cpu")),
+        (0, ("precision=fp64", "device=gpu2")),
+        (0, ("precision=bf16", "device=tpu8")),
+    ],
+)
+def test_settings_that_a_device_serves(gpus: int, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device has is not refused."""
+    serve(gpus, monkeypatch, *overrides, capability=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "missing"), [("cpu", 0, "C++ compiler"), ("gpu4", 0, "C++ compiler"), ("gpu", 1, "triton")]
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_compiling_needs_a_compiler(
+    device: str, gpus: int, missing: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """compile=true is refused where the compiler of the device that it runs on is missing, and only there."""
+    found: Any = object() if there else None
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: found)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: found)
+    if there:
+        serve(gpus, monkeypatch, "compile=true", f"device={device}")
+        return
+    with pytest.raises(UserError) as caught:
+        serve(gpus, monkeypatch, "compile=true", f"device={device}")
+    assert str(caught.value).startswith("compile=true needs ")
+    assert missing in str(caught.value)
