@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
+from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,11 +17,15 @@ def plan_tables(experiment: Experiment) -> RenderableType:
     return Group(_plan(experiment), _equivalents(experiment))
 
 
+def _table(title: str, show_header: bool = True) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=show_header)
+
+
 def _plan(experiment: Experiment) -> Table:
     plan, config = experiment.plan, experiment.config
-    table = Table(title=f"Plan · {config.recipe['name']} · {experiment.setup_name}", title_justify="left")
-    table.add_column("", style="bold")
-    table.add_column("", justify="right")
+    table = _table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
+    table.add_column("what", style="bold")
+    table.add_column("value", justify="right")
     table.add_column("how it comes about", style="dim")
     table.add_row(
         "global batch",
@@ -69,7 +74,7 @@ def _steps(experiment: Experiment) -> str:
 def _equivalents(experiment: Experiment) -> Table:
     plan = experiment.plan
     workers = (1, 2, 4, 8)
-    table = Table(title="Equivalent batches: samples per worker and step", title_justify="left")
+    table = _table("Equivalent batches: samples per worker and step")
     table.add_column("global batch", justify="right")
     for n in workers:
         table.add_column(f"{n} worker{'s' if n > 1 else ''}", justify="right")
@@ -84,7 +89,7 @@ def certificate_table(experiment: Experiment) -> RenderableType:
     """What the setup holds equal to one fp32 worker, and what it does not."""
     certificate = experiment.certificate
     title = f"Certificate: {certificate.level} to one fp32 worker"
-    table = Table(title=title, title_justify="left")
+    table = _table(title)
     table.add_column("differs", style="bold")
     table.add_column("here", justify="right")
     table.add_column("baseline", justify="right")
@@ -94,12 +99,8 @@ def certificate_table(experiment: Experiment) -> RenderableType:
             table.add_row(item.name.replace("_", " "), _cell(item.value), _cell(item.baseline), item.effect)
     equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
     line = Text(f"Equal: {equal}.", style="dim")
-    return Group(table, line) if table.row_count else Group(Text(title, style="italic"), line)
+    return Group(table, line) if table.row_count else Group(Text(title, style="bold"), line)
 
 
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def print_plan(console: Console, experiment: Experiment) -> None:
-    console.print(plan_tables(experiment))

@@ -143,7 +143,7 @@ def test_the_plan_is_printed(tmp_path: Path, module: str) -> None:
     assert done.returncode == 0, done.stderr
     for text in ("micro-batch 48 × accumulation 1 × 2 worker(s)", "base 0.001 × 2 = linear rule", "Certificate"):
         assert text in done.stdout
-    cells = [line.replace("│", " ").split() for line in done.stdout.splitlines()]
+    cells = [line.split() for line in done.stdout.splitlines()]
     assert ["256", "256", "128", "64", "32"] in cells
     assert ["96", "96", "48", "24", "12"] in cells
     assert (module == "runner.plan") == (list(tmp_path.iterdir()) == [])

@@ -1,0 +1,9 @@
+"""How much later does the first optimizer step come with more workers? Cold starts, on this machine's CPU."""
+
+from __future__ import annotations
+
+from side_by_side import interleaved, report
+
+if __name__ == "__main__":
+    base = ["max_steps=3", "tracking=none"]
+    report(interleaved({name: [*base, f"device={name}"] for name in ("cpu", "cpu2", "cpu8")}, 5), "first_step_s")

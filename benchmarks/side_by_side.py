@@ -1,0 +1,47 @@
+"""Run commands side by side and compare what their summaries say."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def run_once(overrides: Sequence[str]) -> dict[str, Any]:
+    """The `summary.json` of `python -m runner` with these overrides, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "runner", *overrides, "hydra.run.dir=run"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+        summary: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        return summary
+
+
+def interleaved(variants: Mapping[str, Sequence[str]], repetitions: int) -> dict[str, list[dict[str, Any]]]:
+    """Each variant's summaries; the variants take turns, so that slow minutes of the machine hit all of them."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
+    for _ in range(repetitions):
+        for name, overrides in variants.items():
+            found[name].append(run_once(overrides))
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def report(found: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> None:
+    """Print `key` of each variant, and its ratio to the first variant, repetition by repetition."""
+    base_name, base = next(iter(found.items()))
+    print(f"| variant | {key}: median (range) of {len(base)} | ratio to {base_name} |\n| --- | --- | --- |")
+    for name, summaries in found.items():
+        values = [summary[key] for summary in summaries]
+        ratios = [value / reference[key] for value, reference in zip(values, base, strict=True)]
+        print(f"| {name} | {spread(values)} | {spread(ratios)} |")
