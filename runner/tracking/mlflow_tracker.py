@@ -127,7 +127,11 @@ class MlflowTracker:
         experiment = self._client.get_experiment_by_name(self._tracking.experiment)
         if experiment is None:
             artifacts = None if self._tracking.uri else (self._root / "outputs" / "mlartifacts").absolute().as_uri()
-            experiment_id = self._client.create_experiment(self._tracking.experiment, artifact_location=artifacts)
+            experiment_id = self._client.create_experiment(
+                self._tracking.experiment,
+                artifact_location=artifacts,
+                tags={"mlflow.experimentKind": "custom_model_development"},  # MLflow's page shows training, not agents
+            )
         else:
             experiment_id = experiment.experiment_id
         return self._client.create_run(
@@ -142,7 +146,7 @@ class MlflowTracker:
         facts = self._experiment.facts
         dataset = Dataset(
             name=self._experiment.config.recipe["name"],
-            digest=facts.digest[:32],
+            digest=facts.digest[:16],
             source_type="local",
             source=masked(facts.source),
             profile=f'{{"train_samples": {facts.train_samples}, "eval_samples": {facts.eval_samples}}}',
