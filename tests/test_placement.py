@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from runner import placement as placement_module
 from runner.compose import compose, settings
 from runner.errors import UserError
 from runner.placement import Placement, available_cores, check_device_serves, place
-from runner.schema import Device, DeviceKind, Rehearse
+from runner.schema import Config, Device, DeviceKind, Precision, PrecisionName, Rehearse
 
 
 @pytest.fixture(autouse=True)
@@ -164,67 +166,90 @@ def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert available_cores() == 1
 
 
-def serve(gpus: int, monkeypatch: pytest.MonkeyPatch, *overrides: str, capability: tuple[int, int] = (9, 0)) -> None:
-    on_machine(monkeypatch, gpus, capability)
-    config = settings(compose(overrides))
-    check_device_serves(config, place(config.device, None))
+@pytest.fixture(scope="module")
+def defaults() -> Config:
+    return settings(compose([]))
+
+
+#: Serves a setup of (kind, workers), precision and compile on a machine with these GPUs.
+Serve = Callable[..., None]
+
+
+@pytest.fixture
+def serve(defaults: Config, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    def serve(
+        gpus: int, device: tuple[str, int], precision: str, compiled: bool = False, capability: tuple[int, int] = (9, 0)
+    ) -> None:
+        on_machine(monkeypatch, gpus, capability)
+        config = dataclasses.replace(
+            defaults,
+            device=Device(DeviceKind[device[0]], device[1]),
+            precision=Precision(PrecisionName[precision]),
+            compile=compiled,
+        )
+        check_device_serves(config, place(config.device, None))
+
+    return serve
 
 
 @pytest.mark.parametrize(
-    ("gpus", "capability", "overrides", "words"),
+    ("gpus", "capability", "device", "precision", "compiled", "words"),
     [
-        (0, (9, 0), ("precision=tf32", "device=cpu2"), ("precision=tf32", "not on cpu2", "precision=fp32 or bf16")),
-        (1, (9, 0), ("precision=tf32", "device=gpu4"), ("precision=tf32", "gpu4 rehearsed on a CPU")),
-        (1, (7, 5), ("precision=tf32", "device=gpu"), ("precision=tf32", "8.0", "fp16")),
-        (0, (9, 0), ("precision=fp16", "device=tpu8"), ("precision=fp16", "TPU", "bf16")),
-        (0, (9, 0), ("precision=fp64", "device=tpu8"), ("precision=fp64", "TPU", "bf16")),
-        (0, (9, 0), ("compile=true", "device=tpu8"), ("compile=true", "TPU", "compile=false")),
+        (0, (9, 0), ("cpu", 2), "tf32", False, ("precision=tf32", "not on cpu2", "precision=fp32 or bf16")),
+        (1, (9, 0), ("gpu", 4), "tf32", False, ("precision=tf32", "gpu4 rehearsed on a CPU")),
+        (1, (7, 5), ("gpu", 1), "tf32", False, ("precision=tf32", "8.0", "fp16")),
+        (0, (9, 0), ("tpu", 8), "fp16", False, ("precision=fp16", "TPU", "precision=bf16")),
+        (0, (9, 0), ("tpu", 8), "fp32", True, ("compile=true", "TPU", "compile=false")),
     ],
 )
 def test_settings_that_a_device_does_not_serve(
     gpus: int,
     capability: tuple[int, int],
-    overrides: tuple[str, ...],
+    device: tuple[str, int],
+    precision: str,
+    compiled: bool,
     words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
 ) -> None:
     """A precision or an option that the device does not have is refused by name, with one that it has."""
     with pytest.raises(UserError) as caught:
-        serve(gpus, monkeypatch, *overrides, capability=capability)
+        serve(gpus, device, precision, compiled, capability)
     assert str(caught.value).startswith(words[0])
     for word in words:
         assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "overrides"),
+    ("gpus", "device", "precision"),
     [
-        (1, ("precision=tf32", "device=gpu")),
-        (0, ("precision=fp16", "device=cpu")),
-        (0, ("precision=fp64", "device=gpu2")),
-        (0, ("precision=bf16", "device=tpu8")),
+        (1, ("gpu", 1), "tf32"),
+        (0, ("cpu", 1), "fp16"),
+        (0, ("gpu", 2), "fp64"),
+        (0, ("tpu", 8), "bf16"),
+        (0, ("tpu", 8), "fp32"),
     ],
 )
-def test_settings_that_a_device_serves(gpus: int, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_a_device_serves(gpus: int, device: tuple[str, int], precision: str, serve: Serve) -> None:
     """What the device has is not refused."""
-    serve(gpus, monkeypatch, *overrides, capability=(8, 0))
+    serve(gpus, device, precision, capability=(8, 0))
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "missing"), [("cpu", 0, "C++ compiler"), ("gpu4", 0, "C++ compiler"), ("gpu", 1, "triton")]
+    ("device", "gpus", "missing"),
+    [(("cpu", 1), 0, "C++ compiler"), (("gpu", 4), 0, "C++ compiler"), (("gpu", 1), 1, "triton")],
 )
 @pytest.mark.parametrize("there", [True, False])
 def test_compiling_needs_a_compiler(
-    device: str, gpus: int, missing: str, there: bool, monkeypatch: pytest.MonkeyPatch
+    device: tuple[str, int], gpus: int, missing: str, there: bool, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """compile=true is refused where the compiler of the device that it runs on is missing, and only there."""
     found: Any = object() if there else None
     monkeypatch.setattr(shutil, "which", lambda *_, **__: found)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: found)
     if there:
-        serve(gpus, monkeypatch, "compile=true", f"device={device}")
+        serve(gpus, device, "fp32", compiled=True)
         return
     with pytest.raises(UserError) as caught:
-        serve(gpus, monkeypatch, "compile=true", f"device={device}")
+        serve(gpus, device, "fp32", compiled=True)
     assert str(caught.value).startswith("compile=true needs ")
     assert missing in str(caught.value)
