@@ -142,10 +142,13 @@ class SequenceClassification:
             "tokenizer": self.model.tokenizer_identity(),
             "max_length": self.max_length,
         }
-        return cache.get(key, self._tokenize)
+        return cache.get(key, lambda folder: self._tokenize(folder, facts))
 
-    def _tokenize(self, folder: Path) -> None:
+    def _tokenize(self, folder: Path, facts: DataFacts) -> None:
         corpus = self.data.read()
+        if corpus.digest != facts.digest:
+            # The entry is named by the facts: other content under that name would mislead every later run.
+            raise UserError(f"the data ({facts.source}) changed after the run was planned: start it again")
         tokenizer = self.model.tokenizer(corpus.train.texts)
         for name, part in (("train", corpus.train), ("eval", corpus.eval)):
             ids = tokenizer(part.texts, truncation=True, max_length=self.max_length)["input_ids"]

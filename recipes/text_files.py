@@ -17,31 +17,33 @@ class TextFiles:
     `text_column`, `label_column`: positions in the files, from 0. `hub_*`: the Hub's names for the same things.
     """
 
-    train: str | None
-    eval: str | None
     text_column: int
     label_column: int
     columns: int
-    hub_name: str
-    hub_config: str | None
-    hub_train: str
-    hub_eval: str
-    hub_text: str
-    hub_label: str
+    train: str | None = None
+    eval: str | None = None
+    hub_name: str | None = None
+    hub_config: str | None = None
+    hub_train: str = "train"
+    hub_eval: str = "validation"
+    hub_text: str = "text"
+    hub_label: str = "label"
 
     def read(self) -> Corpus:
         if (self.train is None) != (self.eval is None):
             given, missing = ("train", "eval") if self.eval is None else ("eval", "train")
             raise UserError(
-                f"recipe.data.{given} is given and recipe.data.{missing} is not: give both files, or neither to take "
-                f"{self.hub_name} from the Hub"
+                f"recipe.data.{given} is given and recipe.data.{missing} is not: give both files"
+                + (f", or neither to take {self.hub_name} from the Hub" if self.hub_name else "")
             )
         if self.train is not None and self.eval is not None:
             train, evaluation = self._file("train", self.train), self._file("eval", self.eval)
             source = f"{self.train}, {self.eval}"
-        else:
-            train, evaluation = self._from_hub()
+        elif self.hub_name:
+            train, evaluation = self._from_hub(self.hub_name)
             source = f"Hub: {self.hub_name}" + (f"/{self.hub_config}" if self.hub_config else "")
+        else:
+            raise UserError("there are no training data: give recipe.data.train=… and recipe.data.eval=…")
         _check_classes(train, evaluation)
         return Corpus(train, evaluation, source)
 
@@ -81,7 +83,7 @@ class TextFiles:
             )
         return cells[self.text_column].strip(), int(label)
 
-    def _from_hub(self) -> tuple[LabelledText, LabelledText]:
+    def _from_hub(self, name: str) -> tuple[LabelledText, LabelledText]:
         from datasets import load_dataset
         from datasets.exceptions import DatasetNotFoundError
 
@@ -89,18 +91,18 @@ class TextFiles:
 
         go_offline_if_unreachable()
         try:
-            parts = load_dataset(self.hub_name, self.hub_config)
+            parts = load_dataset(name, self.hub_config)
         except (ConnectionError, FileNotFoundError, DatasetNotFoundError, OSError, ValueError) as error:
             raise UserError(
                 "there are no training data: give local files with recipe.data.train=… and recipe.data.eval=…, or go "
-                f"online so that '{self.hub_name}' can come from the Hugging Face Hub ({first_line(error)})"
+                f"online so that '{name}' can come from the Hugging Face Hub ({first_line(error)})"
             ) from error
         train, evaluation = (
             LabelledText(
-                [str(text) for text in parts[name][self.hub_text]],
-                [int(x) for x in parts[name][self.hub_label]],
+                [str(text) for text in parts[part][self.hub_text]],
+                [int(x) for x in parts[part][self.hub_label]],
             )
-            for name in (self.hub_train, self.hub_eval)
+            for part in (self.hub_train, self.hub_eval)
         )
         return train, evaluation
 

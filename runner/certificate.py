@@ -21,6 +21,7 @@ class Setup:
     precision: str
     rehearsed: bool
     dropout_streams: str
+    compile: bool
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ _PROPERTIES: tuple[tuple[str, Callable[[Setup], Any], str, str], ...] = (
         _COMPARABLE,
         "replicas drift apart between synchronisations; clipping is local",
     ),
+    ("compile", lambda s: s.compile, _COMPARABLE, "fused kernels round differently"),
     ("precision", lambda s: s.precision, _COMPARABLE, "rounding of forward and backward"),
     (
         "dropout_streams",

@@ -76,6 +76,11 @@ def _run(arguments: list[str], started_at: float) -> int:
         return run_as_rank(arguments, lambda options: _enter_hydra(options, started_at))
     from runner.launch import start_forkserver
 
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        raise UserError(
+            "srun started several tasks, and each would be a run of its own: let it start one torchrun per node, "
+            "which sets RANK and WORLD_SIZE"
+        )
     options = HydraOptions(arguments)
     if options.only_shows:
         return _enter_hydra(options, started_at)
@@ -131,8 +136,12 @@ def preflight(options: HydraOptions) -> None:
         points = [compose(overrides, options.config_dirs) for overrides in sweep_points(options.overrides)]
         _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
         check_tracking(settings(points[0]).tracking)
+        if "MLFLOW_RUN_ID" in os.environ:
+            raise UserError("MLFLOW_RUN_ID is set, and the jobs of a sweep cannot all be that run: unset it")
         return
     cfg = compose(options.overrides, options.config_dirs)
+    if cfg.hydra.sweeper.params:
+        raise UserError("hydra.sweeper.params is set (by sweep=…?), so this is a sweep of several jobs: add -m")
     config = settings(cfg)
     prepare(config)
     _check_folder("hydra.run.dir", cfg.hydra.run.dir)
@@ -184,6 +193,10 @@ def _plan(arguments: list[str]) -> int:
     from runner.plan.table import certificate_table, plan_tables
 
     options = HydraOptions(arguments)
+    if options.only_shows:
+        return _enter_hydra(options, 0.0)
+    if options.multirun:
+        raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup at a time")
     experiment = prepare(settings(compose(options.overrides, options.config_dirs)))
     console = Console()
     console.print(plan_tables(experiment))

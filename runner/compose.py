@@ -47,7 +47,7 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> DictCo
             )
     # A bare ValueError is Hydra's answer to an override such as `=3`.
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise composition_error(error) from error
+        raise composition_error(error, [*(searchpath if config_dirs else []), *overrides]) from error
 
 
 def settings(cfg: DictConfig) -> Config:
@@ -58,7 +58,7 @@ def settings(cfg: DictConfig) -> Config:
     cfg.pop("hydra", None)
     OmegaConf.set_readonly(cfg, True)
     for key in set(map(str, cfg)) - {field.name for field in dataclasses.fields(Config)}:
-        raise _unknown_key(key)
+        raise _unknown_key(key, ())
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
@@ -98,8 +98,11 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         raise composition_error(error) from error
 
 
-def composition_error(error: Exception) -> UserError:
-    """One sentence for what Hydra and OmegaConf say in several lines, with the nearest valid names."""
+def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserError:
+    """One sentence for what Hydra and OmegaConf say in several lines, with the nearest valid names.
+
+    `overrides`: what was composed; the groups chosen in it decide which names are valid.
+    """
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
@@ -111,23 +114,23 @@ def composition_error(error: Exception) -> UserError:
         if isinstance(e, MissingConfigException) and e.missing_cfg_file:
             return _unknown_choice(e)
     if match := re.search(r"Could not override '([^'@]+)", text):
-        return _unknown_key(match.group(1))
+        return _unknown_key(match.group(1), overrides)
     if match := re.search(r"InterpolationKeyError: .*?'([^']+)'|Interpolation key '([^']+)'", text):
         return _missing_interpolation(match.group(1) or match.group(2), text)
     if match := re.search(r"full_key: (\S+)", text):
         key = match.group(1)
         what = next(str(e).splitlines()[0] for e in chain if isinstance(e, OmegaConfBaseException))
         if "not in" in what:
-            return _unknown_key(key)
-        return UserError(f"{key} is wrong: {_plain_words(what)}")
+            return _unknown_key(key, overrides)
+        return UserError(f"{key} is wrong: {_plain_words(what, key)}")
     if isinstance(error, OverrideParseException):
         return UserError(f"'{error.override}' cannot be read as setting=value: {first_line(error)}")
     return UserError(first_line(error))
 
 
-def _plain_words(what: str) -> str:
-    if match := re.match(r"Missing mandatory value: (\S+)", what):
-        return f"it needs a value ({match.group(1)}=…)"
+def _plain_words(what: str, key: str) -> str:
+    if what.startswith("Missing mandatory value"):
+        return f"it needs a value ({key}=…)"
     if match := re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
         kind = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(match.group(2))
         return f"'{match.group(1)}' is not {kind or match.group(2)}"
@@ -148,9 +151,9 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     return UserError(f"{group}={choice} is not a choice of the group '{group}'{did_you_mean(choice, options)}")
 
 
-def _unknown_key(key: str) -> UserError:
+def _unknown_key(key: str, overrides: Sequence[str]) -> UserError:
     key = key.lstrip("+~")
-    return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys())}")
+    return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys(overrides))}")
 
 
 def _missing_interpolation(key: str, text: str) -> UserError:
@@ -158,12 +161,17 @@ def _missing_interpolation(key: str, text: str) -> UserError:
     return UserError(f"{match.group(1) if match else 'a setting'} refers to '{key}', which has no value: add it")
 
 
-def known_keys() -> list[str]:
-    """Every setting of the default composition as a dotted path, and every group."""
+def known_keys(overrides: Sequence[str] = ()) -> list[str]:
+    """Every setting as a dotted path, and every group, under the choices of groups that `overrides` makes."""
+    groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir()]
+    choices = [o for o in overrides if o.partition("=")[0] in (*groups, "hydra.searchpath")]
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="runner"):
-        cfg = hydra_compose(CONFIG_NAME)
+        try:
+            cfg = hydra_compose(CONFIG_NAME, choices)
+        except (HydraException, OmegaConfBaseException, ValueError):
+            cfg = hydra_compose(CONFIG_NAME)  # a choice is wrong as well: the defaults' names are better than none
     keys: list[str] = []
 
     def walk(node: DictConfig, prefix: str) -> None:
@@ -174,4 +182,4 @@ def known_keys() -> list[str]:
                 walk(child, f"{prefix}{key}.")
 
     walk(cfg, "")
-    return keys + [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir()]
+    return keys + groups

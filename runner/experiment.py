@@ -52,7 +52,7 @@ def prepare(config: Config) -> Experiment:
             f"{did_you_mean(metric, recipe.metric_names)}"
         )
     plan = plan_for(config, facts.train_samples, placement.workers)
-    if config.evaluation.every_steps is not None and config.evaluation.every_steps % plan.k:
+    if plan.world_size > 1 and config.evaluation.every_steps is not None and config.evaluation.every_steps % plan.k:
         below = config.evaluation.every_steps // plan.k * plan.k
         near = [size for size in (below, below + plan.k) if size]
         raise UserError(
@@ -115,6 +115,6 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
 def _certificate(config: Config, placement: Placement, plan: Plan) -> Certificate:
     baseline = baseline_plan(config, plan)
     return certify(
-        Setup(plan, config.precision.name.name, placement.rehearsed, dropout_streams(plan)),
-        Setup(baseline, "fp32", False, dropout_streams(baseline)),
+        Setup(plan, config.precision.name.name, placement.rehearsed, dropout_streams(plan), config.compile),
+        Setup(baseline, "fp32", False, dropout_streams(baseline), False),
     )

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from runner.launch import WorkerFailed, launch
 from runner.plan.table import certificate_table, plan_tables
 from runner.schema import to_plain
 from runner.torchrun import current_world, run_joined
+from runner.tracking.metrics_log import MetricsReader
 from runner.tracking.secrets import without_credentials
-from runner.tracking.tracker import Tracker, build_tracker
+from runner.tracking.tracker import build_tracker
 from runner.watch import Watch
 from runner.worker import Job
 
@@ -41,12 +42,15 @@ class Sweep:
     started_at: float
     finished: int = 0
     failures: list[tuple[str, Exception]] = field(default_factory=list)
+    how_to_open: Sequence[str] = ()
 
     def report(self) -> int:
         """Say which jobs failed, if any; the exit code of the command."""
+        total = self.finished + len(self.failures)
+        if total > 1 and self.how_to_open:
+            print(*self.how_to_open, sep="\n")
         if not self.failures:
             return 0
-        total = self.finished + len(self.failures)
         if total > 1:
             console = Console(stderr=True, highlight=False, soft_wrap=True)
             console.print(f"[bold]{self.finished} of {total} jobs finished[/]; failed:")
@@ -72,12 +76,15 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
     if is_sweep:
         console.rule(escape(name))
     started_at = time.time() if sweep.finished or sweep.failures else sweep.started_at
+    folder = Path(hydra.runtime.output_dir)
     try:
         experiment = prepare(settings(cfg))
         _announce(experiment, console, in_full=not is_sweep)
-        summary = _run(experiment, Path(hydra.runtime.output_dir), started_at, console)
+        summary = _run(experiment, folder, started_at, console, sweep if is_sweep else None)
     except Exception as error:
         sweep.failures.append((name, error))
+        if not (folder / "summary.json").exists():  # it failed before there was anything else to say
+            (folder / "summary.json").write_text(json.dumps({"status": FAILED, "error": _first_line(error)}, indent=1))
         if isinstance(error, (UserError, WorkerFailed)):
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         else:
@@ -90,7 +97,10 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
     return objective
 
 
-def _run(experiment: Experiment, folder: Path, started_at: float, console: Console) -> dict[str, Any]:
+def _run(
+    experiment: Experiment, folder: Path, started_at: float, console: Console, sweep: Sweep | None
+) -> dict[str, Any]:
+    """Train; `sweep`: the sweep that this is a job of, which then says how to look at its runs."""
     config = experiment.config
     _write_plan(experiment, folder)
     job = Job(
@@ -115,10 +125,15 @@ def _run(experiment: Experiment, folder: Path, started_at: float, console: Conso
         if current_world() is not None:
             # torchrun passes Ctrl-C on a second time, to processes that have heard it already.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        result = result or _progress(folder)
         summary = _summary(status, experiment, result, started_at, tracker.wait_until_open())
         (folder / "summary.json").write_text(json.dumps(summary, indent=1))
         tracker.finish(status)
-    _report(summary, experiment, folder, tracker, console)
+    _report(summary, experiment, folder, console)
+    if sweep is not None:
+        sweep.how_to_open = tracker.how_to_open()
+    else:
+        console.print("\n".join(tracker.how_to_open()), soft_wrap=True, markup=False)
     return summary
 
 
@@ -127,6 +142,12 @@ def _train(job: Job, experiment: Experiment) -> dict[str, Any]:
     if world is not None:
         return run_joined(world, job.as_json())
     return launch(job.as_json(), experiment.placement.workers)
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    """How far a run came that did not get to its end, from its metrics."""
+    seen = [metric for metric in MetricsReader(folder).read() if metric.key == "train/samples_seen"]
+    return {"optimizer_steps": seen[-1].step, "samples_seen": int(seen[-1].value)} if seen else {}
 
 
 def _write_plan(experiment: Experiment, folder: Path) -> None:
@@ -183,9 +204,7 @@ def _summary(
     }
 
 
-def _report(
-    summary: Mapping[str, Any], experiment: Experiment, folder: Path, tracker: Tracker, console: Console
-) -> None:
+def _report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, console: Console) -> None:
     metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
     speed = f"{summary['samples_per_s']:,.0f} samples/s" if summary["samples_per_s"] else "too short to time"
     console.print()
@@ -195,6 +214,4 @@ def _report(
         f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s",
         soft_wrap=True,
     )
-    console.print(f"  folder  {escape(os.path.relpath(folder))}", soft_wrap=True)
-    for line in tracker.how_to_open():
-        console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print(f"  in {escape(os.path.relpath(folder))}", soft_wrap=True)

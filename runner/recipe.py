@@ -105,12 +105,12 @@ EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
 def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> Recipe:
     """Build the recipe that a plain configuration describes.
 
-    `_target_` may appear at any depth, and is resolved only inside `trusted_packages`. Raises UserError.
+    `_target_` may appear at any depth, and is resolved only inside `recipes` and `trusted_packages`. Raises UserError.
     """
     arguments = {key: value for key, value in config.items() if key not in EXPERIMENT_KEYS}
     if "_target_" not in arguments:
         raise UserError("recipe._target_ is missing: a recipe names the class that implements it")
-    recipe: Recipe = _build(arguments, tuple(trusted_packages), "recipe")
+    recipe: Recipe = _build(arguments, ("recipes", *trusted_packages), "recipe")
     return recipe
 
 
@@ -134,7 +134,10 @@ def _call(target: str, arguments: dict[str, Any], trusted: tuple[str, ...], path
     try:
         factory = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{path}._target_={target} cannot be imported: {error}") from error
+        raise UserError(
+            f"{path}._target_={target} cannot be imported ({error}): install its package, "
+            "or set PYTHONPATH to its folder"
+        ) from error
     fields = getattr(factory, "__dataclass_fields__", None)
     if fields is not None:
         for key in arguments:

@@ -345,7 +345,7 @@ class Config:
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail
     cache_dir: str = MISSING
-    trusted_packages: List[str] = field(default_factory=lambda: ["recipes"])  # noqa: UP006
+    trusted_packages: List[str] = field(default_factory=list)  # noqa: UP006
     recipe: Any = MISSING
     device: Device = MISSING
     batch: Batch = MISSING

@@ -30,7 +30,7 @@ def current_world() -> ExternalWorld | None:
 
 def run_as_rank(arguments: list[str], enter_hydra: Callable[[HydraOptions], int]) -> int:
     """Rank 0 plays the parent; the others never enter Hydra and do what rank 0 tells them."""
-    from runner.cli import EXIT_USER_ERROR, HydraOptions, preflight
+    from runner.cli import HydraOptions, preflight
 
     world = _joined.world = join_external()
     if world.rank != 0:
@@ -39,7 +39,7 @@ def run_as_rank(arguments: list[str], enter_hydra: Callable[[HydraOptions], int]
         signal.signal(signal.SIGINT, leave_quietly)
         message = world.receive()
         if "error" in message:
-            return EXIT_USER_ERROR  # rank 0 says why
+            return 0  # rank 0 says why, and is not cut short by torchrun, which ends all when one fails
         from runner.worker import Job, run
 
         run(Job.from_json(message), world.rank, world.world_size, world.local_rank, world.store)

@@ -121,7 +121,8 @@ def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
     cache = Cache(job.config.cache_dir)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
     backend.barrier()
-    return Prepared.load(Path(backend.share(str(entry))))
+    # The entry's name, not its path: another machine may keep its cache elsewhere.
+    return Prepared.load(cache.root / backend.share(entry.name if entry is not None else None))
 
 
 def _apply_options(config: Config, model: torch.nn.Module) -> None:

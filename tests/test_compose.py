@@ -252,7 +252,7 @@ def said(*overrides: str) -> str:
 )
 def test_misspelt_settings(override: str, nearest: str, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt key or group is named, and the one that was meant comes first."""
-    monkeypatch.setattr("runner.compose.known_keys", lambda: keys)  # always the same, and slow to compose each time
+    monkeypatch.setattr("runner.compose.known_keys", lambda overrides: keys)  # the same here, and slow to compose
     key = override.lstrip("+").partition("=")[0]
     assert said(override).startswith(f"there is no setting '{key}'; did you mean '{nearest}'")
 

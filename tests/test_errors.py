@@ -28,6 +28,11 @@ def test_nearest_comes_first(word: str, best: str) -> None:
     assert nearest(word, KEYS)[0] == best
 
 
+def test_right_last_part_beats_a_similar_word() -> None:
+    """A setting without its group is the commonest slip, so it is proposed before words that only look alike."""
+    assert nearest("lr", ["lrs", "optimizer.lr"]) == ["optimizer.lr", "lrs"]
+
+
 def test_no_more_than_asked_for_and_none_twice() -> None:
     """At most `count` names come back, each once."""
     choices = ["cpu2", "cpu4", "cpu8", "cpu", "cpu2"]

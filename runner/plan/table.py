@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.experiment import Experiment
-from runner.plan import equivalent_micro_batches
+from runner.plan import Plan, equivalent_micro_batches
 from runner.schema import ScalingRule
 
 
@@ -37,7 +37,7 @@ def _plan(experiment: Experiment) -> Table:
     table.add_row(
         "sync window",
         f"{plan.sync_window:,}",
-        "synchronous: every step" if plan.k == 1 else f"samples between two averages, every k = {plan.k} steps",
+        _sync_window(plan),
     )
     table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
     table.add_row(
@@ -51,6 +51,12 @@ def _plan(experiment: Experiment) -> Table:
         "precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}"
     )
     return table
+
+
+def _sync_window(plan: Plan) -> str:
+    if plan.world_size == 1:
+        return "one worker: nothing to synchronise"
+    return "synchronous: every step" if plan.k == 1 else f"samples between two averages, every k = {plan.k} steps"
 
 
 def _learning_rate(experiment: Experiment) -> str:

@@ -19,6 +19,7 @@ from runner.experiment import Experiment
 from runner.schema import Tracking
 from runner.tracking.metrics_log import Metric, MetricsReader
 from runner.tracking.secrets import masked
+from runner.tracking.store import default_store
 
 # A server that goes away must not hold up a run: MLflow's own defaults retry for minutes. Set before its import.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -32,11 +33,6 @@ _SHIP_EVERY, _LAST_SHIPMENT_S = 1.0, 30.0
 _OPEN_WITHIN_S = 20.0
 #: MLflow takes at most this many metrics in one request.
 _BATCH = 1000
-
-
-def default_store(root: Path) -> str:
-    """The SQLite store under `outputs/` of a folder, as a tracking URI."""
-    return f"sqlite:///{(root / 'outputs' / 'mlflow.db').absolute()}"
 
 
 class MlflowTracker:
@@ -80,9 +76,7 @@ class MlflowTracker:
             action()
         except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
             if self._trouble is None and not self._ending.is_set():
-                self._say(
-                    f"MLflow does not answer ({_short(error)}); the run goes on and metrics wait in metrics.jsonl"
-                )
+                self._say(f"MLflow takes nothing ({_short(error)}); the run goes on and metrics wait in metrics.jsonl")
             self._trouble = error
             return False
         self._trouble = None
@@ -181,11 +175,11 @@ class MlflowTracker:
             return []
         page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}"
         if self._uri.startswith(("http://", "https://")):
-            return [f"MLflow  {masked(self._uri).rstrip('/')}/{page}"]
+            return [f"  MLflow: {masked(self._uri).rstrip('/')}/{page}"]
         program = f"{Path(sys.executable).parent / 'mlflow'}"
         return [
-            f"MLflow  {program} ui --host 127.0.0.1 --port 5000 --backend-store-uri '{masked(self._uri)}'",
-            f"        then open http://127.0.0.1:5000/{page}",
+            f"  MLflow: {program} ui --host 127.0.0.1 --port 5000 --backend-store-uri '{masked(self._uri)}'",
+            f"  then open http://127.0.0.1:5000/{page}",
         ]
 
 

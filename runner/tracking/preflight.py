@@ -6,10 +6,12 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 from runner.errors import UserError
 from runner.schema import TrackerName, Tracking
 from runner.tracking.secrets import masked
+from runner.tracking.store import default_store
 
 #: Seconds that a tracking server has for its first answer. MLflow's own retries would take minutes.
 ANSWER_WITHIN_S = 5.0
@@ -17,9 +19,29 @@ ANSWER_WITHIN_S = 5.0
 
 def check_tracking(tracking: Tracking) -> None:
     """Refuse a tracking server that does not answer. Raises UserError."""
-    if tracking.kind is TrackerName.none or tracking.uri is None:
+    if tracking.kind is TrackerName.none:
         return
-    uri = tracking.uri
+    if tracking.uri is not None:
+        _check_uri(tracking.uri)
+    if run_id := os.environ.get("MLFLOW_RUN_ID"):
+        _check_run(run_id, tracking.uri or default_store(Path.cwd()))
+
+
+def _check_run(run_id: str, uri: str) -> None:
+    # The one check that needs MLflow, and the seconds of its import.
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    no_run = UserError(f"MLFLOW_RUN_ID={run_id} is no run of {masked(uri)}: correct it, or unset it")
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        raise no_run  # asking would make the store
+    try:
+        MlflowClient(uri).get_run(run_id)
+    except MlflowException as error:
+        raise no_run from error
+
+
+def _check_uri(uri: str) -> None:
     scheme = urllib.parse.urlsplit(uri).scheme
     shown = f"tracking.uri={masked(uri)}"
     if scheme in ("http", "https"):
