@@ -161,7 +161,7 @@ class Loop:
         return self.scaler.is_enabled() and self.scaler.get_scale() < scale
 
     def _check_count(self, counted: torch.Tensor, planned: int) -> None:
-        # On a CPU the comparison is free; on an accelerator it would make the host wait, so it is done in tests only.
+        # On a CPU the comparison is free; on an accelerator it would make the host wait for the device.
         if self.backend.device.type == "cpu":
             assert int(counted) == planned, f"the recipe counted {int(counted)} loss terms, the table has {planned}"
 

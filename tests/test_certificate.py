@@ -35,9 +35,11 @@ def plan(**changes: Any) -> Plan:
     return make_plan(**{**settings_, **changes})
 
 
-def setup(precision: str = "fp32", rehearsed: bool = False, streams: str = "one", **changes: Any) -> Setup:
+def setup(
+    precision: str = "fp32", rehearsed: bool = False, streams: str = "one", compiled: bool = False, **changes: Any
+) -> Setup:
     """A setup; `streams` is given, as under a recipe whose dropout does not depend on the split."""
-    return Setup(plan(**changes), precision, rehearsed, streams)
+    return Setup(plan(**changes), precision, rehearsed, streams, compiled)
 
 
 def different(certificate: Certificate) -> set[str]:
@@ -64,6 +66,7 @@ def different(certificate: Certificate) -> set[str]:
         ({"precision": "bf16"}, "comparable", {"precision"}),
         ({"precision": "fp64"}, "comparable", {"precision"}),
         ({"streams": "two"}, "comparable", {"dropout_streams"}),
+        ({"compiled": True}, "comparable", {"compile"}),
         ({"base_lr": 2e-3}, "comparable", {"lr"}),
         ({"global_batch": 96, "scaling_rule": "none"}, "comparable", {"global_batch", "warmup_steps"}),
         ({"global_batch": 96}, "comparable", {"global_batch", "lr", "warmup_steps"}),

@@ -75,6 +75,11 @@ def test_evaluation_right_after_a_synchronisation(overrides: str) -> None:
     assert prepared(f"device=cpu2 {overrides}").plan.optimizer_steps > 0
 
 
+def test_one_worker_may_evaluate_after_any_step() -> None:
+    """One worker has nobody to wait for, whatever k says."""
+    assert prepared("device=cpu evaluation.every_steps=3 sync.k=4").plan.k == 4
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,14 @@ def test_long_texts_are_cut(tmp_path: Path) -> None:
     assert Prepared.load(short).train.column("length").tolist() == [4, 4, 3]
     assert recipe(max_length=16).prepare(cache, recipe().facts()) != short
     assert recipe(max_length=4).prepare(cache, recipe().facts()) == short
+
+
+def test_data_that_changed_meanwhile(tmp_path: Path) -> None:
+    """Data that changed since the run was planned are refused, and are not cached under the name of the old ones."""
+    facts = dataclasses.replace(recipe().facts(), digest="of other rows")
+    with pytest.raises(UserError, match=r"^the data \(given\) changed"):
+        recipe().prepare(Cache(tmp_path), facts)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_collate(prepared: Prepared) -> None:

@@ -66,7 +66,7 @@ def test_columns_and_parts(files: Files) -> None:
 
 def test_other_columns(files: Files) -> None:
     """Files of another shape can be read by naming their columns."""
-    two = "good\t1\nbad\t0\nworse\t2\n"
+    two = "\ufeffgood\t1\nbad\t0\nworse\t2\n"  # a byte order mark is no part of the first text
     corpus = files.read(two, two, columns=2, text_column=0, label_column=1)
     assert corpus.train == LabelledText(["good", "bad", "worse"], [1, 0, 2])
     assert corpus.classes == 3
@@ -176,6 +176,14 @@ def test_one_file_only(files: Files, given: str, missing: str) -> None:
     message = files.said(**{missing: None})
     assert message.startswith(f"recipe.data.{given} is given and recipe.data.{missing} is not")
     assert "owner/data" in message
+
+
+def test_no_data_at_all(files: Files) -> None:
+    """Without files and without a name on the Hub both settings that can be given are named."""
+    message = files.said(train=None, eval=None, hub_name=None)
+    assert "recipe.data.train=…" in message
+    assert "recipe.data.eval=…" in message
+    assert "None" not in files.said(eval=None, hub_name=None)
 
 
 @pytest.mark.parametrize(

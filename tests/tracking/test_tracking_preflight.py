@@ -180,3 +180,14 @@ def test_database_that_is_there(tmp_path: Path) -> None:
     """A database file that exists is accepted."""
     (tmp_path / "x.db").write_bytes(b"")
     check(f"sqlite:///{tmp_path / 'x.db'}")
+
+
+def test_run_of_a_store_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLFLOW_RUN_ID names a run to go on with: without its store it is refused, and asking makes no store."""
+    monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
+    monkeypatch.chdir(tmp_path)
+    for uri in (None, f"sqlite:///{tmp_path / 'x.db'}"):
+        with pytest.raises(UserError, match=r"^MLFLOW_RUN_ID=abc is no run of "):
+            check(uri)
+    check(None, TrackerName.none)
+    assert list(tmp_path.iterdir()) == []
