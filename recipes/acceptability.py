@@ -60,8 +60,12 @@ class SmallTransformer:
             raise UserError(
                 f"recipe.model.hidden_size={self.hidden_size} does not divide by recipe.model.heads={self.heads}"
             )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"recipe.model.dropout={self.dropout} cannot be: it must be at least 0 and below 1")
+        for name in ("dropout", "attention_dropout"):
+            share = getattr(self, name)
+            if not 0 <= share < 1:
+                raise UserError(f"recipe.model.{name}={share} cannot be: it must be at least 0 and below 1")
+        if self.initializer_range <= 0:
+            raise UserError(f"recipe.model.initializer_range={self.initializer_range} cannot be: it must be above 0")
 
     def tokenizer_identity(self) -> str:
         return "whole words, BERT's special tokens"

@@ -74,30 +74,30 @@ class ModelSource(Protocol):
         ...
 
 
-def _accuracy(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    from torchmetrics.functional.classification import multiclass_accuracy
+def _accuracy(logits: Tensor, labels: Tensor) -> float:
+    from sklearn.metrics import accuracy_score
 
-    return 100 * multiclass_accuracy(logits.argmax(-1), labels, num_classes=classes, average="micro")
-
-
-def _matthews(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    from torchmetrics.functional.classification import multiclass_matthews_corrcoef
-
-    return 100 * multiclass_matthews_corrcoef(logits.argmax(-1), labels, num_classes=classes)
+    return 100 * float(accuracy_score(labels, logits.argmax(-1)))
 
 
-def _macro_f1(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    from torchmetrics.functional.classification import multiclass_f1_score
+def _matthews(logits: Tensor, labels: Tensor) -> float:
+    from sklearn.metrics import matthews_corrcoef
 
-    return 100 * multiclass_f1_score(logits.argmax(-1), labels, num_classes=classes, average="macro")
-
-
-def _loss(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    return cross_entropy(logits, labels)
+    return 100 * float(matthews_corrcoef(labels, logits.argmax(-1)))
 
 
-#: Name in configuration and MLflow -> function of (logits [samples, classes], labels [samples], classes).
-METRICS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+def _macro_f1(logits: Tensor, labels: Tensor) -> float:
+    from sklearn.metrics import f1_score
+
+    return 100 * float(f1_score(labels, logits.argmax(-1), average="macro", zero_division=0.0))
+
+
+def _loss(logits: Tensor, labels: Tensor) -> float:
+    return float(cross_entropy(logits, labels))
+
+
+#: Name in configuration and MLflow -> function of (logits [samples, classes], labels [samples]).
+METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "accuracy": _accuracy,
     "matthews": _matthews,
     "macro_f1": _macro_f1,
@@ -193,8 +193,7 @@ class SequenceClassification:
 
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         labels = torch.tensor(table.column("label"))
-        classes = predictions.shape[1]
-        return {name: float(METRICS[name](predictions, labels, classes)) for name in self.metric_names}
+        return {name: METRICS[name](predictions, labels) for name in self.metric_names}
 
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         from transformers import AutoTokenizer

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from runner.errors import UserError, first_line
@@ -87,8 +86,16 @@ class Pretrained:
     def tokenizer(self, texts: Sequence[str]) -> Any:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.location)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.location)
+        except Exception as error:
+            raise UserError(f"recipe.model.name={self.name} has no usable tokenizer: {first_line(error)}") from error
         if tokenizer.pad_token_id is None:
+            if tokenizer.eos_token is None:
+                raise UserError(
+                    f"recipe.model.name={self.name} has a tokenizer with neither a pad token nor an end-of-text token: "
+                    "set pad_token in its tokenizer_config.json"
+                )
             # GPT-2 and its kin were trained without padding. Any token will do where the attention mask hides it.
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
@@ -100,7 +107,7 @@ class Pretrained:
             model = AutoModelForSequenceClassification.from_pretrained(
                 self.location, num_labels=classes, dtype=torch.float32
             )
-        except (OSError, ValueError, SafetensorError) as error:
+        except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
         # Models that read the last token's state find it by the pad token.
         model.config.pad_token_id = pad_id

@@ -9,6 +9,9 @@ from pathlib import Path
 from recipes.classification import Corpus, LabelledText
 from runner.errors import UserError, first_line
 
+#: Digits of a class number: more than that is some other column.
+_LONGEST_LABEL = 6
+
 
 @dataclass(frozen=True)
 class TextFiles:
@@ -28,6 +31,19 @@ class TextFiles:
     hub_eval: str = "validation"
     hub_text: str = "text"
     hub_label: str = "label"
+
+    def __post_init__(self) -> None:
+        for name in ("text_column", "label_column"):
+            column = getattr(self, name)
+            if not isinstance(column, int) or not 0 <= column < self.columns:
+                raise UserError(
+                    f"recipe.data.{name}={column} cannot be: columns are numbered from 0, "
+                    f"and recipe.data.columns={self.columns}"
+                )
+        for name in ("train", "eval"):
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, str):
+                raise UserError(f"recipe.data.{name}={path} cannot be: give the path of a file")
 
     def read(self) -> Corpus:
         if (self.train is None) != (self.eval is None):
@@ -76,12 +92,15 @@ class TextFiles:
                 f"and {self.columns} are expected"
             )
         label = cells[self.label_column].strip()
-        if not label.isdecimal():
+        if not label.isdecimal() or len(label) > _LONGEST_LABEL:
             raise UserError(
                 f"{setting} is malformed: line {number} has the label '{label}' in column {self.label_column + 1}, "
                 f"which is not a class number"
             )
-        return cells[self.text_column].strip(), int(label)
+        text = cells[self.text_column].strip()
+        if not text:
+            raise UserError(f"{setting} is malformed: line {number} has no text in column {self.text_column + 1}")
+        return text, int(label)
 
     def _from_hub(self, name: str) -> tuple[LabelledText, LabelledText]:
         from datasets import load_dataset
@@ -97,6 +116,13 @@ class TextFiles:
                 "there are no training data: give local files with recipe.data.train=… and recipe.data.eval=…, or go "
                 f"online so that '{name}' can come from the Hugging Face Hub ({first_line(error)})"
             ) from error
+        for part in (self.hub_train, self.hub_eval):
+            if part not in parts:
+                raise UserError(f"recipe.data has no part '{part}' on the Hub: {name} has {', '.join(parts)}")
+            for column in (self.hub_text, self.hub_label):
+                if column not in parts[part].column_names:
+                    there = ", ".join(parts[part].column_names)
+                    raise UserError(f"recipe.data has no column '{column}' on the Hub: {name} has {there}")
         train, evaluation = (
             LabelledText(
                 [str(text) for text in parts[part][self.hub_text]],

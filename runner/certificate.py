@@ -10,7 +10,7 @@ from typing import Any
 from runner.plan import Plan
 
 #: What a difference costs a run: nothing, the word "equivalent", or comparability itself.
-_FREE, _COMPARABLE = "equivalent", "comparable"
+_FREE, _COMPARABLE, _NOT_COMPARABLE = _LEVELS = ("equivalent", "comparable", "not comparable")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Certificate:
-    """`level`: equivalent or comparable. A run whose ledger fails is not comparable, which is known only afterwards."""
+    """`level`: equivalent, comparable or not comparable. Whether the ledger is sound is known only after the run."""
 
     level: str
     properties: tuple[Property, ...]
@@ -63,7 +63,7 @@ _PROPERTIES: tuple[tuple[str, Callable[[Setup], Any], str, str], ...] = (
         _COMPARABLE,
         "another number of samples behind each step",
     ),
-    ("total_samples", lambda s: s.plan.total_samples, _COMPARABLE, "more or less training"),
+    ("total_samples", lambda s: s.plan.total_samples, _NOT_COMPARABLE, "more or less training"),
     ("lr", lambda s: s.plan.lr, _COMPARABLE, "another step size at the same sample"),
     ("warmup_steps", lambda s: s.plan.warmup_steps, _COMPARABLE, "the peak comes at another step"),
     (
@@ -100,5 +100,5 @@ def certify(setup: Setup, baseline: Setup) -> Certificate:
         value, reference = read(setup), read(baseline)
         equal = value == reference
         properties.append(Property(name, value, reference, equal, allows, "" if equal else effect))
-    different = {p.allows for p in properties if not p.equal}
-    return Certificate(_COMPARABLE if _COMPARABLE in different else _FREE, tuple(properties))
+    level = max((p.allows for p in properties if not p.equal), key=_LEVELS.index, default=_FREE)
+    return Certificate(level, tuple(properties))

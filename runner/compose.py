@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import secrets
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,16 +36,23 @@ def register() -> None:
     OmegaConf.register_new_resolver("suffix", lambda: secrets.token_hex(2), use_cache=True, replace=True)
 
 
+@contextlib.contextmanager
+def _conf() -> Iterator[None]:
+    """Hydra's compose API on the runner's own configuration folder."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="runner"):
+        yield
+
+
 def compose(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> DictConfig:
     """The composed configuration, Hydra's own node included.
 
     `config_dirs`: further folders to search for choices, as given by `--config-dir`. Raises UserError.
     """
-    register()
     searchpath = [f"hydra.searchpath=[{','.join(f'file://{Path(d).resolve()}' for d in config_dirs)}]"]
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="runner"):
+        with _conf():
             return hydra_compose(
                 CONFIG_NAME, [*(searchpath if config_dirs else []), *overrides], return_hydra_config=True
             )
@@ -57,8 +68,7 @@ def settings(cfg: DictConfig) -> Config:
     OmegaConf.set_struct(cfg, False)
     cfg.pop("hydra", None)
     OmegaConf.set_readonly(cfg, True)
-    for key in set(map(str, cfg)) - {field.name for field in dataclasses.fields(Config)}:
-        raise _unknown_key(key, ())
+    _check_keys(cfg, Config, "")
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
@@ -67,13 +77,28 @@ def settings(cfg: DictConfig) -> Config:
     return config
 
 
+def _check_keys(node: DictConfig, kind: Any, prefix: str) -> None:
+    """Refuse keys that `+` has added beside the schema's, and keys that `~` has taken from it."""
+    expected = {field.name for field in dataclasses.fields(kind)}
+    present = set(map(str, node))
+    for key in sorted(present - expected):
+        raise _unknown_key(f"{prefix}{key}", ())
+    for key in sorted(expected - present):
+        raise UserError(f"the setting '{prefix}{key}' was taken away and is needed: leave out ~{prefix}{key}")
+    for name, child in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(child):
+            _check_keys(node[name], child, f"{prefix}{name}.")
+
+
 def sweep_points(overrides: Sequence[str]) -> Iterator[list[str]]:
     """Override lists that between them use every value of every swept setting at least once.
 
     A sweep's grid can be large; composing each value once, beside the first value of the others, finds every
     misspelt setting or choice before the first job starts.
     """
-    parsed = _parse(overrides)
+    with _conf():
+        # glob() looks its choices up in the configuration folders.
+        parsed = _parse(overrides, GlobalHydra.instance().config_loader())
     swept = [o for o in parsed if o.is_sweep_override()]
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
     values = {id(o): _values(o) for o in swept}
@@ -91,9 +116,9 @@ def _values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def _parse(overrides: Sequence[str], config_loader: ConfigLoader) -> list[Override]:
     try:
-        return OverridesParser.create().parse_overrides(list(overrides))
+        return OverridesParser.create(config_loader).parse_overrides(list(overrides))
     except HydraException as error:
         raise composition_error(error) from error
 
@@ -125,6 +150,10 @@ def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserEr
         return UserError(f"{key} is wrong: {_plain_words(what, key)}")
     if isinstance(error, OverrideParseException):
         return UserError(f"'{error.override}' cannot be read as setting=value: {first_line(error)}")
+    for override in overrides:
+        if empty := re.fullmatch(r"([\w/]*)=(null|[\d.]*)", override):  # Hydra's own message names no setting
+            what = f"no choice of the group '{empty.group(1)}'" if empty.group(1) else "no setting=value"
+            return UserError(f"{override} is {what}: {first_line(error)}")
     return UserError(first_line(error))
 
 
@@ -165,9 +194,7 @@ def known_keys(overrides: Sequence[str] = ()) -> list[str]:
     """Every setting as a dotted path, and every group, under the choices of groups that `overrides` makes."""
     groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir()]
     choices = [o for o in overrides if o.partition("=")[0] in (*groups, "hydra.searchpath")]
-    register()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="runner"):
+    with _conf():
         try:
             cfg = hydra_compose(CONFIG_NAME, choices)
         except (HydraException, OmegaConfBaseException, ValueError):

@@ -22,11 +22,12 @@ def first_line(error: BaseException) -> str:
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
     """The up to `count` choices that read most like `word`, best first."""
     choices = list(dict.fromkeys(choices))
-    close = difflib.get_close_matches(word, choices, n=count, cutoff=0.5)
+    by_lower = {choice.lower(): choice for choice in reversed(choices)}
+    close = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.5)]
     # A right last part under a wrong path (`lr` for `optimizer.lr`) is the commonest slip of all.
-    tail = word.rsplit(".", 1)[-1]
+    tail = word.lower().rsplit(".", 1)[-1]
     same_tail = [choice for choice in choices if choice.rsplit(".", 1)[-1] == tail and choice not in close]
-    return (same_tail + close)[:count]
+    return (sorted(same_tail, key=lambda choice: choice.count(".")) + close)[:count]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 
+from runner.building import EXPERIMENT_KEYS, build_recipe
 from runner.certificate import Certificate, Setup, certify, dropout_streams
 from runner.errors import UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
 from runner.plan import Plan, make_plan
-from runner.recipe import DataFacts, Recipe, build_recipe
+from runner.recipe import DataFacts, Recipe
 from runner.schema import BatchMode, Config, PrecisionName
 from runner.world import external_world_size
 
@@ -40,6 +41,9 @@ class Experiment:
 
 def prepare(config: Config) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+    for key in EXPERIMENT_KEYS:
+        if config.recipe.get(key) is None:
+            raise UserError(f"recipe.{key} has no value: every recipe states {', '.join(EXPERIMENT_KEYS)}")
     recipe = build_recipe(config.recipe, config.trusted_packages)
     placement = place(config.device, external_world_size())
     check_device_serves(config, placement)
@@ -92,11 +96,12 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
 def baseline_plan(config: Config, plan: Plan) -> Plan:
     """One worker, no accumulation, every step synchronous; the global batch held, or the micro-batch per device."""
     per_device = config.batch.mode is BatchMode.per_device
+    batch = plan.micro_batch if per_device else plan.global_batch
     return make_plan(
         samples_per_epoch=plan.samples_per_epoch,
         world_size=1,
-        global_batch=None if per_device else plan.global_batch,
-        micro_batch=plan.micro_batch if per_device else None,
+        global_batch=None if per_device else batch,
+        micro_batch=batch if per_device else None,
         accumulation_steps=1,
         max_micro_batch=None,
         drop_last=plan.drop_last,
@@ -106,8 +111,8 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
         scaling_batch=config.scaling.batch.name,
         reference_batch=plan.reference_batch,
         epochs=plan.epochs,
-        # A run cut short by steps is compared at the samples that those steps have seen, where batches are equal.
-        max_steps=config.max_steps,
+        # A run cut short by steps is compared with a baseline that has seen as many samples.
+        max_steps=None if config.max_steps is None else -(-plan.total_samples // batch),
         warmup_share=config.schedule.warmup_share,
     )
 

@@ -19,7 +19,7 @@ from runner.errors import UserError
 #: What every worker imports; the forkserver imports it once, before it is known what will be trained.
 PRELOADED = [
     "runner.worker",
-    "torchmetrics.functional.classification",
+    "sklearn.metrics",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",

@@ -21,13 +21,13 @@ class Placement:
     kind: str
     device_type: str
     workers: int
+    local_workers: int
     rehearsed: bool
 
     @property
     def threads_per_worker(self) -> int:
         """CPU threads for one of the workers of this machine."""
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", self.workers))
-        return max(1, available_cores() // local)
+        return max(1, available_cores() // self.local_workers)
 
 
 def available_cores() -> int:
@@ -59,7 +59,7 @@ def place(device: Device, world_size: int | None) -> Placement:
         )
     label = kind.name if workers == 1 else f"{kind.name}{workers}"
     on_gpu = kind is DeviceKind.gpu and not missing
-    return Placement(label, kind.name, "cuda" if on_gpu else "cpu", workers, rehearsed=bool(missing))
+    return Placement(label, kind.name, "cuda" if on_gpu else "cpu", workers, local, rehearsed=bool(missing))
 
 
 def _missing(kind: DeviceKind, local_workers: int, gpus: int) -> str:

@@ -1,8 +1,7 @@
-"""The protocol between the core and a recipe, and how a recipe is built from its configuration."""
+"""The protocol between the core and a recipe."""
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from runner.data.cache import Cache
 from runner.data.table import Table
-from runner.errors import UserError, did_you_mean
 
 #: Targets at this value carry no loss: padding tokens, and every row of a filler batch.
 IGNORED_LABEL = -100
@@ -96,57 +94,6 @@ class Recipe(Protocol):
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         """Leave weights and tokenizer in `folder`, loadable by `from_pretrained`."""
         ...
-
-
-#: The part of a recipe's configuration that states the experiment and is not an argument of its class.
-EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
-
-
-def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> Recipe:
-    """Build the recipe that a plain configuration describes.
-
-    `_target_` may appear at any depth, and is resolved only inside `recipes` and `trusted_packages`. Raises UserError.
-    """
-    arguments = {key: value for key, value in config.items() if key not in EXPERIMENT_KEYS}
-    if "_target_" not in arguments:
-        raise UserError("recipe._target_ is missing: a recipe names the class that implements it")
-    recipe: Recipe = _build(arguments, ("recipes", *trusted_packages), "recipe")
-    return recipe
-
-
-def _build(node: Any, trusted: tuple[str, ...], path: str) -> Any:
-    if isinstance(node, Mapping):
-        built = {key: _build(value, trusted, f"{path}.{key}") for key, value in node.items() if key != "_target_"}
-        return _call(node["_target_"], built, trusted, path) if "_target_" in node else built
-    if isinstance(node, (list, tuple)):
-        return [_build(value, trusted, f"{path}[{i}]") for i, value in enumerate(node)]
-    return node
-
-
-def _call(target: str, arguments: dict[str, Any], trusted: tuple[str, ...], path: str) -> Any:
-    package = str(target).partition(".")[0]
-    if package not in trusted:
-        raise UserError(
-            f"{path}._target_={target} is outside the trusted packages ({', '.join(trusted)}): "
-            f"add '{package}' to trusted_packages if you trust its code"
-        )
-    module_name, _, name = str(target).rpartition(".")
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{path}._target_={target} cannot be imported ({error}): install its package, "
-            "or set PYTHONPATH to its folder"
-        ) from error
-    fields = getattr(factory, "__dataclass_fields__", None)
-    if fields is not None:
-        for key in arguments:
-            if key not in fields:
-                raise UserError(f"there is no setting '{path}.{key}'{did_you_mean(key, fields)}")
-    try:
-        return factory(**arguments)
-    except TypeError as error:
-        raise UserError(f"{path} does not fit {target}: {error}") from error
 
 
 def filler(batch: Batch) -> Batch:

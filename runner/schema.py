@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -217,7 +219,7 @@ class Optimizer:
     nesterov: bool | None = None
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, "optimizer.lr", self.lr, "it must be above 0")
+        _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "it must be above 0, and finite")
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "it must not be negative")
         _require(
             self.clip_norm is None or self.clip_norm > 0,
@@ -371,6 +373,7 @@ class Config:
         )
 
 
+@functools.cache
 def hydra_schema() -> DictConfig:
     """`Config` as Hydra's root node, merged first so that every later value is checked against it."""
     root = _writable(Config)

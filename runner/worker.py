@@ -18,12 +18,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from runner import ledger
 from runner.backends import Backend, TorchBackend
+from runner.building import build_recipe
 from runner.data.cache import Cache
 from runner.errors import UserError
 from runner.loop import Log, Loop
 from runner.plan import Plan
 from runner.precision import Precision
-from runner.recipe import DataFacts, Prepared, Recipe, build_recipe
+from runner.recipe import DataFacts, Prepared, Recipe
 from runner.schema import Config, from_plain, to_plain
 from runner.seeds import set_seed, worker_seed
 from runner.sync import build_sync_policy

@@ -83,7 +83,6 @@ def test_levels(changes: dict[str, Any], level: str, names: set[str]) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"epochs": 3}, {"max_steps": 10}])
-@pytest.mark.xfail(strict=True, reason="called comparable; DESIGN.md section 4 wants the same samples seen for that")
 def test_other_samples_are_not_comparable(changes: dict[str, Any]) -> None:
     """Runs that see another number of samples are not comparable."""
     certificate = certify(setup(**changes), setup())

@@ -106,7 +106,7 @@ def test_defaults() -> None:
 def test_recipe_brings_what_it_was_tuned_with() -> None:
     """Learning rate, reference batch, epochs, warm-up and metric follow the recipe."""
     config = settings(compose(["recipe=cola"]))
-    assert (config.optimizer.lr, config.scaling.reference_batch, config.epochs) == (2e-5, 32, 2)
+    assert (config.optimizer.lr, config.scaling.reference_batch, config.epochs) == (1e-4, 32, 2)
     assert (config.schedule.warmup_share, config.evaluation.metric) == (0.06, "matthews")
 
 
@@ -327,7 +327,6 @@ def test_wrong_values(override: str, words: tuple[str, ...]) -> None:
         pytest.param("=3", "=3", id="no-key"),  # names no setting
     ],
 )
-@pytest.mark.xfail(strict=True, reason="ends in a traceback, or in a sentence that does not name the setting")
 def test_mistakes_that_are_not_yet_said_well(override: str, word: str) -> None:
     """Keys added to a group, deleted keys and empty choices are refused by name too."""
     message = said(override)
@@ -389,7 +388,6 @@ def test_misspelt_value_in_a_sweep() -> None:
         compose(bad)
 
 
-@pytest.mark.xfail(strict=True, reason="HydraException: ConfigLoader is not set")
 def test_glob_sweep() -> None:
     """Hydra's glob() names choices by a pattern, and all of them are points."""
     assert {point[0] for point in sweep_points(["device=glob(cpu*)"])} == {

@@ -115,7 +115,6 @@ def test_what_is_found_before_anything_starts(overrides: str, message: str) -> N
         "recipe.model.attention_dropout=5",  # accepted
     ],
 )
-@pytest.mark.xfail(strict=True, reason="types inside a recipe are not checked: a traceback, or no error at all")
 def test_wrong_types_inside_a_recipe(override: str) -> None:
     """A recipe's own settings are checked for their types too."""
     with pytest.raises(UserError, match=f"^{override.partition('=')[0]}"):

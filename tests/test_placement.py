@@ -15,7 +15,7 @@ import torch
 from runner import placement as placement_module
 from runner.compose import compose, settings
 from runner.errors import UserError
-from runner.placement import Placement, available_cores, check_device_serves, place
+from runner.placement import available_cores, check_device_serves, place
 from runner.schema import Config, Device, DeviceKind, Precision, PrecisionName, Rehearse
 
 
@@ -152,9 +152,9 @@ def test_world_of_another_size(workers: int, world_size: int, monkeypatch: pytes
 def test_threads(workers: int, local: int | None, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight cores are shared by the workers of this machine, and none is left without a thread."""
     monkeypatch.setattr(placement_module, "available_cores", lambda: 8)
-    if local is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    assert Placement("cpu", "cpu", "cpu", workers, False).threads_per_worker == threads
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local or 1))  # which means something in a world of torchrun's only
+    placement = place(Device(DeviceKind.cpu, workers), workers if local is not None else None)
+    assert placement.threads_per_worker == threads
 
 
 def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

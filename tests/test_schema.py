@@ -97,7 +97,6 @@ def test_rules_of_a_section(kind: Any, good: dict[str, Any], setting: str, value
         assert "\n" not in message
 
 
-@pytest.mark.xfail(strict=True, reason="an infinite learning rate is accepted")
 def test_infinite_learning_rate() -> None:
     """A learning rate has to be finite."""
     with pytest.raises(UserError, match=r"^optimizer\.lr="):

@@ -40,6 +40,7 @@ class Cache:
         try:
             build(draft)
             (draft / "key.json").write_text(text)
+            draft.chmod(0o755)  # temporary folders are private, and a cache may be shared
             os.replace(draft, entry)
         except OSError:
             if not entry.is_dir():  # otherwise another run was faster, and its entry is as good

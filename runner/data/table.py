@@ -24,7 +24,10 @@ def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             np.save(folder / f"{name}.npy", flat)
             np.save(folder / f"{name}.offsets.npy", offsets)
         else:
-            np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.int64))
+            array = np.asarray(values)
+            if array.size and array.dtype.kind not in "iub":
+                raise TypeError(f"column '{name}' holds {array.dtype} values, and tables hold whole numbers")
+            np.save(folder / f"{name}.npy", array.astype(np.int64))
 
 
 class Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
 import json
@@ -89,16 +90,16 @@ def make_plan(
         )
     if drop_last and sizes.global_batch > samples_per_epoch:
         raise UserError(
-            f"batch.drop_last=true drops everything: batch.global_batch={sizes.global_batch} is more than the "
+            f"batch.drop_last=true drops everything: a global batch of {sizes.global_batch} is more than the "
             f"{samples_per_epoch} training samples; use batch.drop_last=false or a smaller batch"
         )
     steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
     total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
     factor = lr_factor(scaling_rule, getattr(sizes, scaling_batch), reference_batch)
-    warmup_steps = sum(
-        1
-        for step in range(steps)
-        if samples_before(step, samples_per_epoch, sizes.global_batch, drop_last) < warmup_share * total_samples
+    warmup_steps = bisect.bisect_left(
+        range(steps),
+        warmup_share * total_samples,
+        key=lambda step: samples_before(step, samples_per_epoch, sizes.global_batch, drop_last),
     )
     return Plan(
         world_size=world_size,

@@ -101,7 +101,7 @@ class MlflowTracker:
         from mlflow.entities import Param, RunTag
         from mlflow.tracking import MlflowClient
 
-        if self._tracking.uri is None:
+        if not self._tracking.uri:
             (self._root / "outputs").mkdir(exist_ok=True)
         self._client = MlflowClient(self._uri)
         run = self._existing_run() or self._new_run()

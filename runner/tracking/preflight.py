@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,7 +22,7 @@ def check_tracking(tracking: Tracking) -> None:
     """Refuse a tracking server that does not answer. Raises UserError."""
     if tracking.kind is TrackerName.none:
         return
-    if tracking.uri is not None:
+    if tracking.uri:
         _check_uri(tracking.uri)
     if run_id := os.environ.get("MLFLOW_RUN_ID"):
         _check_run(run_id, tracking.uri or default_store(Path.cwd()))
@@ -42,8 +43,13 @@ def _check_run(run_id: str, uri: str) -> None:
 
 
 def _check_uri(uri: str) -> None:
-    scheme = urllib.parse.urlsplit(uri).scheme
     shown = f"tracking.uri={masked(uri)}"
+    try:
+        scheme = urllib.parse.urlsplit(uri).scheme.partition("+")[0]  # without the database's driver
+    except ValueError as error:
+        raise UserError(f"{shown} is no address: {error}") from error
+    if re.fullmatch(r"[\w.-]+:\d+", uri):
+        raise UserError(f"{shown} looks like a server without its scheme: write http://{uri}")
     if scheme in ("http", "https"):
         _check_server(uri, shown)
     elif scheme not in ("", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks"):

@@ -6,13 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_USERINFO = re.compile(r"(\w[\w+.-]*://)[^/@\s]+@")
-_SECRET_KEY = re.compile(r"(password|passwd|secret|token|api_key|apikey|credential)s?$", re.IGNORECASE)
+# A password may hold an @ of its own: the last one before the path ends the user part.
+_USERINFO = re.compile(r"(\w[\w+.-]*://)[^\s/]*@")
+_QUERY = re.compile(r"([?&][^=&\s]*(?:password|secret|token|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+_SECRET_KEY = re.compile(
+    r"(^|_)(passw(or)?d|secret|credential|(api|access|private|secret)_?key|(auth|access|api|hf|bearer)_token)s?$|^tokens?$",
+    re.IGNORECASE,
+)
 
 
 def masked(text: str) -> str:
-    """`text` with the user part of every URL replaced by stars."""
-    return _USERINFO.sub(r"\1***@", text)
+    """`text` with stars for the user part of every URL and for secrets in its query."""
+    return _QUERY.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
 
 
 def without_credentials(value: Any) -> Any:

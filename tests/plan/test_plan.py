@@ -145,7 +145,7 @@ def test_samples_before_is_the_plans_own() -> None:
         ),
         (
             {"samples_per_epoch": 95, "drop_last": True},
-            r"^batch.drop_last=true drops everything: .*=96 .* 95 training",
+            r"^batch.drop_last=true drops everything: .* 96 .* 95 training",
         ),
         ({"global_batch": 100}, r"^batch.global_batch=100 .* 8 micro-batches .* 96 and 104$"),
     ],

@@ -141,10 +141,7 @@ def test_unknown_scheme(scheme: str) -> None:
         "file:///tmp/x",
         "mlruns",
         "databricks",
-        pytest.param(
-            "mysql+pymysql://me:pass@db/x",
-            marks=pytest.mark.xfail(strict=True, reason="schemes with a driver, which MLflow takes, are refused"),
-        ),
+        "mysql+pymysql://me:pass@db/x",
     ],
 )
 def test_stores_that_are_left_to_mlflow(uri: str) -> None:
@@ -152,7 +149,6 @@ def test_stores_that_are_left_to_mlflow(uri: str) -> None:
     check(uri)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="urlsplit's ValueError is not turned into a UserError")
 def test_address_that_cannot_be_read() -> None:
     """An address that is none is the user's mistake too."""
     with pytest.raises(UserError, match=r"tracking\.uri"):
