@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.schema import Evaluation, Goal
+from runner.choices import Goal
+from runner.schema import Evaluation
 
 
 class Best:

@@ -8,11 +8,12 @@ from functools import lru_cache
 
 from runner.building import EXPERIMENT_KEYS, build_recipe
 from runner.certificate import Certificate, Setup, certify, dropout_streams
+from runner.choices import BatchMode, PrecisionName
 from runner.errors import UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
 from runner.plan import Plan, make_plan
 from runner.recipe import DataFacts, Recipe
-from runner.schema import BatchMode, Config, PrecisionName
+from runner.schema import Config
 from runner.world import external_world_size
 
 

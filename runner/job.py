@@ -23,8 +23,8 @@ from runner.compose import settings
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.launch import WorkerFailed, launch
+from runner.plain import to_plain
 from runner.plan.table import certificate_table, plan_tables
-from runner.schema import to_plain
 from runner.torchrun import current_world, run_joined
 from runner.tracking.metrics_log import MetricsReader
 from runner.tracking.secrets import without_credentials

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from runner.backends import Backend
 from runner.best import Best
+from runner.choices import LedgerMode
 from runner.data.loader import batches
 from runner.data.order import DataOrder, flatten
 from runner.evaluate import evaluate
@@ -24,7 +25,7 @@ from runner.plan import Plan
 from runner.plan.steps import Step
 from runner.precision import Precision
 from runner.recipe import Batch, Prepared, Recipe, filler, label_counts
-from runner.schema import Config, LedgerMode
+from runner.schema import Config
 from runner.seeds import random_state, restore_random_state
 from runner.sync import SyncPolicy
 

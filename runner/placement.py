@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from runner.choices import DeviceKind, PrecisionName, Rehearse
 from runner.errors import UserError
-from runner.schema import Config, Device, DeviceKind, PrecisionName, Rehearse
+from runner.schema import Config, Device
 
 
 @dataclass(frozen=True)

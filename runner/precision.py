@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from runner.schema import PrecisionName
+from runner.choices import PrecisionName
 
 _AUTOCAST = {PrecisionName.bf16: torch.bfloat16, PrecisionName.fp16: torch.float16}
 

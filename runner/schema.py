@@ -4,7 +4,7 @@ The YAML files under `conf/` hold values only; these dataclasses hold types and 
 command line onto them, so a wrong type is refused where it is written. A rule that spans several settings is checked
 when the finished objects are built (`__post_init__`); what depends on the data or the machine is checked by the plan.
 
-Enums hold the allowed values: each member's name is what one writes in YAML.
+The allowed values themselves are in `runner/choices.py`.
 """
 
 from __future__ import annotations
@@ -13,91 +13,29 @@ import dataclasses
 import enum
 import functools
 import math
-import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, List, TypeVar  # noqa: UP035 - OmegaConf 2.3 reads these spellings only
+from typing import Any, List  # noqa: UP035 - OmegaConf 2.3 reads these spellings only
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from runner.choices import (
+    AccumulationMode,
+    BatchMode,
+    DeviceKind,
+    EquivalenceMode,
+    Goal,
+    LedgerMode,
+    OptimizerName,
+    PrecisionName,
+    Rehearse,
+    ScalingBatch,
+    ScalingRule,
+    ScheduleName,
+    SyncPolicyName,
+    TrackerName,
+)
 from runner.errors import UserError
-
-
-class DeviceKind(str, enum.Enum):
-    auto = "auto"
-    cpu = "cpu"
-    gpu = "gpu"
-    tpu = "tpu"
-
-
-class Rehearse(str, enum.Enum):
-    auto = "auto"
-    never = "never"
-
-
-class BatchMode(str, enum.Enum):
-    fixed_global = "fixed_global"
-    per_device = "per_device"
-
-
-class AccumulationMode(str, enum.Enum):
-    fixed = "fixed"
-    auto = "auto"
-
-
-class PrecisionName(str, enum.Enum):
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-    fp64 = "fp64"
-
-
-class SyncPolicyName(str, enum.Enum):
-    periodic = "periodic"
-
-
-class ScalingRule(str, enum.Enum):
-    linear = "linear"
-    sqrt = "sqrt"
-    none = "none"
-
-
-class ScalingBatch(str, enum.Enum):
-    global_batch = "global_batch"
-    replica_batch = "replica_batch"
-
-
-class OptimizerName(str, enum.Enum):
-    adamw = "adamw"
-    sgd = "sgd"
-
-
-class ScheduleName(str, enum.Enum):
-    linear = "linear"
-    cosine = "cosine"
-    constant = "constant"
-
-
-class Goal(str, enum.Enum):
-    max = "max"
-    min = "min"
-
-
-class TrackerName(str, enum.Enum):
-    mlflow = "mlflow"
-    none = "none"
-
-
-class EquivalenceMode(str, enum.Enum):
-    standard = "standard"
-
-
-class LedgerMode(str, enum.Enum):
-    fail = "fail"
-    warn = "warn"
 
 
 def _require(ok: bool, setting: str, value: object, rule: str) -> None:
@@ -388,42 +326,3 @@ def _writable(kind: Any) -> DictConfig:
     node = OmegaConf.structured(kind)
     OmegaConf.set_readonly(node, None)
     return node
-
-
-def to_plain(value: Any) -> Any:
-    """A configuration as JSON-ready data; enums become the names that one writes in YAML."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.name
-    return str(value) if isinstance(value, Path) else value
-
-
-T = TypeVar("T")
-
-
-def from_plain(kind: type[T], data: Any) -> T:
-    """The inverse of `to_plain` for a dataclass of plain values, enums and further dataclasses."""
-    return typing.cast(T, _decode(kind, data))
-
-
-def _decode(kind: Any, data: Any) -> Any:
-    if data is None or kind is Any:
-        return data
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        (inner,) = [part for part in typing.get_args(kind) if part is not type(None)]
-        return _decode(inner, data)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        build: Any = kind
-        return build(**{f.name: _decode(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.init})
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind[data]
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (list, tuple):
-        return origin(_decode(parts[0], item) for item in data)
-    return data

@@ -22,10 +22,11 @@ from runner.building import build_recipe
 from runner.data.cache import Cache
 from runner.errors import UserError
 from runner.loop import Log, Loop
+from runner.plain import from_plain, to_plain
 from runner.plan import Plan
 from runner.precision import Precision
 from runner.recipe import DataFacts, Prepared, Recipe
-from runner.schema import Config, from_plain, to_plain
+from runner.schema import Config
 from runner.seeds import set_seed, worker_seed
 from runner.sync import build_sync_policy
 from runner.tracking.metrics_log import MetricsLog

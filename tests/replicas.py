@@ -14,7 +14,7 @@ from runner.backends import Backend
 from runner.compose import compose, settings
 from runner.experiment import prepare
 from runner.loop import Loop
-from runner.schema import to_plain
+from runner.plain import to_plain
 from runner.worker import Job, build_loop
 
 #: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 of them have nothing to do in it.

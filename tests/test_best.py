@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from runner.best import Best
-from runner.schema import Evaluation, Goal
+from runner.choices import Goal
+from runner.schema import Evaluation
 
 
 def follow(values: list[float], keep_weights: bool = False, **options: Any) -> Best:

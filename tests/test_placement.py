@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from runner import placement as placement_module
+from runner.choices import DeviceKind, PrecisionName, Rehearse
 from runner.compose import compose, settings
 from runner.errors import UserError
 from runner.placement import available_cores, check_device_serves, place
-from runner.schema import Config, Device, DeviceKind, Precision, PrecisionName, Rehearse
+from runner.schema import Config, Device, Precision
 
 
 @pytest.fixture(autouse=True)

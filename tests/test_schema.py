@@ -11,32 +11,22 @@ from typing import Any
 
 import pytest
 
-from runner.compose import compose, settings
-from runner.errors import UserError
-from runner.plan import Plan
-from runner.schema import (
-    Accumulation,
+from runner.choices import (
     AccumulationMode,
-    Batch,
     BatchMode,
-    Config,
-    Device,
     DeviceKind,
-    Evaluation,
     Goal,
-    Optimizer,
     OptimizerName,
-    Scaling,
     ScalingRule,
-    Schedule,
     ScheduleName,
-    Sync,
     SyncPolicyName,
     TrackerName,
-    Tracking,
-    from_plain,
-    to_plain,
 )
+from runner.compose import compose, settings
+from runner.errors import UserError
+from runner.plain import from_plain, to_plain
+from runner.plan import Plan
+from runner.schema import Accumulation, Batch, Config, Device, Evaluation, Optimizer, Scaling, Schedule, Sync, Tracking
 
 ADAMW: dict[str, Any] = {"name": OptimizerName.adamw, "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
 SGD: dict[str, Any] = {"name": OptimizerName.sgd, "lr": 0.1, "momentum": 0.9, "nesterov": False}

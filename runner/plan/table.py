@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from runner.choices import ScalingRule
 from runner.experiment import Experiment
 from runner.plan import Plan, equivalent_micro_batches
-from runner.schema import ScalingRule
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:

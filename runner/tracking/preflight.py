@@ -9,8 +9,9 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from runner.choices import TrackerName
 from runner.errors import UserError
-from runner.schema import TrackerName, Tracking
+from runner.schema import Tracking
 from runner.tracking.secrets import masked
 from runner.tracking.store import default_store
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from runner.choices import TrackerName
 from runner.experiment import Experiment
-from runner.schema import TrackerName, Tracking
+from runner.schema import Tracking
 
 
 class Tracker(Protocol):

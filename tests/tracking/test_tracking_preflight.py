@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.choices import TrackerName
 from runner.errors import UserError
-from runner.schema import TrackerName, Tracking
+from runner.schema import Tracking
 from runner.tracking import preflight
 from runner.tracking.preflight import check_tracking
 

@@ -1,0 +1,80 @@
+"""The allowed values of settings. Each member's name is what one writes in YAML and on the command line."""
+
+from __future__ import annotations
+
+import enum
+
+
+class DeviceKind(str, enum.Enum):
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+    tpu = "tpu"
+
+
+class Rehearse(str, enum.Enum):
+    auto = "auto"
+    never = "never"
+
+
+class BatchMode(str, enum.Enum):
+    fixed_global = "fixed_global"
+    per_device = "per_device"
+
+
+class AccumulationMode(str, enum.Enum):
+    fixed = "fixed"
+    auto = "auto"
+
+
+class PrecisionName(str, enum.Enum):
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp64 = "fp64"
+
+
+class SyncPolicyName(str, enum.Enum):
+    periodic = "periodic"
+
+
+class ScalingRule(str, enum.Enum):
+    linear = "linear"
+    sqrt = "sqrt"
+    none = "none"
+
+
+class ScalingBatch(str, enum.Enum):
+    global_batch = "global_batch"
+    replica_batch = "replica_batch"
+
+
+class OptimizerName(str, enum.Enum):
+    adamw = "adamw"
+    sgd = "sgd"
+
+
+class ScheduleName(str, enum.Enum):
+    linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
+
+
+class Goal(str, enum.Enum):
+    max = "max"
+    min = "min"
+
+
+class TrackerName(str, enum.Enum):
+    mlflow = "mlflow"
+    none = "none"
+
+
+class EquivalenceMode(str, enum.Enum):
+    standard = "standard"
+
+
+class LedgerMode(str, enum.Enum):
+    fail = "fail"
+    warn = "warn"
