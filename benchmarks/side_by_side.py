@@ -20,8 +20,20 @@ def run_once(overrides: Sequence[str]) -> dict[str, Any]:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-        summary: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
-        return summary
+        run = Path(folder) / "run"
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+        return {**summary, "steady_samples_per_s": steady_speed(run / "metrics.jsonl")}
+
+
+def steady_speed(metrics: Path) -> float | None:
+    """Samples per second over the second half of a run, when nothing is being imported or made any more."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    seen = [(row["timestamp"], row["value"]) for row in rows if row["key"] == "train/samples_seen"]
+    half = [point for point in seen if point[1] >= seen[-1][1] / 2]
+    # All steps of one reduction carry its time, so samples are counted from the end of the first one.
+    start = max(samples for stamp, samples in half if stamp == half[0][0])
+    seconds = (half[-1][0] - half[0][0]) / 1000
+    return (half[-1][1] - start) / seconds if seconds else None
 
 
 def interleaved(variants: Mapping[str, Sequence[str]], repetitions: int) -> dict[str, list[dict[str, Any]]]:

@@ -36,6 +36,10 @@ def _labelled(rows: Sequence[Row]) -> LabelledText:
     return LabelledText([row.sentence for row in rows], [row.label for row in rows])
 
 
+#: Tokens that the small model has positions for; the longest sentence of the grammar has 14.
+_POSITIONS = 32
+
+
 @dataclass(frozen=True)
 class SmallTransformer:
     """A BERT-shaped model from scratch over whole words.
@@ -66,6 +70,9 @@ class SmallTransformer:
                 raise UserError(f"recipe.model.{name}={share} cannot be: it must be at least 0 and below 1")
         if self.initializer_range <= 0:
             raise UserError(f"recipe.model.initializer_range={self.initializer_range} cannot be: it must be above 0")
+
+    def longest_input(self) -> int | None:
+        return _POSITIONS
 
     def tokenizer_identity(self) -> str:
         return "whole words, BERT's special tokens"
@@ -100,7 +107,7 @@ class SmallTransformer:
                 num_hidden_layers=self.layers,
                 num_attention_heads=self.heads,
                 intermediate_size=self.feed_forward_size,
-                max_position_embeddings=32,
+                max_position_embeddings=_POSITIONS,
                 hidden_dropout_prob=self.dropout,
                 attention_probs_dropout_prob=self.attention_dropout,
                 initializer_range=self.initializer_range,

@@ -61,6 +61,10 @@ class ModelSource(Protocol):
         """Refuse a model that cannot be had. Raises UserError."""
         ...
 
+    def longest_input(self) -> int | None:
+        """Tokens that the model has positions for; None if that is not known before it is loaded."""
+        ...
+
     def tokenizer_identity(self) -> str:
         """Changes whenever the tokenizer does, apart from the texts it is made from."""
         ...
@@ -128,12 +132,22 @@ class SequenceClassification:
     def metric_names(self) -> Sequence[str]:
         return [*dict.fromkeys([*self.metrics_shown, "loss"])]
 
+    @property
+    def minimised(self) -> Sequence[str]:
+        return ["loss"]
+
     def facts(self) -> DataFacts:
         corpus = self.data.read()
         return DataFacts(len(corpus.train), len(corpus.eval), corpus.digest, corpus.source)
 
     def check_model(self) -> None:
         self.model.check()
+        limit = self.model.longest_input()
+        if limit is not None and self.max_length > limit:
+            raise UserError(
+                f"recipe.max_length={self.max_length} is more than the {limit} positions of the model: "
+                f"set recipe.max_length={limit} or less"
+            )
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         key = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,17 @@ class Pretrained:
             )
         self._ask_hub()
 
+    def longest_input(self) -> int | None:
+        path = Path(self.name).expanduser() / "config.json"
+        if not path.is_file():
+            return None
+        try:
+            config = json.loads(path.read_text())
+        except ValueError as error:
+            raise UserError(f"recipe.model.name={self.name} has a config.json that is no JSON: {error}") from error
+        positions = config.get("max_position_embeddings", config.get("n_positions"))
+        return positions if isinstance(positions, int) else None
+
     def _ask_hub(self) -> str:
         """The path of the model's configuration in the Hub's cache, fetched if need be."""
         from huggingface_hub import hf_hub_download
@@ -76,7 +88,8 @@ class Pretrained:
     def tokenizer_identity(self) -> str:
         path = Path(self.name).expanduser()
         if not path.is_dir():
-            return self._ask_hub()  # the path names the revision
+            revision = Path(self._ask_hub()).parent.name
+            return f"{self.name} at {revision}"
         digest = hashlib.sha256()
         for file in sorted(path.iterdir()):
             if file.suffix in _TOKENIZER_SUFFIXES:
@@ -87,7 +100,7 @@ class Pretrained:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.location)
+            tokenizer = AutoTokenizer.from_pretrained(self.location, trust_remote_code=False)
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} has no usable tokenizer: {first_line(error)}") from error
         if tokenizer.pad_token_id is None:
@@ -103,9 +116,13 @@ class Pretrained:
     def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
+        from recipes.hub import go_offline_if_unreachable
+
+        if not Path(self.location).is_dir():
+            go_offline_if_unreachable()
         try:
             model = AutoModelForSequenceClassification.from_pretrained(
-                self.location, num_labels=classes, dtype=torch.float32
+                self.location, num_labels=classes, dtype=torch.float32, trust_remote_code=False
             )
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class Best:
 
     def update(self, step: int, metrics: dict[str, float], model: nn.Module) -> None:
         value = metrics[self._config.metric]
-        if self.value is None or self._gain(value) > self._config.min_delta:
+        if self.value is None or math.isnan(self.value) or self._gain(value) > self._config.min_delta:
             self.value, self.step, self.metrics = value, step, metrics
             self._without_improvement = 0
             if self._keep_weights:

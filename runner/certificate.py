@@ -10,7 +10,7 @@ from typing import Any
 from runner.plan import Plan
 
 #: What a difference costs a run: nothing, the word "equivalent", or comparability itself.
-_FREE, _COMPARABLE, _NOT_COMPARABLE = _LEVELS = ("equivalent", "comparable", "not comparable")
+_FREE, _COMPARABLE, NOT_COMPARABLE = _LEVELS = ("equivalent", "comparable", "not comparable")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ _PROPERTIES: tuple[tuple[str, Callable[[Setup], Any], str, str], ...] = (
         _COMPARABLE,
         "another number of samples behind each step",
     ),
-    ("total_samples", lambda s: s.plan.total_samples, _NOT_COMPARABLE, "more or less training"),
+    ("total_samples", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
     ("lr", lambda s: s.plan.lr, _COMPARABLE, "another step size at the same sample"),
     ("warmup_steps", lambda s: s.plan.warmup_steps, _COMPARABLE, "the peak comes at another step"),
     (

@@ -108,6 +108,10 @@ class HydraOptions:
         self.config_dirs: list[str] = [parsed.config_dir] if parsed.config_dir else []
         #: Help, completion and printing of the configuration: nothing is run.
         self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
+        if parsed.experimental_rerun:
+            raise UserError(
+                "--experimental-rerun would unpickle a file, which can run any code: give the overrides again"
+            )
         if parsed.config_path or parsed.config_name:
             raise UserError(
                 "--config-path and --config-name would replace the runner's own configuration: use --config-dir=FOLDER "
@@ -131,8 +135,15 @@ def preflight(options: HydraOptions) -> None:
     from runner.compose import compose, settings, sweep_points
     from runner.experiment import prepare
     from runner.tracking.preflight import check_tracking
+    from runner.tracking.secrets import masked
 
     if options.multirun:
+        for override in options.overrides:
+            if masked(override) != override:
+                raise UserError(
+                    f"{masked(override)} holds credentials, and Hydra writes a sweep's overrides to a file: "
+                    "put the address into MLFLOW_TRACKING_URI"
+                )
         points = [compose(overrides, options.config_dirs) for overrides in sweep_points(options.overrides)]
         _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
         check_tracking(settings(points[0]).tracking)
@@ -145,6 +156,8 @@ def preflight(options: HydraOptions) -> None:
     config = settings(cfg)
     prepare(config)
     _check_folder("hydra.run.dir", cfg.hydra.run.dir)
+    if (Path(cfg.hydra.run.dir) / "config.yaml").exists():
+        raise UserError(f"hydra.run.dir={cfg.hydra.run.dir} holds a run already: choose another folder")
     _check_folder("cache_dir", config.cache_dir)
     check_tracking(config.tracking)
 
@@ -190,7 +203,7 @@ def _enter_hydra(options: HydraOptions, started_at: float) -> int:
 def _plan(arguments: list[str]) -> int:
     from runner.compose import compose, settings
     from runner.experiment import prepare
-    from runner.plan.table import certificate_table, plan_tables
+    from runner.plan_tables import certificate_table, plan_tables
 
     options = HydraOptions(arguments)
     if options.only_shows:

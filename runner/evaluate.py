@@ -36,7 +36,7 @@ def evaluate(
     model.eval()
     parts = []
     loader = batches(table, micro_batches, recipe, prepared, pin_memory=backend.device.type == "cuda")
-    for batch in loader:
+    for _, batch in loader:
         on_device = {name: tensor.to(backend.device, non_blocking=True) for name, tensor in batch.items()}
         with precision.autocast():
             parts.append(recipe.predict(model, on_device).cpu().double())

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from runner.building import EXPERIMENT_KEYS, build_recipe
 from runner.certificate import Certificate, Setup, certify, dropout_streams
-from runner.choices import BatchMode, PrecisionName
+from runner.choices import BatchMode, Goal, PrecisionName
 from runner.errors import UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
 from runner.plan import Plan, make_plan
@@ -56,6 +56,12 @@ def prepare(config: Config) -> Experiment:
             f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
             f"{did_you_mean(metric, recipe.metric_names)}"
         )
+    lower_is_better = metric in recipe.minimised
+    if lower_is_better != (config.evaluation.goal is Goal.min):
+        raise UserError(
+            f"evaluation.goal={config.evaluation.goal.name} is wrong for evaluation.metric={metric}: "
+            f"set evaluation.goal={'min' if lower_is_better else 'max'}"
+        )
     plan = plan_for(config, facts.train_samples, placement.workers)
     if plan.world_size > 1 and config.evaluation.every_steps is not None and config.evaluation.every_steps % plan.k:
         below = config.evaluation.every_steps // plan.k * plan.k
@@ -95,27 +101,33 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
 
 
 def baseline_plan(config: Config, plan: Plan) -> Plan:
-    """One worker, no accumulation, every step synchronous; the global batch held, or the micro-batch per device."""
+    """One worker, no accumulation, every step synchronous; the global batch held, or the micro-batch per device.
+
+    A run cut short by `max_steps` is compared with a baseline that is cut short where it has seen as many samples.
+    """
     per_device = config.batch.mode is BatchMode.per_device
-    batch = plan.micro_batch if per_device else plan.global_batch
-    return make_plan(
-        samples_per_epoch=plan.samples_per_epoch,
-        world_size=1,
-        global_batch=None if per_device else batch,
-        micro_batch=batch if per_device else None,
-        accumulation_steps=1,
-        max_micro_batch=None,
-        drop_last=plan.drop_last,
-        k=1,
-        base_lr=plan.base_lr,
-        scaling_rule=config.scaling.rule.name,
-        scaling_batch=config.scaling.batch.name,
-        reference_batch=plan.reference_batch,
-        epochs=plan.epochs,
-        # A run cut short by steps is compared with a baseline that has seen as many samples.
-        max_steps=None if config.max_steps is None else -(-plan.total_samples // batch),
-        warmup_share=config.schedule.warmup_share,
-    )
+
+    def one_worker(max_steps: int | None) -> Plan:
+        return make_plan(
+            samples_per_epoch=plan.samples_per_epoch,
+            world_size=1,
+            global_batch=None if per_device else plan.global_batch,
+            micro_batch=plan.micro_batch if per_device else None,
+            accumulation_steps=1,
+            max_micro_batch=None,
+            drop_last=plan.drop_last,
+            k=1,
+            base_lr=plan.base_lr,
+            scaling_rule=config.scaling.rule.name,
+            scaling_batch=config.scaling.batch.name,
+            reference_batch=plan.reference_batch,
+            epochs=plan.epochs,
+            max_steps=max_steps,
+            warmup_share=config.schedule.warmup_share,
+        )
+
+    whole = one_worker(None)
+    return whole if config.max_steps is None else one_worker(whole.steps_for(plan.total_samples))
 
 
 def _certificate(config: Config, placement: Placement, plan: Plan) -> Certificate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,15 +20,18 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
+from runner.certificate import NOT_COMPARABLE
+from runner.choices import TrackerName
 from runner.compose import settings
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.launch import WorkerFailed, launch
 from runner.plain import to_plain
-from runner.plan.table import certificate_table, plan_tables
+from runner.plan_tables import certificate_table, plan_tables
+from runner.schema import Tracking
 from runner.torchrun import current_world, run_joined
 from runner.tracking.metrics_log import MetricsReader
-from runner.tracking.secrets import without_credentials
+from runner.tracking.secrets import masked, without_credentials
 from runner.tracking.tracker import build_tracker
 from runner.watch import Watch
 from runner.worker import Job
@@ -67,11 +71,11 @@ def _first_line(error: Exception) -> str:
 
 def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
     """Run one job; its objective. An error is printed here and kept in `sweep`; in a sweep Hydra is told as well."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _set_handler(signal.SIGINT, signal.default_int_handler)
+    _set_handler(signal.SIGTERM, _terminated)
     hydra = HydraConfig.get()
     is_sweep = hydra.mode == RunMode.MULTIRUN
-    name = f"job {hydra.job.num} ({hydra.job.override_dirname})" if is_sweep else "run"
+    name = f"job {hydra.job.num} ({masked(hydra.job.override_dirname)})" if is_sweep else "run"
     console = Console(highlight=False)
     if is_sweep:
         console.rule(escape(name))
@@ -93,7 +97,7 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
             raise
         return None
     sweep.finished += 1
-    objective: float | None = summary["eval"].get(cfg.evaluation.metric)
+    objective: float | None = summary["eval"].get(experiment.config.evaluation.metric)
     return objective
 
 
@@ -104,7 +108,8 @@ def _run(
     config = experiment.config
     _write_plan(experiment, folder)
     job = Job(
-        config=config,
+        # Workers need no tracker, and so no address with its credentials.
+        config=dataclasses.replace(config, tracking=Tracking(TrackerName.none)),
         plan=experiment.plan,
         facts=experiment.facts,
         folder=folder.resolve(),
@@ -122,13 +127,19 @@ def _run(
         status = KILLED
         raise
     finally:
-        if current_world() is not None:
-            # torchrun passes Ctrl-C on a second time, to processes that have heard it already.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The books are closed once, whatever is pressed meanwhile; torchrun passes every signal on a second time, too.
+        handlers = {number: _set_handler(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         result = result or _progress(folder)
         summary = _summary(status, experiment, result, started_at, tracker.wait_until_open())
+        if not _ledger_sound(folder):
+            summary["certificate"] = NOT_COMPARABLE
+            _withdraw(folder)
+            tracker.tag("certificate", NOT_COMPARABLE)
+            console.print("[bold red]The ledger is not sound[/]: see ledger.json; this run is not comparable.")
         (folder / "summary.json").write_text(json.dumps(summary, indent=1))
         tracker.finish(status)
+        for number, handler in handlers.items():
+            _set_handler(number, handler)
     _report(summary, experiment, folder, console)
     if sweep is not None:
         sweep.how_to_open = tracker.how_to_open()
@@ -137,11 +148,35 @@ def _run(
     return summary
 
 
+def _set_handler(number: signal.Signals, handler: Any) -> Any:
+    """Set a signal's handler where Python allows it, in the main thread; the one before."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(number, handler)
+    return None
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise KeyboardInterrupt  # what ends a run from outside is treated like Ctrl-C: KILLED, with its books closed
+
+
 def _train(job: Job, experiment: Experiment) -> dict[str, Any]:
     world = current_world()
     if world is not None:
         return run_joined(world, job.as_json())
     return launch(job.as_json(), experiment.placement.workers)
+
+
+def _ledger_sound(folder: Path) -> bool:
+    """Whether the ledger, as far as it was written, found the planned samples trained on."""
+    path = folder / "ledger.json"
+    return not path.exists() or bool(json.loads(path.read_text())["sound"])
+
+
+def _withdraw(folder: Path) -> None:
+    """Take the certificate back."""
+    path = folder / "certificate.json"
+    content = {**json.loads(path.read_text()), "level": NOT_COMPARABLE, "withdrawn": "the ledger is not sound"}
+    path.write_text(json.dumps(content, indent=1))
 
 
 def _progress(folder: Path) -> dict[str, Any]:

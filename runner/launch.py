@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -26,6 +28,10 @@ PRELOADED = [
     "torch.optim.adamw",
     "torch.utils.data",
 ]
+
+
+#: Signals that the elastic launcher handles while it runs.
+_ELASTIC_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class WorkerFailed(Exception):
@@ -53,7 +59,7 @@ def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
     Raises UserError for a mistake that only a worker could find, WorkerFailed for any other error in one, and
     KeyboardInterrupt when the launch is interrupted.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -74,45 +80,57 @@ def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
             max_restarts=0,
             monitor_interval=0.05,
             start_method="forkserver",
+            logs_specs=DefaultLogsSpecs(log_dir=meeting),  # or it leaves a folder in the temporary one
         )
+        # The launcher puts handlers of its own in place of these, and leaves them there.
+        handlers = {number: signal.getsignal(number) for number in _ELASTIC_SIGNALS}
         try:
-            results = elastic_launch(config, run_launched)(job, str(Path(meeting) / "workers"))
+            results = elastic_launch(config, run_launched)(job, meeting)
         except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from error
-            raise
+            raise KeyboardInterrupt from error
         except ChildFailedError as error:
-            raise _failure(error) from None
+            raise _failure(error, Path(meeting)) from None
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
     result: dict[str, Any] = results[0]
     return result
 
 
-def _failure(error: Any) -> BaseException:
+def _failure(error: Any, meeting: Path) -> BaseException:
+    """What to raise for failed workers: the mistake of a user if there is one, else the error that came first.
+
+    When one worker fails, the collectives of the others fail as well, and the launcher may see one of these first.
+    """
+    from runner.worker import ERROR_PREFIX
+
+    said = [json.loads(path.read_text()) for path in meeting.glob(f"{ERROR_PREFIX}*.json")]
+    said.sort(key=lambda one: (not one["user_error"], one["time_ns"]))
+    if said and said[0]["user_error"]:
+        return UserError(said[0]["message"])
+    if said:
+        return WorkerFailed(f"worker {said[0]['rank']} failed\n{said[0]['trace']}")
     rank, failure = error.get_first_failure()
     if failure.exitcode == 128 + signal.SIGINT:
         return KeyboardInterrupt()
-    message = failure.message
-    said = message["message"] if isinstance(message, dict) else str(message)
-    kind, _, text = said.partition(": ")
-    if kind == UserError.__name__:
-        return UserError(text)
-    trace = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
     ending = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-    return WorkerFailed(f"worker {rank} failed with {ending}\n{trace or message}")
+    return WorkerFailed(f"worker {rank} ended with {ending} and said nothing (out of memory?)")
 
 
 @contextlib.contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Keep gloo and the launcher off the network while workers of one machine are started."""
-    ours = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update({name: value for name, value in ours.items() if before[name] is None})
+    """Keep the launcher from opening a port while workers of one machine are started."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _quiet_elastic() -> None:

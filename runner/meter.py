@@ -28,6 +28,7 @@ class StepRecord:
 class _Pending:
     step: int
     loss_sum: Tensor
+    counted: Tensor
     count: int
     lr: float
     samples: int
@@ -53,9 +54,22 @@ class Meter:
         self.timed_seconds = 0.0
         self.samples_per_s = 0.0
 
-    def add(self, step: int, loss_sum: Tensor, global_count: int, lr: float, samples: int, samples_seen: int) -> None:
-        """Note a step (counted from 1): this worker's loss sum, and the global batch's loss terms and samples."""
-        self._pending.append(_Pending(step, loss_sum, global_count, lr, samples, samples_seen))
+    def add(
+        self,
+        step: int,
+        loss_sum: Tensor,
+        counted: Tensor,
+        global_count: int,
+        lr: float,
+        samples: int,
+        samples_seen: int,
+    ) -> None:
+        """Note a step (counted from 1).
+
+        `loss_sum`, `counted`: this worker's loss sum and loss terms, as the recipe gave them. `global_count`,
+        `samples`: the loss terms and samples of the whole global batch, as planned.
+        """
+        self._pending.append(_Pending(step, loss_sum, counted, global_count, lr, samples, samples_seen))
 
     @property
     def full(self) -> bool:
@@ -78,8 +92,13 @@ class Meter:
         elapsed = now - self._mark if self._mark is not None and self._backend.rank == 0 else 0.0
         self._mark = now
         sums = torch.stack([p.loss_sum.double() for p in pending])
+        counts = torch.stack([p.counted.double() for p in pending])
         clock = torch.tensor([elapsed], dtype=torch.float64, device=sums.device)
-        *losses, seconds = self._backend.all_reduce(torch.cat([sums, clock])).tolist()
+        reduced = self._backend.all_reduce(torch.cat([sums, counts, clock])).tolist()
+        losses, counted, seconds = reduced[: len(pending)], reduced[len(pending) : -1], reduced[-1]
+        # Losses were divided by the planned count: a recipe that counts otherwise would train on a wrong scale.
+        planned = [p.count for p in pending]
+        assert counted == planned, f"the recipe counted {counted} loss terms where {planned} were planned"
         if seconds > 0:
             samples = sum(p.samples for p in pending)
             self.timed_samples += samples

@@ -59,6 +59,11 @@ class Recipe(Protocol):
         """The names that `metrics` will use."""
         ...
 
+    @property
+    def minimised(self) -> Sequence[str]:
+        """Those of them that are the better the smaller they are."""
+        ...
+
     def facts(self) -> DataFacts:
         """Read and check the raw data. Called before any folder exists. Raises UserError."""
         ...

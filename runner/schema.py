@@ -265,6 +265,10 @@ class Tracking:
             repr(self.experiment),
             "it must not be empty",
         )
+        if self.kind is TrackerName.none:
+            rule = "tracking=none logs to the run's folder only; choose tracking=mlflow for it"
+            _require(self.uri is None, "tracking.uri", "…", rule)
+            _require(not self.log_model, "tracking.log_model", True, rule)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import signal
+import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from runner import ledger
 from runner.backends import Backend, TorchBackend
@@ -60,13 +61,36 @@ class Job:
         )
 
 
-@record
-def run_launched(job: dict[str, Any], store_file: str) -> dict[str, Any] | None:
-    """The entry point under the elastic launcher, which says rank and world size in the environment."""
+#: A worker that fails leaves `<prefix><rank>.json` where the workers meet.
+ERROR_PREFIX = "error-"
+
+
+def run_launched(job: dict[str, Any], meeting: str) -> dict[str, Any] | None:
+    """The entry point under the elastic launcher, which says rank and world size in the environment.
+
+    `meeting`: a folder of this launch, through which the workers find each other and leave what went wrong.
+    """
     signal.signal(signal.SIGINT, leave_quietly)
+    # Workers of one machine talk over its loopback interface, and are not to be reached from anywhere else.
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, loopback)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(store_file, world_size)
-    return run(Job.from_json(job), rank, world_size, int(os.environ["LOCAL_RANK"]), store)
+    store = dist.FileStore(str(Path(meeting) / "workers"), world_size)
+    try:
+        return run(Job.from_json(job), rank, world_size, int(os.environ["LOCAL_RANK"]), store)
+    except Exception as error:
+        said = {
+            "rank": rank,
+            "time_ns": time.time_ns(),
+            "user_error": isinstance(error, UserError),
+            "message": str(error),
+            "trace": traceback.format_exc(),
+        }
+        draft = Path(meeting) / f".{ERROR_PREFIX}{rank}"
+        draft.write_text(json.dumps(said))
+        draft.rename(Path(meeting) / f"{ERROR_PREFIX}{rank}.json")  # whole, or not there
+        raise
 
 
 def leave_quietly(signum: int, frame: FrameType | None) -> None:
@@ -101,13 +125,16 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
 def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
     log = MetricsLog(job.folder) if backend.rank == 0 else None
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
-    loop.train()
-    loop.finish()
+    try:
+        loop.train()
+        loop.finish()
+    finally:
+        if backend.rank == 0:  # also, and above all, when it is the ledger that ends the run
+            (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger.epochs), indent=1))
     loop.policy.close()
     if log is None:
         return None
     log.close()
-    (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger.epochs), indent=1))
     if loop.best.weights is not None:
         loop.model.load_state_dict(loop.best.weights)
     loop.recipe.save(loop.model, loop.prepared, job.folder / "model")

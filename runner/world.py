@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.errors import UserError
+
 if TYPE_CHECKING:
     import torch.distributed as dist
 
@@ -37,11 +39,15 @@ def is_external() -> bool:
 
 
 def join_external() -> ExternalWorld:
-    """Meet the others at MASTER_ADDR and MASTER_PORT."""
+    """Meet the others at MASTER_ADDR and MASTER_PORT. Raises UserError where these are not set."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK") if name not in os.environ]
+    if missing:
+        raise UserError(f"RANK and WORLD_SIZE are set and {', '.join(missing)} not: start the processes with torchrun")
+
     import torch.distributed as dist  # here, so that asking `is_external` costs no second
 
     store, rank, world_size = next(iter(dist.rendezvous("env://")))
-    return ExternalWorld(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)
+    return ExternalWorld(rank, world_size, int(os.environ["LOCAL_RANK"]), store)
 
 
 def external_world_size() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,6 +21,21 @@ class BrokenRecipe(SequenceClassification):
         if os.environ["RANK"] == "1":
             raise RuntimeError("broken on purpose")
         return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class RepeatingRecipe(SequenceClassification):
+    """Its table gives row 0 for row 1, as a broken store or loader might."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        fetch = type(prepared.train).__getitem__
+
+        class Repeating(type(prepared.train)):  # type: ignore[misc]
+            def __getitems__(self, rows: Any) -> Any:
+                return fetch(self, [0 if row == 1 else row for row in rows])
+
+        object.__setattr__(prepared, "train", Repeating(prepared.train.folder))
+        return super().build_model(prepared)
 
 
 @dataclass(frozen=True)

@@ -130,3 +130,28 @@ def train_with_high_loss_scale(backend: Backend, overrides: list[str]) -> dict[s
     result["weights"] = weights_of(loop)
     loop.policy.close()
     return result
+
+
+def train_with_wrong_dealing(backend: Backend, overrides: list[str], mistake: str) -> str:
+    """Deal samples wrongly on every worker but the first; what the loop says to it."""
+    loop = make_loop(backend, overrides)
+    order, right = loop.order, loop.order.micro_batches
+
+    def wrong(epoch: int, step: Any) -> Any:
+        if backend.rank == 0 and mistake != "every worker reads everything":
+            return right(epoch, step)
+        return {
+            "every worker reads everything": lambda: [order.global_batch(epoch, step)],
+            "a worker reads another's share": lambda: [order.global_batch(epoch, step)[0 :: backend.world_size]],
+            "a worker skips its last sample": lambda: [ids[:-1] if len(ids) > 1 else ids for ids in right(epoch, step)],
+        }[mistake]()
+
+    order.micro_batches = wrong  # type: ignore[method-assign]
+    try:
+        loop.train()
+        loop.finish()
+    except AssertionError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        loop.policy.close()
+    return "nothing: " + ", ".join(f"{r.missing} missing, {r.duplicated} twice" for r in loop.ledger.epochs)

@@ -32,6 +32,7 @@ def follow(values: list[float], keep_weights: bool = False, **options: Any) -> B
         ([1, 1.4, 1.6], {"min_delta": 0.5}, 3),  # 1.6 is compared with the best so far, 1.0
         ([2, 2, 2], {}, 1),  # an equal value is no improvement
         ([1, math.nan, 2], {}, 3),
+        ([math.nan, 5, 9], {}, 3),
         ([1, math.nan], {"goal": Goal.min}, 1),
     ],
 )

@@ -54,7 +54,19 @@ def test_metric_that_the_recipe_does_not_compute(metric: str, answer: str) -> No
 @pytest.mark.parametrize("metric", ["accuracy", "matthews", "loss"])
 def test_metric_that_it_computes(metric: str) -> None:
     """The metrics shown can all decide about the best weights, and so can the loss."""
-    assert prepared(f"evaluation.metric={metric}").config.evaluation.metric == metric
+    goal = "min" if metric == "loss" else "max"
+    wrong = "max" if metric == "loss" else "min"
+    experiment = prepared(f"evaluation.metric={metric} evaluation.goal={goal}")
+    assert experiment.config.evaluation.metric == metric
+    with pytest.raises(UserError, match=f"evaluation.goal={wrong} is wrong .* set evaluation.goal={goal}"):
+        prepared(f"evaluation.metric={metric} evaluation.goal={wrong}")
+
+
+@pytest.mark.parametrize("batch", ["batch=fixed_global", "batch=per_device"])
+@pytest.mark.parametrize("max_steps", [1, 166, 167, 168, 400, 501, 510, 1000, 5000])
+def test_one_worker_is_its_own_baseline(batch: str, max_steps: int) -> None:
+    """A run cut short anywhere, also after several epochs with a tail, has a baseline that sees as many samples."""
+    assert prepared(f"device=cpu {batch} max_steps={max_steps}").certificate.level == "equivalent"
 
 
 @pytest.mark.parametrize(

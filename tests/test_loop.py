@@ -217,6 +217,33 @@ def test_fp16_replicas_agree_on_the_loss_scale(pool: WorkerPool, k: int) -> None
     assert results[0]["scale"] == results[1]["scale"]
 
 
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (
+            "every worker reads everything",
+            "AssertionError: the recipe counted [48.0] loss terms where [24] were planned",
+        ),
+        ("a worker reads another's share", "LedgerError: epoch 0: of 100 planned samples 50 were missing and 50 came"),
+        (
+            "a worker skips its last sample",
+            "AssertionError: the recipe counted [23.0] loss terms where [24] were planned",
+        ),
+    ],
+)
+def test_wrong_data_end_the_run(pool: WorkerPool, mistake: str, said: str) -> None:
+    """Samples that are not those planned are found by count or by the ledger, on all workers alike."""
+    for answer in pool.run(2, train_with_wrong_dealing, SGD, mistake):
+        assert answer.startswith(said)
+
+
+def test_wrong_data_can_be_let_pass(pool: WorkerPool) -> None:
+    """With `ledger=warn` the run goes on, and the ledger has what was wrong."""
+    mistake = "a worker reads another's share"
+    answers = pool.run(2, train_with_wrong_dealing, [*SGD, "ledger=warn"], mistake)
+    assert answers == ["nothing: 50 missing, 50 twice, 50 missing, 50 twice"] * 2
+
+
 def test_early_stop_ends_the_run_after_patience(pool: WorkerPool) -> None:
     """Training that cannot improve (a learning rate of almost 0) stops after `patience` further evaluations."""
     overrides = ["optimizer=sgd", "optimizer.lr=1e-12", "evaluation.every_steps=2", "evaluation.patience=2"]

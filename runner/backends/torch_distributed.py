@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import json
 from typing import Any
@@ -10,6 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+#: How long workers wait for each other. One of them tokenises a whole data set while the others wait; a worker that
+#: dies is noticed by the launcher, at once.
+_TIMEOUT = datetime.timedelta(hours=2)
 
 
 class TorchBackend:
@@ -33,6 +38,7 @@ class TorchBackend:
             rank=rank,
             world_size=world_size,
             device_id=self.device if device_type == "cuda" else None,
+            timeout=_TIMEOUT,
         )
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -74,7 +80,8 @@ class TorchBackend:
         if self.world_size == 1:
             return model
         ids = [self.local_rank] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        # Buffers are each worker's own: broadcasting them would communicate on accumulation micro-batches, too.
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
 
     def barrier(self) -> None:
         if self.world_size > 1:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from runner.data.table import Table
+from runner.data.table import ROW, Table
 from runner.recipe import Batch, Prepared, Recipe
 
 
@@ -17,14 +18,14 @@ class _Collate:
         self.recipe = recipe
         self.prepared = prepared
 
-    def __call__(self, rows: Mapping[str, Sequence[Any]]) -> Batch:
-        return self.recipe.collate(rows, self.prepared)
+    def __call__(self, rows: Mapping[str, Any]) -> tuple[np.ndarray, Batch]:
+        return rows[ROW], self.recipe.collate(rows, self.prepared)
 
 
 def batches(
     table: Table, ids: Sequence[Sequence[int]], recipe: Recipe, prepared: Prepared, *, pin_memory: bool
-) -> Iterator[Batch]:
-    """One collated CPU batch per list of row numbers, in order.
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """One collated CPU batch per list of row numbers, in order, with the numbers of the rows that it was made from.
 
     Rows are already tokenised and memory-mapped, so fetching one costs microseconds and no loader process is started.
     """

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+#: The column of row numbers that every fetched batch has.
+ROW = "row"
+
 
 def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write columns of whole numbers, or of lists of whole numbers, into a new `folder`."""
@@ -51,7 +54,8 @@ class Table:
         return self._values[name]
 
     def __getitem__(self, rows: Sequence[int]) -> dict[str, Any]:
-        return {name: self._take(name, rows) for name in self._values}
+        # The row numbers travel with the rows, so that what is recorded as trained on is what was fetched.
+        return {ROW: np.asarray(rows, dtype=np.int64), **{name: self._take(name, rows) for name in self._values}}
 
     # The name that torch's DataLoader calls with a whole batch of indices.
     __getitems__ = __getitem__

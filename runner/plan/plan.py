@@ -51,6 +51,10 @@ class Plan:
         """Samples seen by all workers when `step` optimizer steps are done."""
         return samples_before(step, self.samples_per_epoch, self.global_batch, self.drop_last)
 
+    def steps_for(self, samples: int) -> int:
+        """The fewest optimizer steps that see at least `samples` samples."""
+        return bisect.bisect_left(range(self.optimizer_steps), samples, key=self.samples_before)
+
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
         return {**dataclasses.asdict(self), "digest": self.digest}

@@ -27,7 +27,9 @@ class PeriodicAveraging:
         self.forward_model = model
         self._backend = backend
         self._k = k
-        self._parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        # Running statistics (of batch norm, say) are part of what replicas have to agree on.
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self._averaged: list[Tensor] = [*(p for p in model.parameters() if p.requires_grad), *buffers]
         self._steps_since = 0
         self._count_since = 0
         self._global_count_since = 0
@@ -62,9 +64,9 @@ class PeriodicAveraging:
         # Every worker knows the whole count from the data order, so weights travel already weighted.
         total = self._global_count_since
         weight = self._count_since / total if total else 1 / self._backend.world_size
-        flat = _flatten_dense_tensors([p.detach() for p in self._parameters]).mul_(weight)
+        flat = _flatten_dense_tensors([t.detach() for t in self._averaged]).mul_(weight)
         self._backend.all_reduce(flat)
-        torch._foreach_copy_(self._parameters, list(_unflatten_dense_tensors(flat, self._parameters)))
+        torch._foreach_copy_(self._averaged, list(_unflatten_dense_tensors(flat, self._averaged)))
         self._backend.synchronize()
         self._stats = SyncStats(
             self._stats.synchronisations + 1,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class MlflowTracker:
         self._reader = MetricsReader(folder)
         self._unsent: list[Metric] = []
         self._client: Any = None
+        self._run: Any = None
+        self._last_tags: dict[str, str] = {}
         self._experiment_id: str | None = None
         self._ending = threading.Event()
         self._started = int(time.time() * 1000)
@@ -104,7 +106,8 @@ class MlflowTracker:
         if not self._tracking.uri:
             (self._root / "outputs").mkdir(exist_ok=True)
         self._client = MlflowClient(self._uri)
-        run = self._existing_run() or self._new_run()
+        # Kept as soon as it is there: if what follows fails and is tried again, that must not make a second run.
+        self._run = run = self._run or self._existing_run() or self._new_run()
         self._experiment_id = run.info.experiment_id
         params = [Param(name, str(value)) for name, value in run_params(self._experiment).items()]
         tags = [RunTag(name, str(value)) for name, value in run_tags(self._experiment).items()]
@@ -154,11 +157,15 @@ class MlflowTracker:
                 break
         return self.run_id
 
+    def tag(self, name: str, value: str) -> None:
+        self._last_tags[name] = value
+
     def finish(self, status: str) -> None:
         self._patience = _LAST_SHIPMENT_S if status == "FINISHED" else _LAST_SHIPMENT_S / 6
         self._end = functools.partial(self._close, status)
         self._ending.set()
-        self._thread.join(2 * self._patience)
+        # A model that was asked for is waited for, however large; everything else has a limit.
+        self._thread.join(None if self._tracking.log_model else 2 * self._patience)
         if self._trouble is not None or self._thread.is_alive():
             self._say(f"MLflow has not taken everything ({_short(self._trouble)}); metrics.jsonl is complete")
 
@@ -166,9 +173,13 @@ class MlflowTracker:
         for path in sorted(self._folder.iterdir()):
             if path.is_file():
                 self._client.log_artifact(self.run_id, str(path))
-        if self._tracking.log_model and (self._folder / "model").is_dir():
-            self._client.log_artifacts(self.run_id, str(self._folder / "model"), "model")
+        for name, value in self._last_tags.items():
+            self._client.set_tag(self.run_id, name, value)
         self._client.set_terminated(self.run_id, status=status)
+        if (
+            self._tracking.log_model and (self._folder / "model").is_dir()
+        ):  # last: it may take long, and the run is over
+            self._client.log_artifacts(self.run_id, str(self._folder / "model"), "model")
 
     def how_to_open(self) -> Sequence[str]:
         if self.run_id is None:
@@ -192,6 +203,7 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
     config, plan = experiment.config, experiment.plan
     return {
         "recipe": config.recipe["name"],
+        "model": _model_name(config.recipe),
         "device": experiment.placement.label,
         "world_size": plan.world_size,
         "micro_batch": plan.micro_batch,
@@ -205,17 +217,34 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
         "base_lr": plan.base_lr,
         "scaling": config.scaling.rule.name,
         "schedule": config.schedule.name.name,
+        "warmup_share": config.schedule.warmup_share,
+        "weight_decay": config.optimizer.weight_decay,
         "epochs": plan.epochs,
         "optimizer_steps": plan.optimizer_steps,
         "seed": config.seed,
     }
 
 
+def _model_name(recipe: Mapping[str, Any]) -> str:
+    """What the recipe calls its model: a name or folder, or else the class that builds it."""
+    model = recipe.get("model")
+    if not isinstance(model, Mapping):
+        return str(model or recipe["_target_"])
+    return str(model.get("name") or model.get("_target_"))
+
+
+def _user() -> dict[str, str]:
+    try:
+        return {"mlflow.user": getpass.getuser()}
+    except (KeyError, OSError):  # a container's user may have no name
+        return {}
+
+
 def run_tags(experiment: Experiment) -> dict[str, Any]:
     """What one filters runs by."""
     placement = experiment.placement
     tags = {
-        "mlflow.user": getpass.getuser(),
+        **_user(),
         "mlflow.source.name": "python -m runner",
         "mlflow.source.type": "LOCAL",
         "device": placement.label,
@@ -231,9 +260,10 @@ def run_tags(experiment: Experiment) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def git_commit() -> str | None:
-    """The commit of the working folder's repository, or None outside of one."""
+    """The commit of the repository that the runner itself lies in, or None if it was installed from elsewhere."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

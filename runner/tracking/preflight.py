@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import urllib.error
@@ -68,7 +69,7 @@ def _check_server(uri: str, shown: str) -> None:
             pass
     except urllib.error.HTTPError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
             f"{shown} does not answer ({reason}): start the server, correct the address, or use tracking=none"

@@ -22,6 +22,10 @@ class Tracker(Protocol):
         """The run's id, once the store has given one; None if it will not."""
         ...
 
+    def tag(self, name: str, value: str) -> None:
+        """Set a tag when the run is closed."""
+        ...
+
     def finish(self, status: str) -> None:
         """Ship what is left, the run's folder with it, and close the run with FINISHED, FAILED or KILLED."""
         ...
@@ -39,6 +43,9 @@ class NoTracker:
 
     def wait_until_open(self) -> str | None:
         return None
+
+    def tag(self, name: str, value: str) -> None:
+        pass
 
     def finish(self, status: str) -> None:
         pass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.data.table import Table, write_table
+from runner.data.table import ROW, Table, write_table
 
 COLUMNS = {
     "input_ids": [[5, 6, 7], [], [8], [2**31 - 1, -100]],
@@ -28,6 +28,7 @@ def table(tmp_path: Path) -> Table:
 def test_rows_come_back_in_the_order_asked_for(table: Table, rows: list[int]) -> None:
     """Any selection of rows gives their values in that order: empty rows, the last one and repeats too."""
     taken = table[rows]
+    assert taken.pop(ROW).tolist() == rows
     assert set(taken) == set(COLUMNS)
     assert [row.tolist() for row in taken["input_ids"]] == [COLUMNS["input_ids"][row] for row in rows]
     for name in ("label", "length"):

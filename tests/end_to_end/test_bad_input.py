@@ -59,6 +59,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     # Evaluation
     (["evaluation.every_steps=6", "sync.k=4", "device=cpu2"], ["evaluation.every_steps=6", "sync.k=4", "4 or 8"]),
     (["evaluation.metric=f1"], ["evaluation.metric=f1", "accuracy"]),
+    (["evaluation.metric=loss"], ["evaluation.goal=max", "evaluation.goal=min"]),
     (["evaluation.patience=0"], ["evaluation.patience=0"]),
     # Names
     (["device=cpux"], ["device=cpux", "'cpu'"]),
@@ -105,6 +106,11 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["tracking.uri=http://127.0.0.1:9"], ["tracking.uri=http://127.0.0.1:9", "does not answer"]),
     (["tracking.uri=http://me:secret@127.0.0.1:9"], ["***@127.0.0.1:9"]),
     (["tracking.uri=gopher://x"], ["gopher"]),
+    (["tracking=none", "tracking.log_model=true"], ["tracking.log_model", "tracking=mlflow"]),
+    (["-m", "seed=0,1", "tracking.uri=http://me:secret@127.0.0.1:9"], ["***@127.0.0.1:9", "MLFLOW_TRACKING_URI"]),
+    (["hydra.run.dir=used"], ["hydra.run.dir=used", "holds a run already"]),
+    (["--experimental-rerun=x.pickle"], ["--experimental-rerun"]),
+    ([*cola("good.tsv"), "recipe.max_length=1000"], ["recipe.max_length=1000", "512"]),
     (["tracking.uri=sqlite:///good.tsv/x.db"], ["tracking.uri", "good.tsv"]),
 ]
 
@@ -121,6 +127,8 @@ def test_wrong_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     for name, content in DATA.items():
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "config.yaml").write_text("seed: 0\n")
     assert cli.main(typed, time.time()) == cli.EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -129,7 +137,7 @@ def test_wrong_input_is_one_sentence(
     assert "secret" not in line
     for part in named:
         assert part in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(DATA)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*DATA, "used"])
 
 
 @pytest.mark.parametrize(("typed", "named"), WRONG[:3], ids=["divide", "steps", "samples"])

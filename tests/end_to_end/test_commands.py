@@ -55,14 +55,20 @@ def alive_in_session(leader: int) -> list[int]:
     return found
 
 
-def test_ctrl_c_kills_the_run_and_leaves_nobody_behind(tmp_path: Path) -> None:
-    """Ctrl-C in mid-training: exit code 130, run KILLED in folder and store, no traceback, no process left."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM in mid-training: exit code 130, run KILLED in folder and store, no traceback, no process left."""
     process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
     metrics = wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
-    os.killpg(process.pid, signal.SIGINT)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)  # what a terminal does
+    else:
+        process.send_signal(number)  # what a scheduler does
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output
+    summary = json.loads((metrics.parent / "summary.json").read_text())
+    assert summary["samples_seen"] > 0
     assert json.loads((metrics.parent / "summary.json").read_text())["status"] == "KILLED"
     assert statuses(tmp_path) == ["KILLED"]
     for _ in range(100):

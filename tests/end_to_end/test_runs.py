@@ -223,6 +223,28 @@ def test_a_mistake_that_only_a_worker_finds_is_one_sentence(here: Path, capsys: 
     assert err.strip() == "error: recipe.model=x cannot be: refused on purpose"
 
 
+def test_an_unsound_ledger_withdraws_the_certificate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `ledger=warn` a run on wrong data ends, but says loudly that it is comparable with nothing."""
+    wrong = ["recipe._target_=tests.broken_recipe.RepeatingRecipe", "trusted_packages=[tests]", "ledger=warn"]
+    assert run(*wrong) == 0
+    assert "The ledger is not sound" in capsys.readouterr().out
+    folder = only_folder(here)
+    assert read(folder, "ledger.json")["sound"] is False
+    assert read(folder, "certificate.json")["level"] == "not comparable"
+    assert read(folder, "summary.json")["certificate"] == "not comparable"
+    (found,) = runs(here)
+    assert found.data.tags["certificate"] == "not comparable"
+
+
+def test_an_unsound_ledger_fails_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default wrong data fail the run, and the ledger that shows them is there to be read."""
+    assert run("recipe._target_=tests.broken_recipe.RepeatingRecipe", "trusted_packages=[tests]") == cli.EXIT_FAILED
+    assert "planned samples" in capsys.readouterr().err
+    folder = only_folder(here)
+    assert read(folder, "summary.json")["status"] == "FAILED"
+    assert read(folder, "ledger.json")["duplicated"] > 0
+
+
 def test_a_sweep_goes_on_after_a_bad_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three jobs the second cannot be divided: the others finish, it is named, and the exit code says it."""
     assert run("-m", "device.workers=1,5,2", "device=cpu", "max_steps=2") == cli.EXIT_USER_ERROR

@@ -134,6 +134,26 @@ def test_a_store_that_stays_away_holds_nobody_up(
     assert tracker.how_to_open() == []
 
 
+def test_trouble_while_opening_makes_no_second_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store refuses what follows the making of a run, the next attempt goes on with the same run."""
+    log_inputs, refused = MlflowClient.log_inputs, []
+
+    def twice(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        if len(refused) < 2:
+            refused.append(1)
+            raise ConnectionError("database is locked")
+        return log_inputs(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", twice)
+    tracker = tracker_in(tmp_path / "run")
+    tracker.start()
+    tracker.finish("FINISHED")
+    store = client(tmp_path)
+    (run,) = store.search_runs([e.experiment_id for e in store.search_experiments()])
+    assert run.info.status == "FINISHED"
+    assert len(refused) == 2
+
+
 def test_the_environment_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID decide where a run is logged."""
     uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"

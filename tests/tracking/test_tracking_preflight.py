@@ -121,8 +121,10 @@ def test_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_asked_where_nothing_is_tracked(server: Server, closed_port: int) -> None:
     """tracking=none, and the store of this folder, need no server."""
-    check(f"http://127.0.0.1:{closed_port}", TrackerName.none)
+    check(None, TrackerName.none)
     check(None)
+    with pytest.raises(UserError, match="tracking=none logs to the run's folder only"):
+        check(f"http://127.0.0.1:{closed_port}", TrackerName.none)
     assert server.asked == []
 
 
