@@ -57,7 +57,7 @@ def alive_in_session(leader: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C or SIGTERM in mid-training: exit code 130, run KILLED in folder and store, no traceback, no process left."""
+    """Ctrl-C or SIGTERM in mid-training: exit code 130, KILLED in folder and store, no traceback, no process left."""
     process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
     metrics = wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
     if number is signal.SIGINT:
