@@ -23,7 +23,7 @@ from rich.markup import escape
 from runner.certificate import NOT_COMPARABLE
 from runner.choices import TrackerName
 from runner.compose import settings
-from runner.errors import UserError
+from runner.errors import UserError, first_line
 from runner.experiment import Experiment, prepare
 from runner.launch import WorkerFailed, launch
 from runner.plain import to_plain
@@ -59,14 +59,13 @@ class Sweep:
             console = Console(stderr=True, highlight=False, soft_wrap=True)
             console.print(f"[bold]{self.finished} of {total} jobs finished[/]; failed:")
             for name, error in self.failures:
-                console.print(f"  {escape(name)}: {escape(_first_line(error))}")
+                console.print(f"  {escape(name)}: {escape(_in_a_line(error))}")
         return 2 if all(isinstance(error, UserError) for _, error in self.failures) else 1
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+def _in_a_line(error: Exception) -> str:
     # A worker's traceback ends with the sentence that matters.
-    return lines[-1] if isinstance(error, WorkerFailed) else lines[0]
+    return str(error).strip().splitlines()[-1] if isinstance(error, WorkerFailed) else first_line(error)
 
 
 def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
@@ -88,7 +87,7 @@ def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
     except Exception as error:
         sweep.failures.append((name, error))
         if not (folder / "summary.json").exists():  # it failed before there was anything else to say
-            (folder / "summary.json").write_text(json.dumps({"status": FAILED, "error": _first_line(error)}, indent=1))
+            (folder / "summary.json").write_text(json.dumps({"status": FAILED, "error": _in_a_line(error)}, indent=1))
         if isinstance(error, (UserError, WorkerFailed)):
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         else:
