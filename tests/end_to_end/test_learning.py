@@ -42,6 +42,6 @@ def test_compiled_training_is_the_same_training(tmp_path: Path, monkeypatch: pyt
     tiny = [override for override in TINY if override != "precision=fp64"]
     losses = {}
     for flag in ("true", "false"):
-        assert cli.main([*tiny, f"compile={flag}", f"device={device}", f"hydra.run.dir={flag}"], time.time()) == 0
-        losses[flag] = json.loads((tmp_path / flag / "summary.json").read_text())["train_loss"]
+        assert cli.main([*tiny, f"compile={flag}", f"device={device}", f"hydra.run.dir=run-{flag}"], time.time()) == 0
+        losses[flag] = json.loads((tmp_path / f"run-{flag}" / "summary.json").read_text())["train_loss"]
     assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
