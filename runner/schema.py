@@ -15,7 +15,7 @@ import functools
 import math
 import typing
 from dataclasses import dataclass, field
-from typing import Any, List  # noqa: UP035 - OmegaConf 2.3 reads these spellings only
+from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -151,7 +151,7 @@ class Optimizer:
     lr: float = MISSING
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    betas: List[float] | None = None  # noqa: UP006
+    betas: list[float] | None = None
     eps: float | None = None
     momentum: float | None = None
     nesterov: bool | None = None
@@ -289,7 +289,7 @@ class Config:
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail
     cache_dir: str = MISSING
-    trusted_packages: List[str] = field(default_factory=list)  # noqa: UP006
+    trusted_packages: list[str] = field(default_factory=list)
     recipe: Any = MISSING
     device: Device = MISSING
     batch: Batch = MISSING

@@ -12,7 +12,7 @@ import pytest
 # Before any library reads them: nothing here may reach for the Hub, and commands started by tests inherit both.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RANK", "WORLD_SIZE"):
+for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
     os.environ.pop(_name, None)
 
 from tests.pool import WorkerPool  # noqa: E402 - after the environment
