@@ -66,7 +66,7 @@ def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
     from runner.worker import run_launched
 
     _quiet_elastic()
-    with tempfile.TemporaryDirectory(prefix="runner-") as meeting, _loopback_only():
+    with tempfile.TemporaryDirectory(prefix="runner-") as meeting, _no_open_port():
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -119,7 +119,7 @@ def _failure(error: Any, meeting: Path) -> BaseException:
 
 
 @contextlib.contextmanager
-def _loopback_only() -> Iterator[None]:
+def _no_open_port() -> Iterator[None]:
     """Keep the launcher from opening a port while workers of one machine are started."""
     name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
     before = os.environ.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass
 class _Joined:
     world: ExternalWorld | None = None
-    posted: bool = field(default=False)
+    posted: bool = False
 
 
 _joined = _Joined()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -103,7 +102,6 @@ def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store
     torch.set_num_threads(job.threads)
     backend = TorchBackend(job.device_type, rank, world_size, local_rank, store)
     result = _train(job, backend)
-    gc.collect()
     backend.close()
     return result
 

@@ -52,6 +52,15 @@ def weights_of(loop: Loop) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in loop.model.state_dict().items()}
 
 
+def outcome(loop: Loop) -> dict[str, Any]:
+    """What two ways of training are compared by."""
+    return {
+        "weights": weights_of(loop),
+        "metrics": loop.eval_metrics,
+        "ledger": [to_plain(record) for record in loop.ledger.epochs],
+    }
+
+
 def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     """Train to the end; what the worker ended with."""
     logged: list[Any] = []
@@ -59,9 +68,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     loop.train()
     loop.finish()
     result = {
-        "weights": weights_of(loop),
-        "metrics": loop.eval_metrics,
-        "ledger": [to_plain(record) for record in loop.ledger.epochs],
+        **outcome(loop),
         "logged": logged,
         "steps": loop.optimizer_step,
         "stats": loop.policy.stats(),
@@ -85,11 +92,7 @@ def train_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dic
         second.load_state_dict(torch.load(Path(folder) / "state.pt", weights_only=True))
     second.train()
     second.finish()
-    result = {
-        "weights": weights_of(second),
-        "metrics": second.eval_metrics,
-        "ledger": [to_plain(record) for record in second.ledger.epochs],
-    }
+    result = outcome(second)
     second.policy.close()
     return result
 
