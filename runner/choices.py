@@ -73,6 +73,7 @@ class TrackerName(str, enum.Enum):
 
 class EquivalenceMode(str, enum.Enum):
     standard = "standard"
+    exact = "exact"
 
 
 class LedgerMode(str, enum.Enum):

@@ -18,6 +18,7 @@ from runner.choices import LedgerMode
 from runner.data.loader import batches
 from runner.data.order import DataOrder, flatten
 from runner.evaluate import evaluate
+from runner.exact import DropoutStreams
 from runner.ledger import Ledger
 from runner.meter import Meter
 from runner.optim import LearningRate, build_optimizer
@@ -50,12 +51,13 @@ class Loop:
         policy: SyncPolicy,
         backend: Backend,
         precision: Precision,
+        dropout: DropoutStreams,
         log: Log,
     ) -> None:
         """`model`: already on the device, compiled if asked for; `policy`: built around it."""
         self.config, self.plan, self.recipe, self.prepared = config, plan, recipe, prepared
         self.model, self.policy, self.backend, self.precision = model, policy, backend, precision
-        self._log = log
+        self._dropout, self._log = dropout, log
         self.optimizer = build_optimizer(config.optimizer, model, plan.lr)
         self.scaler = precision.scaler()
         self.learning_rate = LearningRate(plan, config.schedule)
@@ -135,7 +137,7 @@ class Loop:
             trained.append(rows)
             on_device = {name: tensor.to(self.backend.device, non_blocking=True) for name, tensor in batch.items()}
             with policy.backward_pass(last=batches_left == 0):
-                with self.precision.autocast():
+                with self.precision.autocast(), self._dropout(self.optimizer_step, rows, self.backend.device):
                     loss_sum, count = self.recipe.loss(policy.forward_model, on_device)
                 self.scaler.scale(loss_sum / divisor).backward()
             step_loss += loss_sum.detach()

@@ -273,7 +273,10 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """How far equality with the baseline is pursued beyond equal data, batches, learning rate and seeds."""
+    """How far equality with the baseline is pursued beyond equal data, batches, learning rate and seeds.
+
+    `standard`: dropout from each worker's own generator. `exact`: dropout as a function of seed, step and sample.
+    """
 
     mode: EquivalenceMode = MISSING
 
@@ -313,6 +316,13 @@ class Config:
             self.max_steps,
             "it must be at least 1 optimizer step, or null for whole epochs",
         )
+        if self.equivalence.mode is EquivalenceMode.exact:
+            for name, why in (
+                ("compile", "a compiled model draws its dropout inside the compiled program"),
+                ("gradient_checkpointing", "activations are recomputed where their dropout can no longer be known"),
+            ):
+                rule = f"{why}, and equivalence=exact has to choose it; leave one of the two out"
+                _require(not getattr(self, name), name, "true", rule)
 
 
 @functools.cache

@@ -19,8 +19,10 @@ import torch.distributed as dist
 from runner import ledger
 from runner.backends import Backend, TorchBackend
 from runner.building import build_recipe
+from runner.choices import EquivalenceMode
 from runner.data.cache import Cache
 from runner.errors import UserError
+from runner.exact import check_model, exact_streams, standard_streams
 from runner.loop import Log, Loop
 from runner.plain import from_plain, to_plain
 from runner.plan import Plan
@@ -115,9 +117,13 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     precision = Precision(config.precision.name, job.device_type)
     model = precision.cast(recipe.build_model(prepared)).to(backend.device)
     _apply_options(config, model)
+    exact = config.equivalence.mode is EquivalenceMode.exact
+    if exact:
+        check_model(recipe, prepared, model, backend.device)
     policy = build_sync_policy(config.sync, model, backend)
     set_seed(worker_seed(config.seed, backend.rank))
-    return Loop(config, job.plan, recipe, prepared, model, policy, backend, precision, log)
+    dropout = exact_streams(config.seed) if exact else standard_streams
+    return Loop(config, job.plan, recipe, prepared, model, policy, backend, precision, dropout, log)
 
 
 def _train(job: Job, backend: Backend) -> dict[str, Any] | None:

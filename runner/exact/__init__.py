@@ -1,0 +1,6 @@
+"""`equivalence=exact`: dropout that does not depend on how samples are split over workers and micro-batches."""
+
+from runner.exact.dropout import DropoutStreams, ExactDropout, exact_streams, standard_streams
+from runner.exact.probe import check_model
+
+__all__ = ["DropoutStreams", "ExactDropout", "check_model", "exact_streams", "standard_streams"]

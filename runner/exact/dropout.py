@@ -1,0 +1,128 @@
+"""Dropout whose masks follow the sample, the optimizer step and the place in the model, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from runner.errors import UserError
+from runner.exact.stream import keep_mask, sample_keys
+
+#: (optimizer step from 0, sample ids of the micro-batch, device) -> the context of its forward pass.
+DropoutStreams = Callable[[int, np.ndarray, torch.device], AbstractContextManager[object]]
+
+#: The sample id of a filler row, which no sample has.
+_FILLER = np.array([-1])
+
+
+def standard_streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
+    """Dropout from the worker's own generator, in order of forward passes."""
+    return nullcontext()
+
+
+def exact_streams(seed: int) -> DropoutStreams:
+    """Dropout as a pure function of (seed, step, sample id, call site, coordinates)."""
+
+    def streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
+        return ExactDropout(sample_keys(seed, step, ids if len(ids) else _FILLER).to(device))
+
+    return streams
+
+
+class ExactDropout(TorchFunctionMode):
+    """Takes the place of torch's dropout while it is active, for one forward pass of one micro-batch.
+
+    `keys`: int64 of shape [samples], on the model's device. Raises UserError for what it cannot do exactly.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        super().__init__()
+        self._keys = keys
+        self._site = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = _HANDLERS.get(func)
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(self, *args, **(kwargs or {}))
+
+    def mask(self, values: Tensor, p: float) -> Tensor:
+        """The mask of the next call site for `values`: 0 where dropped, else 1 / (1 - p), in their dtype."""
+        if values.ndim == 0 or values.shape[0] != len(self._keys):
+            raise not_exact(
+                f"dropout is applied to a tensor of shape {list(values.shape)} in a micro-batch of {len(self._keys)}, "
+                "so its first dimension is not the sample"
+            )
+        keep = keep_mask(self._keys, self._site, tuple(values.shape), p)
+        self._site += 1
+        return keep.to(values.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
+
+
+def not_exact(reason: str) -> UserError:
+    return UserError(f"equivalence=exact does not hold for this model: {reason}; use equivalence=standard")
+
+
+def _dropout(
+    mode: ExactDropout, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if not training or p == 0:
+        return input
+    mask = mode.mask(input, p)
+    return input.mul_(mask) if inplace else input * mask
+
+
+def _dropout_of_torch(mode: ExactDropout, input: Tensor, p: float, train: bool) -> Tensor:
+    return _dropout(mode, input, p, train)
+
+
+def _dropout_in_place(mode: ExactDropout, input: Tensor, p: float, train: bool) -> Tensor:
+    return _dropout(mode, input, p, train, inplace=True)
+
+
+def _attention(
+    mode: ExactDropout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention written out, since the fused kernels draw their masks inside. Shapes as torch documents them."""
+    if dropout_p == 0:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = (query * (1 / math.sqrt(query.size(-1)) if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    elif attn_mask.dtype is torch.bool:
+        # The smallest number and not minus infinity: a row that attends to nothing must be 0, its gradient too.
+        weights = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min).softmax(-1)
+        weights = weights.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)
+    else:
+        weights = (scores + attn_mask).softmax(-1)
+    return (weights * mode.mask(weights, dropout_p)) @ value.to(weights.dtype)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    functional.dropout: _dropout,
+    torch.dropout: _dropout_of_torch,
+    torch.dropout_: _dropout_in_place,
+    functional.scaled_dot_product_attention: _attention,
+}

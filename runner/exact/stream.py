@@ -1,0 +1,93 @@
+"""Random bits as a pure function of what they are for: whole numbers in, whole numbers out, on every device alike.
+
+A sample's key is folded from (seed, optimizer step, sample id), then a call site and every coordinate but the last are
+folded in, all with 64-bit arithmetic on small tensors. Only the last dimension, where the elements are, is mixed with
+32-bit arithmetic, which is fast on CPUs and native on TPUs. Coordinates are folded in one by one and never as a flat
+index: an element's bits must not change when its row is padded to another length or moves to another micro-batch.
+
+Wrapping multiplication, addition, shifts and exclusive-or of two's complement numbers give the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_GOLDEN32 = 0x9E3779B9
+
+
+def _signed(value: int, bits: int) -> int:
+    """The number of `bits` bits that has the same bits in two's complement: torch's integers have a sign."""
+    return value - (1 << bits) if value >= 1 << (bits - 1) else value
+
+
+_GOLDEN = _signed(_GOLDEN64, 64)
+_MIX_A, _MIX_B = _signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64)
+_LOW_A, _LOW_B = _signed(0x7FEB352D, 32), _signed(0x846CA68B, 32)
+
+
+def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
+    """One key for each sample id in an optimizer step (from 0); int64 of shape [samples], on the CPU.
+
+    The keys enter a graph as data. Seed and step as constants would make XLA compile every step anew.
+    """
+    key = torch.zeros(len(ids), dtype=torch.int64)
+    for coordinate in (seed, step, torch.from_numpy(np.array(ids, dtype=np.int64))):
+        key = _fold(key, coordinate)
+    return key
+
+
+def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
+    """Which elements of a tensor of this shape survive dropout with probability `p`; bool of `shape`.
+
+    `keys`: of the samples along the first dimension. `site`: number of the call within one forward pass.
+    """
+    if p >= 1:
+        return torch.zeros(shape, dtype=torch.bool, device=keys.device)
+    rows = _fold(keys, site)
+    *middle, last = shape[1:] or (1,)
+    for size in middle:
+        rows = _fold(rows.unsqueeze(-1), torch.arange(size, dtype=torch.int64, device=keys.device))
+    bits = _elements(rows, last)
+    # The bits read as a signed number are uniform over [-2**31, 2**31).
+    return (bits >= round(p * 2**32) - 2**31).view(shape)
+
+
+def _fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
+    """The finaliser of SplitMix64 over key + (coordinate + 1) × golden ratio.
+
+    Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", with Stafford's variant 13.
+    """
+    x = key + (coordinate + 1) * torch.full((), _GOLDEN, dtype=torch.int64, device=key.device)
+    x = (x ^ _shifted(x, 30, 64)) * _MIX_A
+    x = (x ^ _shifted(x, 27, 64)) * _MIX_B
+    return x ^ _shifted(x, 31, 64)
+
+
+def _elements(rows: Tensor, size: int) -> Tensor:
+    """32 bits for each of `size` elements of every row; int32 of shape [*rows, size].
+
+    lowbias32 of Wellons 2018, "Prospecting for Hash Functions", over one half of the row's key and the coordinate,
+    with the other half brought in on the way, so that two rows do not share a mask because 32 bits happen to agree.
+    Its last shift is left out: it would change the low bits only, and a comparison looks at the high ones first.
+    """
+    column = _low32(torch.arange(size, dtype=torch.int64, device=rows.device) * _GOLDEN32)
+    x = _low32(rows >> 32).unsqueeze(-1) + column
+    x ^= _shifted(x, 16, 32)
+    x *= _LOW_A
+    x ^= _low32(rows).unsqueeze(-1)
+    x ^= _shifted(x, 15, 32)
+    x *= _LOW_B
+    return x
+
+
+def _shifted(x: Tensor, by: int, bits: int) -> Tensor:
+    """A shift to the right that brings in zeros; torch's brings in the sign."""
+    return (x >> by).bitwise_and_((1 << (bits - by)) - 1)
+
+
+def _low32(x: Tensor) -> Tensor:
+    """The low 32 bits of int64 as int32. Brought into range first: a cast out of range need not wrap."""
+    return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
