@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from recipes.classification import Corpus, LabelledText
 from recipes.grammar import Row, generate
-from runner.errors import UserError
+from runner.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,12 @@ _POSITIONS = 32
 
 @dataclass(frozen=True)
 class SmallTransformer:
-    """A BERT-shaped model from scratch over whole words.
+    """A BERT- or GPT-2-shaped model from scratch over whole words.
 
-    `hidden_size` and `feed_forward_size` in units; dropouts as shares; `initializer_range`: standard deviation of new
-    weights. BERT's own 0.02 is made for wider models: here it keeps the loss flat for epochs.
+    `hidden_size` and `feed_forward_size` in units; dropouts as shares, `attention_dropout` of attention weights and
+    `dropout` of all else; `initializer_range`: standard deviation of new weights. BERT's and GPT-2's own 0.02 is made
+    for wider models: here it keeps the loss flat for epochs. `shape`: `bert` reads the first token's state and looks
+    both ways; `gpt2` reads the last token's and looks back.
     """
 
     hidden_size: int
@@ -55,8 +57,11 @@ class SmallTransformer:
     dropout: float
     attention_dropout: float
     initializer_range: float
+    shape: str = "bert"
 
     def check(self) -> None:
+        if self.shape not in _BUILD:
+            raise UserError(f"recipe.model.shape={self.shape} is not a shape{did_you_mean(self.shape, _BUILD)}")
         for name in ("hidden_size", "feed_forward_size", "layers", "heads"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe.model.{name}={getattr(self, name)} cannot be: it must be at least 1")
@@ -98,21 +103,50 @@ class SmallTransformer:
         )
 
     def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        from transformers import BertConfig, BertForSequenceClassification
+        return _BUILD[self.shape](self, vocab_size=vocabulary, num_labels=classes, pad_token_id=pad_id)
 
-        module: nn.Module = BertForSequenceClassification(
-            BertConfig(
-                vocab_size=vocabulary,
-                hidden_size=self.hidden_size,
-                num_hidden_layers=self.layers,
-                num_attention_heads=self.heads,
-                intermediate_size=self.feed_forward_size,
-                max_position_embeddings=_POSITIONS,
-                hidden_dropout_prob=self.dropout,
-                attention_probs_dropout_prob=self.attention_dropout,
-                initializer_range=self.initializer_range,
-                num_labels=classes,
-                pad_token_id=pad_id,
-            )
+
+def _bert(of: SmallTransformer, **sizes: int) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    module: nn.Module = BertForSequenceClassification(
+        BertConfig(
+            **sizes,
+            hidden_size=of.hidden_size,
+            num_hidden_layers=of.layers,
+            num_attention_heads=of.heads,
+            intermediate_size=of.feed_forward_size,
+            max_position_embeddings=_POSITIONS,
+            hidden_dropout_prob=of.dropout,
+            attention_probs_dropout_prob=of.attention_dropout,
+            initializer_range=of.initializer_range,
         )
-        return module
+    )
+    return module
+
+
+def _gpt2(of: SmallTransformer, **sizes: int) -> nn.Module:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    module: nn.Module = GPT2ForSequenceClassification(
+        GPT2Config(
+            **sizes,  # the pad token too: the last token is found as the last that is none
+            n_embd=of.hidden_size,
+            n_layer=of.layers,
+            n_head=of.heads,
+            n_inner=of.feed_forward_size,
+            n_positions=_POSITIONS,
+            resid_pdrop=of.dropout,
+            embd_pdrop=of.dropout,
+            attn_pdrop=of.attention_dropout,
+            initializer_range=of.initializer_range,
+            # GPT-2's own end of text is beyond this vocabulary, and nothing is generated.
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        )
+    )
+    return module
+
+
+_BUILD: dict[str, Callable[..., nn.Module]] = {"bert": _bert, "gpt2": _gpt2}

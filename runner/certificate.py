@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from runner.choices import EquivalenceMode, OptimizerName
 from runner.plan import Plan
+from runner.schedule import lr_multiplier
+from runner.schema import Config
 
 #: What a difference costs a run: nothing, the word "equivalent", or comparability itself.
 _FREE, _COMPARABLE, NOT_COMPARABLE = _LEVELS = ("equivalent", "comparable", "not comparable")
@@ -15,24 +21,26 @@ _FREE, _COMPARABLE, NOT_COMPARABLE = _LEVELS = ("equivalent", "comparable", "not
 
 @dataclass(frozen=True)
 class Setup:
-    """What the certificate compares, besides the plan."""
+    """What the certificate compares. `data`: digest of every text and label; `versions`: of libraries, by name."""
 
+    config: Config
     plan: Plan
-    precision: str
+    data: str
+    device_type: str
     rehearsed: bool
-    dropout_streams: str
-    compile: bool
+    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Property:
-    """One compared property. `effect`: what a difference is known to do; empty when equal."""
+    """One compared property. `change`: by how much, where it is a number; `effect`: what that is known to do."""
 
     name: str
     value: Any
     baseline: Any
     equal: bool
     allows: str
+    change: str
     effect: str
 
     def as_json(self) -> dict[str, Any]:
@@ -55,50 +63,137 @@ class Certificate:
         }
 
 
-#: name, how to read it off a setup, the best level that a difference leaves, and what it is known to do.
-_PROPERTIES: tuple[tuple[str, Callable[[Setup], Any], str, str], ...] = (
-    (
-        "global_batch",
-        lambda s: s.plan.global_batch,
-        _COMPARABLE,
-        "another number of samples behind each step",
-    ),
-    ("total_samples", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
-    ("lr", lambda s: s.plan.lr, _COMPARABLE, "another step size at the same sample"),
-    ("warmup_steps", lambda s: s.plan.warmup_steps, _COMPARABLE, "the peak comes at another step"),
-    (
-        "k",
-        lambda s: s.plan.k if s.plan.world_size > 1 else 1,  # one worker has nobody to drift from
-        _COMPARABLE,
-        "replicas drift apart between synchronisations; clipping is local",
-    ),
-    ("compile", lambda s: s.compile, _COMPARABLE, "fused kernels round differently"),
-    ("precision", lambda s: s.precision, _COMPARABLE, "rounding of forward and backward"),
-    (
-        "dropout_streams",
-        lambda s: s.dropout_streams,
-        _COMPARABLE,
-        "other units are dropped for the same sample",
-    ),
-    ("world_size", lambda s: s.plan.world_size, _FREE, "sums in another order: last bits"),
-    ("accumulation_steps", lambda s: s.plan.accumulation_steps, _FREE, "sums in another order: last bits"),
-    ("rehearsed", lambda s: s.rehearsed, _FREE, "kernels and speed are not the named device's"),
-)
+def _recipe(setup: Setup) -> str:
+    """Model and data, by name and hash; what the learning rate was tuned with is no part of them."""
+    apart = ("tuned", "metric", "goal", "data")
+    recipe = {key: value for key, value in setup.config.recipe.items() if key not in apart}
+    content = json.dumps([recipe, setup.data], sort_keys=True, default=str)
+    return f"{recipe.get('name')} {hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def dropout_streams(plan: Plan) -> str:
-    """Which random stream a sample's dropout comes from, in standard equivalence: the worker's, in order of forward."""
+def _workers_that_sync(setup: Setup) -> bool:
+    return setup.plan.world_size > 1 and setup.plan.k > 1  # one worker has nobody to drift from
+
+
+def _data_order(setup: Setup) -> str:
+    tail = ", tails dropped" if setup.plan.drop_last else ""
+    return f"seed {setup.config.seed}, cut by {setup.plan.global_batch}{tail}"
+
+
+def _loss(setup: Setup) -> str:
+    return "sum ÷ worker's count" if _workers_that_sync(setup) else "sum ÷ global count"
+
+
+def _lr_curve(setup: Setup) -> list[float]:
+    """The learning rate at a hundred points of the run, by samples seen."""
+    schedule = setup.config.schedule
+    return [setup.plan.lr * lr_multiplier(schedule.name.name, i / 100, schedule.warmup_share) for i in range(101)] + [
+        float(setup.plan.total_samples)
+    ]
+
+
+def _lr_change(setup: Setup, baseline: Setup) -> str:
+    """The largest ratio between the two learning rates at the same share of the samples."""
+    pairs = list(zip(_lr_curve(setup)[:-1], _lr_curve(baseline)[:-1], strict=True))
+    ratios = [(own / other, i) for i, (own, other) in enumerate(pairs) if own and other]
+    if not ratios:
+        return ""
+    ratio, at = max(ratios, key=lambda one: abs(math.log(one[0])))
+    everywhere = all(math.isclose(one, ratio, rel_tol=1e-9) for one, _ in ratios)
+    return f"× {ratio:.4g}" if everywhere else f"up to × {ratio:.4g}, at {at}% of the samples"
+
+
+def _schedule(setup: Setup) -> str:
+    schedule = setup.config.schedule
+    return f"{schedule.name.name}, warm-up over {100 * schedule.warmup_share:.4g}% of the samples"
+
+
+def _optimizer(setup: Setup) -> str:
+    optimizer = setup.config.optimizer
+    if optimizer.name is OptimizerName.adamw:
+        own = f"betas {optimizer.betas}, eps {optimizer.eps:g}"
+    else:
+        own = f"momentum {optimizer.momentum:g}{', nesterov' if optimizer.nesterov else ''}"
+    return f"{optimizer.name.name}, {own}, decay {optimizer.weight_decay:g}"
+
+
+def _clipping(setup: Setup) -> str:
+    norm = setup.config.optimizer.clip_norm
+    if norm is None:
+        return "none"
+    scope = "each worker" if _workers_that_sync(setup) else "global batch"
+    return f"norm {norm:g}, {scope}"
+
+
+def _sync(setup: Setup) -> str:
+    return f"every {setup.plan.k} steps" if _workers_that_sync(setup) else "every step"
+
+
+def _dropout(setup: Setup) -> str:
+    """Which random stream a sample's dropout comes from: one of a worker and a micro-batch, or the sample's own."""
+    if setup.config.equivalence.mode is EquivalenceMode.exact:
+        return "by sample"
+    plan = setup.plan
     if plan.world_size == 1 and plan.accumulation_steps == 1:
         return "one stream"
-    return f"{plan.world_size} worker streams × {plan.accumulation_steps} micro-batches"
+    return f"{plan.world_size} × {plan.accumulation_steps} streams"
+
+
+def _versions(setup: Setup) -> str:
+    return ", ".join(f"{name} {version}" for name, version in setup.versions.items())
+
+
+@dataclass(frozen=True)
+class _Row:
+    """`read`: what is shown; `compared`: what decides, if that is more; `change`: by how much, unless it is a ratio."""
+
+    name: str
+    read: Callable[[Setup], Any]
+    allows: str
+    effect: str
+    compared: Callable[[Setup], Any] | None = None
+    change: Callable[[Setup, Setup], str] | None = None
+
+
+_ROWS = (
+    _Row("recipe", _recipe, NOT_COMPARABLE, "another model, or other data"),
+    _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, "another number of samples behind each step"),
+    _Row("samples_seen", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
+    _Row("data_order", _data_order, _COMPARABLE, "other samples meet in a step"),
+    _Row("loss_normalisation", _loss, _COMPARABLE, "few terms weigh more"),
+    _Row("learning_rate", lambda s: s.plan.lr, _COMPARABLE, "another step size at a sample", _lr_curve, _lr_change),
+    _Row("schedule", _schedule, _COMPARABLE, "the learning rate rises and falls elsewhere"),
+    _Row("optimizer", _optimizer, NOT_COMPARABLE, "another rule of updating"),
+    _Row("clipping", _clipping, _COMPARABLE, "other gradients are shortened"),
+    _Row("sync", _sync, _COMPARABLE, "replicas drift apart in between"),
+    _Row("seed", lambda s: s.config.seed, NOT_COMPARABLE, "another draw of new weights, order and dropout"),
+    _Row("dropout", _dropout, _COMPARABLE, "other units are dropped"),
+    _Row("precision", lambda s: s.config.precision.name.name, _COMPARABLE, "other rounding"),
+    _Row("compile", lambda s: s.config.compile, _COMPARABLE, "fused kernels round differently"),
+    _Row("versions", _versions, _COMPARABLE, "kernels and defaults may have changed"),
+    _Row("world_size", lambda s: s.plan.world_size, _FREE, "sums in another order: last bits"),
+    _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _FREE, "sums in another order: last bits"),
+    _Row("device", lambda s: s.device_type, _FREE, "kernels add in another order: last bits"),
+    _Row("rehearsed", lambda s: s.rehearsed, _FREE, "not the named device's kernels"),
+)
 
 
 def certify(setup: Setup, baseline: Setup) -> Certificate:
     """Compare a setup with its baseline property by property."""
-    properties = []
-    for name, read, allows, effect in _PROPERTIES:
-        value, reference = read(setup), read(baseline)
-        equal = value == reference
-        properties.append(Property(name, value, reference, equal, allows, "" if equal else effect))
+    properties = tuple(_compare(row, setup, baseline) for row in _ROWS)
     level = max((p.allows for p in properties if not p.equal), key=_LEVELS.index, default=_FREE)
-    return Certificate(level, tuple(properties))
+    return Certificate(level, properties)
+
+
+def _compare(row: _Row, setup: Setup, baseline: Setup) -> Property:
+    value, reference = row.read(setup), row.read(baseline)
+    compared = row.compared or row.read
+    if compared(setup) == compared(baseline):
+        return Property(row.name, value, reference, True, row.allows, "", "")
+    change = row.change(setup, baseline) if row.change else _ratio(value, reference)
+    return Property(row.name, value, reference, False, row.allows, change, row.effect)
+
+
+def _ratio(value: Any, baseline: Any) -> str:
+    numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (value, baseline))
+    return f"× {value / baseline:.4g}" if numbers and baseline else ""

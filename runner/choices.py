@@ -10,6 +10,7 @@ class DeviceKind(str, enum.Enum):
     cpu = "cpu"
     gpu = "gpu"
     tpu = "tpu"
+    from_accelerate = "from_accelerate"  # what the file says takes its place: it never leaves `settings()`
 
 
 class Rehearse(str, enum.Enum):
@@ -33,6 +34,7 @@ class PrecisionName(str, enum.Enum):
     bf16 = "bf16"
     fp16 = "fp16"
     fp64 = "fp64"
+    from_accelerate = "from_accelerate"  # as above
 
 
 class SyncPolicyName(str, enum.Enum):

@@ -26,6 +26,21 @@ def plan_main(arguments: Sequence[str]) -> int:
     return guarded(lambda: _plan(list(arguments)))
 
 
+def verify_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.verify` with these arguments; the exit code."""
+
+    def action() -> int:
+        _quiet_libraries()
+        from runner.launch import start_forkserver
+
+        start_forkserver()
+        from runner.verify.command import verify
+
+        return verify(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
 def guarded(action: Callable[[], int]) -> int:
     """Run `action`; turn what it raises into a message on the error stream and an exit code."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -67,9 +82,7 @@ def _escaped(error: Exception) -> str:
 def _run(arguments: list[str], started_at: float) -> int:
     from runner.world import is_external
 
-    # One progress bar is enough. Set before the libraries are imported, here and in the workers that inherit it.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    _quiet_libraries()
     if is_external():
         from runner.torchrun import run_as_rank
 
@@ -87,6 +100,12 @@ def _run(arguments: list[str], started_at: float) -> int:
     start_forkserver()
     preflight(options)
     return _enter_hydra(options, started_at)
+
+
+def _quiet_libraries() -> None:
+    # One progress bar is enough. Set before the libraries are imported, here and in the workers that inherit it.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 class HydraOptions:
@@ -213,5 +232,5 @@ def _plan(arguments: list[str]) -> int:
     experiment = prepare(settings(compose(options.overrides, options.config_dirs)))
     console = Console()
     console.print(plan_tables(experiment))
-    console.print(certificate_table(experiment))
+    console.print(certificate_table(experiment.certificate))
     return 0

@@ -22,6 +22,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runner import accelerate
 from runner.errors import UserError, did_you_mean, first_line
 from runner.paths import conf_dir
 from runner.schema import Config, hydra_schema
@@ -74,7 +75,7 @@ def settings(cfg: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise composition_error(error) from error
     assert isinstance(config, Config)
-    return config
+    return accelerate.apply(config)
 
 
 def _check_keys(node: DictConfig, kind: Any, prefix: str) -> None:
@@ -149,7 +150,9 @@ def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserEr
             return _unknown_key(key, overrides)
         return UserError(f"{key} is wrong: {_plain_words(what, key)}")
     if isinstance(error, OverrideParseException):
-        return UserError(f"'{error.override}' cannot be read as setting=value: {first_line(error)}")
+        # A shell leaves the ~ of setting=~/path alone, and Hydra takes it for an operator.
+        mend = "write $HOME for ~" if re.match(r"[^=]*=~", error.override or "") else first_line(error)
+        return UserError(f"'{error.override}' cannot be read as setting=value: {mend}")
     for override in overrides:
         if empty := re.fullmatch(r"([\w/]*)=(null|[\d.]*)", override):  # Hydra's own message names no setting
             what = f"no choice of the group '{empty.group(1)}'" if empty.group(1) else "no setting=value"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from functools import lru_cache
 
 from runner.building import EXPERIMENT_KEYS, build_recipe
-from runner.certificate import Certificate, Setup, certify, dropout_streams
+from runner.certificate import Certificate, Setup, certify
 from runner.choices import BatchMode, Goal, PrecisionName
 from runner.errors import UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
 from runner.plan import Plan, make_plan
 from runner.recipe import DataFacts, Recipe
-from runner.schema import Config
+from runner.schema import Config, Precision
+from runner.versions import library_versions
 from runner.world import external_world_size
 
 
@@ -23,8 +25,12 @@ class Experiment:
     recipe: Recipe
     facts: DataFacts
     placement: Placement
-    plan: Plan
+    setup: Setup
     certificate: Certificate
+
+    @property
+    def plan(self) -> Plan:
+        return self.setup.plan
 
     @property
     def setup_name(self) -> str:
@@ -70,7 +76,8 @@ def prepare(config: Config) -> Experiment:
             f"evaluation.every_steps={config.evaluation.every_steps} is no multiple of sync.k={plan.k}, and "
             f"replicas are equal only right after a synchronisation: use {' or '.join(map(str, near))}"
         )
-    return Experiment(config, recipe, facts, placement, plan, _certificate(config, placement, plan))
+    setup = Setup(config, plan, facts.digest, placement.device_type, placement.rehearsed, library_versions())
+    return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)))
 
 
 @lru_cache(maxsize=8)
@@ -130,9 +137,9 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
     return whole if config.max_steps is None else one_worker(whole.steps_for(plan.total_samples))
 
 
-def _certificate(config: Config, placement: Placement, plan: Plan) -> Certificate:
-    baseline = baseline_plan(config, plan)
-    return certify(
-        Setup(plan, config.precision.name.name, placement.rehearsed, dropout_streams(plan), config.compile),
-        Setup(baseline, "fp32", False, dropout_streams(baseline), False),
+def _baseline(setup: Setup) -> Setup:
+    """One fp32 worker with the same recipe and seed, on a device of the same kind."""
+    config = dataclasses.replace(
+        setup.config, precision=Precision(PrecisionName.fp32), compile=False, gradient_checkpointing=False
     )
+    return dataclasses.replace(setup, config=config, plan=baseline_plan(setup.config, setup.plan), rehearsed=False)

@@ -34,7 +34,7 @@ from runner.tracking.metrics_log import MetricsReader
 from runner.tracking.secrets import masked, without_credentials
 from runner.tracking.tracker import build_tracker
 from runner.watch import Watch
-from runner.worker import Job
+from runner.worker import Job, run_launched
 
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 
@@ -162,7 +162,7 @@ def _train(job: Job, experiment: Experiment) -> dict[str, Any]:
     world = current_world()
     if world is not None:
         return run_joined(world, job.as_json())
-    return launch(job.as_json(), experiment.placement.workers)
+    return launch(run_launched, job.as_json(), experiment.placement.workers)
 
 
 def _ledger_sound(folder: Path) -> bool:
@@ -200,7 +200,7 @@ def _announce(experiment: Experiment, console: Console, in_full: bool) -> None:
         )
     if in_full:
         console.print(plan_tables(experiment))
-        console.print(certificate_table(experiment))
+        console.print(certificate_table(experiment.certificate))
         return
     plan = experiment.plan
     console.print(

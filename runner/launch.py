@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ def start_forkserver() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
-    """Run `runner.worker.run_launched(job)` in `workers` processes; rank 0's result.
+def launch(entry: Callable[[dict[str, Any], str], Any], job: dict[str, Any], workers: int) -> dict[str, Any]:
+    """Run `entry(job, meeting)` in `workers` processes that meet in the folder `meeting`; rank 0's result.
 
     Raises UserError for a mistake that only a worker could find, WorkerFailed for any other error in one, and
     KeyboardInterrupt when the launch is interrupted.
@@ -62,8 +62,6 @@ def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from runner.worker import run_launched
 
     _quiet_elastic()
     with tempfile.TemporaryDirectory(prefix="runner-") as meeting, _no_open_port():
@@ -85,7 +83,7 @@ def launch(job: dict[str, Any], workers: int) -> dict[str, Any]:
         # The launcher puts handlers of its own in place of these, and leaves them there.
         handlers = {number: signal.getsignal(number) for number in _ELASTIC_SIGNALS}
         try:
-            results = elastic_launch(config, run_launched)(job, meeting)
+            results = elastic_launch(config, entry)(job, meeting)
         except SignalException as error:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:

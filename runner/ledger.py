@@ -14,6 +14,10 @@ from runner.backends import Backend
 from runner.data.order import DataOrder
 
 
+class LedgerError(AssertionError):
+    """What was trained on is not what was planned."""
+
+
 @dataclass(frozen=True)
 class EpochRecord:
     """One epoch over all workers, in samples. `expected`: what the plan had up to the last step taken."""

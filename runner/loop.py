@@ -19,7 +19,7 @@ from runner.data.loader import batches
 from runner.data.order import DataOrder, flatten
 from runner.evaluate import evaluate
 from runner.exact import DropoutStreams
-from runner.ledger import Ledger
+from runner.ledger import Ledger, LedgerError
 from runner.meter import Meter
 from runner.optim import LearningRate, build_optimizer
 from runner.plan import Plan
@@ -32,10 +32,6 @@ from runner.sync import SyncPolicy
 
 #: Receives (optimizer step, metrics); called on rank 0 only.
 Log = Callable[[int, dict[str, float]], None]
-
-
-class LedgerError(AssertionError):
-    """The samples trained on are not the samples planned."""
 
 
 class Loop:
@@ -68,10 +64,12 @@ class Loop:
         self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
+        #: Whether all replicas are equal now, and the ids of this worker's samples in the latest step.
+        self.synchronised = True
+        self.last_samples = np.zeros(0, dtype=np.int64)
         self.first_step_at: float | None = None
         self._counts = label_counts(prepared.train)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._synchronised = True
         self._evaluation_due = False
         self._evaluated_at: int | None = None
 
@@ -93,9 +91,13 @@ class Loop:
     def finish(self) -> None:
         """Make all replicas equal, evaluate them, and close the books."""
         self.policy.finish()
-        self._flush()
+        self.flush()
         if self._evaluated_at != self.optimizer_step:
             self._evaluate()
+        self.close_ledger()
+
+    def close_ledger(self) -> None:
+        """Close the books of an epoch that was begun. A collective. Raises LedgerError."""
         if self.order.t:
             self._close_epoch(self.order.epoch, self.order.t)
 
@@ -146,19 +148,20 @@ class Loop:
             skipped = self._optimizer_step()
         self.optimizer.zero_grad(set_to_none=True)
 
-        self.ledger.record(step.t, np.concatenate(trained), skipped)
+        self.last_samples = np.concatenate(trained)
+        self.ledger.record(step.t, self.last_samples, skipped)
         synchronised = policy.after_step(self.optimizer_step, local_count, global_count)
         self.optimizer_step += 1
         if synchronised and self.scaler.is_enabled():
             self.scaler.update(policy.agree_on_scale(self.scaler.get_scale()))
         seen = samples_seen + step.samples
         self.meter.add(self.optimizer_step, step_loss, step_count, global_count, lr, step.samples, seen)
-        self._synchronised = synchronised
+        self.synchronised = synchronised
 
     def _optimizer_step(self) -> bool:
         """Clip, step and move the loss scale; True if the fp16 scaler skipped the step."""
+        self.scaler.unscale_(self.optimizer)
         if self.config.optimizer.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.step(self.optimizer)
@@ -168,18 +171,19 @@ class Loop:
     def _after_step(self) -> None:
         """What follows an optimizer step besides training: logging, evaluation, stopping."""
         if self.first_step_at is None:
-            self._flush()
+            self.flush()
             self.first_step_at = time.time()
-        elif self._synchronised and self.meter.full:
-            self._flush()
+        elif self.synchronised and self.meter.full:
+            self.flush()
         every = self.config.evaluation.every_steps
         if self.order.t == 0 if every is None else self.optimizer_step % every == 0:
             self._evaluation_due = True
-        if self._evaluation_due and self._synchronised:
-            self._flush()
+        if self._evaluation_due and self.synchronised:
+            self.flush()
             self._evaluate()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Reduce and log the losses of the steps since the last time. A collective."""
         records = self.meter.reduce()
         if self.backend.rank != 0 or not records:
             return
@@ -210,7 +214,7 @@ class Loop:
         self.meter.resume()
 
     def _close_epoch(self, epoch: int, steps_done: int) -> None:
-        self._flush()
+        self.flush()
         self.meter.pause()
         record = self.ledger.close_epoch(epoch, steps_done, self.order, self.backend)
         self.meter.resume()
@@ -222,7 +226,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a worker needs to go on as if it had not stopped. A collective."""
-        self._flush()
+        self.flush()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

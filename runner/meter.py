@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.ledger import LedgerError
 
 #: Seconds between two reductions that the meter aims at: often enough to watch, too rare to slow training down.
 TARGET_SECONDS = 1.0
@@ -98,7 +99,12 @@ class Meter:
         losses, counted, seconds = reduced[: len(pending)], reduced[len(pending) : -1], reduced[-1]
         # Losses were divided by the planned count: a recipe that counts otherwise would train on a wrong scale.
         planned = [p.count for p in pending]
-        assert counted == planned, f"the recipe counted {counted} loss terms where {planned} were planned"
+        if counted != planned:
+            wrong = next(i for i, pair in enumerate(zip(counted, planned, strict=True)) if pair[0] != pair[1])
+            raise LedgerError(
+                f"optimizer step {pending[wrong].step}: the recipe counted {counted[wrong]:g} loss terms where "
+                f"{planned[wrong]} were planned"
+            )
         if seconds > 0:
             samples = sum(p.samples for p in pending)
             self.timed_samples += samples

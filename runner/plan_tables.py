@@ -7,23 +7,50 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from runner import accelerate
+from runner.certificate import Certificate
 from runner.choices import ScalingRule
 from runner.experiment import Experiment
 from runner.plan import Plan, equivalent_micro_batches
+from runner.schema import Config
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:
-    """Batch sizes, learning rate, steps, and the equivalent per-worker batches."""
-    return Group(_plan(experiment), _equivalents(experiment))
+    """Batch sizes, learning rate, steps, and the equivalent per-worker batches; above them, where devices come from."""
+    notes = accelerate_notes(experiment.config)
+    return Group(*([notes] if notes is not None else []), _plan(experiment), _equivalents(experiment))
 
 
-def _table(title: str, show_header: bool = True) -> Table:
+def accelerate_notes(config: Config) -> RenderableType | None:
+    """What was taken from an Accelerate config file, and what was left in it and why; None without such a file."""
+    if config.device.file is None:
+        return None
+    reading = accelerate.read(config.device.file, config.device.workers, config.precision.name)
+    taken, left = _keys_by_outcome(reading.taken), _keys_by_outcome(reading.left)
+    if accelerate.NO_USE in left:  # the longest row, and the least news: last
+        left[accelerate.NO_USE] = left.pop(accelerate.NO_USE)
+    notes = Table.grid(padding=(0, 2))
+    notes.add_row("taken", Text("; ".join(f"{keys} → {what}" for what, keys in taken.items())))
+    for number, (why, keys) in enumerate(left.items()):
+        notes.add_row("" if number else "left", Text(f"{keys}: {why}"), style="dim")
+    return Group(Text(f"From {config.device.file}", style="bold"), notes, "")
+
+
+def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
+    groups: dict[str, list[str]] = {}
+    for key, outcome in outcomes.items():
+        groups.setdefault(outcome, []).append(key)
+    return {outcome: ", ".join(keys) for outcome, keys in groups.items()}
+
+
+def plain_table(title: str, show_header: bool = True) -> Table:
+    """An empty table in the runner's style."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=show_header)
 
 
 def _plan(experiment: Experiment) -> Table:
     plan, config = experiment.plan, experiment.config
-    table = _table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
+    table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
     table.add_column("what", style="bold")
     table.add_column("value", justify="right")
     table.add_column("how it comes about", style="dim")
@@ -80,7 +107,7 @@ def _steps(experiment: Experiment) -> str:
 def _equivalents(experiment: Experiment) -> Table:
     plan = experiment.plan
     workers = (1, 2, 4, 8)
-    table = _table("Equivalent batches: samples per worker and step")
+    table = plain_table("Equivalent batches: samples per worker and step")
     table.add_column("global batch", justify="right")
     for n in workers:
         table.add_column(f"{n} worker{'s' if n > 1 else ''}", justify="right")
@@ -91,20 +118,27 @@ def _equivalents(experiment: Experiment) -> Table:
     return table
 
 
-def certificate_table(experiment: Experiment) -> RenderableType:
-    """What the setup holds equal to one fp32 worker, and what it does not."""
-    certificate = experiment.certificate
-    title = f"Certificate: {certificate.level} to one fp32 worker"
-    table = _table(title)
+def certificate_table(
+    certificate: Certificate, setup: str = "here", baseline: str = "baseline", baseline_is: str = "one fp32 worker"
+) -> RenderableType:
+    """What a setup holds equal to its baseline, and what it does not."""
+    title = f"Certificate: {certificate.level} to {baseline_is}"
+    table = plain_table(title)
     table.add_column("differs", style="bold")
-    table.add_column("here", justify="right")
-    table.add_column("baseline", justify="right")
-    table.add_column("what that does", style="dim")
+    table.add_column(setup, justify="right")
+    table.add_column(baseline, justify="right")
+    table.add_column("what that does", style="dim", overflow="fold")
     for item in certificate.properties:
         if not item.equal:
-            table.add_row(item.name.replace("_", " "), _cell(item.value), _cell(item.baseline), item.effect)
+            value = f"{_cell(item.value)}{f' ({item.change})' if item.change else ''}"
+            table.add_row(item.name.replace("_", " "), value, _cell(item.baseline), item.effect)
     equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
-    line = Text(f"Equal: {equal}.", style="dim")
+    hint = (
+        " equivalence=exact would hold dropout equal."
+        if any(_dropout_differs(p) for p in certificate.properties)
+        else ""
+    )
+    line = Text(f"Equal: {equal}.{hint}", style="dim")
     return Group(table, line) if table.row_count else Group(Text(title, style="bold"), line)
 
 

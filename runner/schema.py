@@ -51,11 +51,15 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """Where the workers run. `workers`: model replicas over all nodes; null takes every local device of the kind."""
+    """Where the workers run. `workers`: model replicas over all nodes; null takes every local device of the kind.
+
+    `file`: the Accelerate config file that kind and workers were taken from, if any.
+    """
 
     kind: DeviceKind = MISSING
     workers: int | None = None
     rehearse: Rehearse = Rehearse.auto
+    file: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "it must be at least 1")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -66,8 +68,19 @@ class Job:
 ERROR_PREFIX = "error-"
 
 
-def run_launched(job: dict[str, Any], meeting: str) -> dict[str, Any] | None:
-    """The entry point under the elastic launcher, which says rank and world size in the environment.
+@dataclass(frozen=True)
+class Place:
+    """A launched worker's place among all workers of the launch, and the store through which they find each other."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    store: dist.Store
+
+
+@contextlib.contextmanager
+def launched(meeting: str) -> Iterator[Place]:
+    """Be a worker under the elastic launcher, which says rank and world size in the environment.
 
     `meeting`: a folder of this launch, through which the workers find each other and leave what went wrong.
     """
@@ -79,7 +92,7 @@ def run_launched(job: dict[str, Any], meeting: str) -> dict[str, Any] | None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(Path(meeting) / "workers"), world_size)
     try:
-        return run(Job.from_json(job), rank, world_size, int(os.environ["LOCAL_RANK"]), store)
+        yield Place(rank, world_size, int(os.environ["LOCAL_RANK"]), store)
     except Exception as error:
         said = {
             "rank": rank,
@@ -92,6 +105,12 @@ def run_launched(job: dict[str, Any], meeting: str) -> dict[str, Any] | None:
         draft.write_text(json.dumps(said))
         draft.rename(Path(meeting) / f"{ERROR_PREFIX}{rank}.json")  # whole, or not there
         raise
+
+
+def run_launched(job: dict[str, Any], meeting: str) -> dict[str, Any] | None:
+    """The entry point of a launched worker that trains."""
+    with launched(meeting) as place:
+        return run(Job.from_json(job), place.rank, place.world_size, place.local_rank, place.store)
 
 
 def leave_quietly(signum: int, frame: FrameType | None) -> None:

@@ -50,6 +50,13 @@ def cola(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.fixture
+def accelerate_file(tmp_path: Path) -> Path:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\nmixed_precision: bf16\n")
+    return path
+
+
 def prepared(*overrides: str) -> Experiment:
     return prepare(settings(compose(overrides)))
 
@@ -74,18 +81,22 @@ def test_groups_and_devices_of_the_contract() -> None:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_can_be_composed_and_prepared(
-    group: str, choice: str, cola: list[str], monkeypatch: pytest.MonkeyPatch
+    group: str, choice: str, cola: list[str], accelerate_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file composes with the defaults into checked settings, plan and certificate, and is what it is called."""
     gpus = 8 if (group, choice) == ("precision", "tf32") else 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     overrides = cola if (group, choice) == ("recipe", "cola") else []
+    if choice == "from_accelerate":
+        overrides = ["device=from_accelerate", f"device.file={accelerate_file}"]
     experiment = prepared(f"{group}={choice}", *overrides)
     assert experiment.plan.optimizer_steps > 0
     json.dumps([experiment.plan.as_json(), experiment.certificate.as_json()])
     config = experiment.config
-    if group == "device" and choice != "auto":
+    if choice == "from_accelerate":
+        assert (config.device.kind.name, config.device.workers, config.precision.name.name) == ("cpu", 3, "bf16")
+    elif group == "device" and choice != "auto":
         assert experiment.placement.label == choice
         assert experiment.placement.rehearsed is not choice.startswith("cpu")
     elif group == "recipe":
@@ -306,6 +317,7 @@ def test_choice_that_reads_like_none() -> None:
         ("seed=${nope}", ("seed", "'nope'")),
         ("seed", ("'seed'", "setting=value")),
         ("seed=[1", ("'seed=[1'", "setting=value")),
+        ("cache_dir=~/x", ("'cache_dir=~/x'", "write $HOME for ~")),
         ("trusted_packages=recipes", ("trusted_packages",)),
     ],
 )

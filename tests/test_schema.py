@@ -153,7 +153,7 @@ def test_round_trip_of_a_composed_config(overrides: list[str]) -> None:
 def test_plain_config_is_what_one_writes_in_yaml() -> None:
     """Plain data hold the names and numbers of the YAML files, and nothing but JSON types."""
     plain = to_plain(settings(compose(["device=cpu4", "optimizer.lr=2e-5", "evaluation.goal=min"])))
-    assert plain["device"] == {"kind": "cpu", "workers": 4, "rehearse": "auto"}
+    assert plain["device"] == {"kind": "cpu", "workers": 4, "rehearse": "auto", "file": None}
     assert plain["optimizer"]["lr"] == 2e-5
     assert plain["optimizer"]["betas"] == [0.9, 0.999]
     assert plain["evaluation"]["goal"] == "min"

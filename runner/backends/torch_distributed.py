@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import json
+import warnings
 from typing import Any
 
 import torch
@@ -81,7 +82,10 @@ class TorchBackend:
             return model
         ids = [self.local_rank] if self.device.type == "cuda" else None
         # Buffers are each worker's own: broadcasting them would communicate on accumulation micro-batches, too.
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+        with warnings.catch_warnings():
+            # torch 2.13 announces another name for this, and says to stay with the old one for exactly this use.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
 
     def barrier(self) -> None:
         if self.world_size > 1:

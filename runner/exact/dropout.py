@@ -70,9 +70,7 @@ def not_exact(reason: str) -> UserError:
     return UserError(f"equivalence=exact does not hold for this model: {reason}; use equivalence=standard")
 
 
-def _dropout(
-    mode: ExactDropout, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
+def _dropout(mode: ExactDropout, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0:
         return input
     mask = mode.mask(input, p)

@@ -39,8 +39,8 @@ def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: to
     difference = float((together - alone).abs().max())
     if not difference <= _TOLERANCE * largest:
         raise not_exact(
-            f"a sample's outputs depend on the others of its micro-batch, or on padding (they differ by {difference:.2g} "
-            f"of {largest:.2g}; batch normalisation does this)"
+            "a sample's outputs depend on the others of its micro-batch, or on padding, as batch normalisation makes "
+            f"them (they differ by {difference:.2g} of {largest:.2g})"
         )
 
 

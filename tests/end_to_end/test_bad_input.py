@@ -21,7 +21,17 @@ DATA = {
     "binary.tsv": b"\xff\xfe\x00\x01",
     "one.tsv": b"a\t1\t\tHello\nb\t1\t\tAgain\n",
     "seven.tsv": b"a\t7\t\tHello\n",
+    "fsdp.yaml": b"distributed_type: FSDP\nnum_processes: 4\n",
+    "npu.yaml": b"distributed_type: MULTI_NPU\nnum_processes: 4\n",
+    "fp8.yaml": b"distributed_type: MULTI_CPU\nnum_processes: 4\nmixed_precision: fp8\n",
+    "none.yaml": b"distributed_type: MULTI_CPU\nnum_processes: 0\n",
+    "five.yaml": b"distributed_type: MULTI_CPU\nnum_processes: 5\n",
+    "two.yaml": b"distributed_type: MULTI_CPU\nnum_processes: 4\nnum_machines: 2\nmain_process_ip: node0\n",
 }
+
+
+def accelerate(file: str) -> list[str]:
+    return ["device=from_accelerate", f"device.file={file}"]
 
 
 def cola(train: str, evaluation: str = "good.tsv") -> list[str]:
@@ -79,6 +89,20 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["device=gpu4", "precision=tf32"], ["precision=tf32", "gpu4"]),
     (["device=tpu8", "precision=fp16"], ["precision=fp16", "TPU"]),
     (["device=tpu8", "compile=true"], ["compile=true", "TPU"]),
+    # Accelerate config files
+    (["device=from_accelerate"], ["device.file has no value", "device.file=default_config.yaml"]),
+    (accelerate("missing.yaml"), ["device.file=missing.yaml", "does not exist"]),
+    (accelerate("."), ["device.file=.", "folder"]),
+    (accelerate("binary.tsv"), ["device.file=binary.tsv", "UTF-8"]),
+    (accelerate("csv.tsv"), ["device.file=csv.tsv", "Accelerate config file"]),
+    (["device=cpu2", "device.file=five.yaml"], ["device.file=five.yaml", "device.kind=cpu", "device=from_accelerate"]),
+    (["precision=from_accelerate"], ["precision=from_accelerate", "device.file=…"]),
+    (accelerate("fsdp.yaml"), ["device.file=fsdp.yaml", "FSDP", "whole model", "device=gpu4"]),
+    (accelerate("npu.yaml"), ["device.file=npu.yaml", "MULTI_NPU", "MULTI_GPU"]),
+    (accelerate("fp8.yaml"), ["device.file=fp8.yaml", "mixed_precision", "fp8", "precision=bf16"]),
+    (accelerate("none.yaml"), ["device.file=none.yaml", "num_processes: 0", "at least 1"]),
+    (accelerate("five.yaml"), ["batch.global_batch=48", "5", "45 and 50"]),
+    (accelerate("two.yaml"), ["num_machines: 2", "torchrun --nnodes 2 --node-rank 0 --master-addr node0"]),
     # Data
     (cola("missing.tsv"), ["recipe.data.train=missing.tsv", "does not exist"]),
     (cola("empty.tsv"), ["recipe.data.train=empty.tsv", "empty"]),
@@ -138,6 +162,24 @@ def test_wrong_input_is_one_sentence(
     for part in named:
         assert part in line
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*DATA, "used"])
+
+
+def test_the_plan_says_what_it_takes_from_an_accelerate_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m runner.plan` prints it above the plan, and leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nmixed_precision: bf16\nzzz: 1\n")
+    assert cli.plan_main([*accelerate("acc.yaml"), "precision=fp32"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:4] == [
+        "From acc.yaml",
+        "taken  distributed_type → device.kind=cpu; num_processes → device.workers=2",
+        "left   mixed_precision: precision=fp32 was given",
+        "       zzz: unknown",
+    ]
+    assert lines[5].startswith("Plan · acceptability · cpu2 · s0")
+    assert [path.name for path in tmp_path.iterdir()] == ["acc.yaml"]
 
 
 @pytest.mark.parametrize(("typed", "named"), WRONG[:3], ids=["divide", "steps", "samples"])

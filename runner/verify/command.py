@@ -1,0 +1,171 @@
+"""The command `python -m runner.verify`: what it takes, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from runner.certificate import certify
+from runner.choices import LedgerMode, TrackerName
+from runner.compose import compose, settings
+from runner.errors import UserError
+from runner.experiment import Experiment, prepare
+from runner.launch import launch
+from runner.placement import available_cores
+from runner.plan_tables import certificate_table, plain_table
+from runner.schema import Tracking
+from runner.verify.lockstep import run_launched, steps_compared
+from runner.worker import Job
+from runner.world import is_external
+
+EXIT_SAME, EXIT_DIFFERENT = 0, 1
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; python -m runner.verify --help shows how it is used")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m runner.verify",
+        description="Replay two setups in lockstep, and name the first step and tensor in which they differ by more "
+        "than rounding. Exit code 0: they do not; 1: they do; 2: a mistake in the settings.",
+        epilog='example: python -m runner.verify precision=fp64 equivalence=exact --a "device=cpu" --b "device=cpu2"',
+        allow_abbrev=False,
+    )
+    parser.add_argument("common", nargs="*", metavar="OVERRIDE", help="overrides of both setups")
+    parser.add_argument("--a", required=True, metavar="OVERRIDES", help="further overrides of the first setup")
+    parser.add_argument("--b", required=True, metavar="OVERRIDES", help="further overrides of the second setup")
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps to replay (default: 20)")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with choices of your own")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the report to this file")
+    return parser
+
+
+def verify(arguments: Sequence[str], console: Console) -> int:
+    """Run the command with these arguments; the exit code. Raises UserError."""
+    options = _parser().parse_intermixed_args(list(arguments))
+    if options.steps < 1:
+        raise UserError(f"--steps={options.steps} cannot be: it must be at least 1 optimizer step")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise UserError(f"--json={options.json} cannot be written: there is no folder {options.json.parent}")
+    if is_external():
+        raise UserError("runner.verify starts workers for both setups itself: call it without torchrun")
+    dirs = [options.config_dir] if options.config_dir else []
+    if dirs and not Path(dirs[0]).is_dir():
+        raise UserError(f"--config-dir={dirs[0]} is not a folder: check the path")
+    a, b = (_experiment(name, [*options.common, *_split(name, getattr(options, name))], dirs) for name in ("a", "b"))
+    certificate = certify(b.setup, a.setup)
+    steps = min(options.steps, a.plan.optimizer_steps, b.plan.optimizer_steps)
+    for name, experiment in (("a", a), ("b", b)):
+        recipe = experiment.config.recipe["name"]
+        console.print(f"[bold]{name}[/]  {escape(f'{recipe} · {experiment.setup_name}')}")
+    console.print()
+    console.print(certificate_table(certificate, "b", "a", "a"))
+    console.print()
+    started_at = time.time()
+    result = _replay(a, b, steps, console)
+    console.print(_report(result, time.time() - started_at))
+    if options.json is not None:
+        content = {"common": options.common, "a": options.a, "b": options.b, "certificate": certificate.as_json()}
+        options.json.write_text(json.dumps({**content, **result}, indent=1))
+    return EXIT_DIFFERENT if result["finding"] else EXIT_SAME
+
+
+def _experiment(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> Experiment:
+    try:
+        return prepare(settings(compose(overrides, config_dirs)))
+    except UserError as error:
+        raise UserError(f"setup {name}: {error}") from error
+
+
+def _split(name: str, overrides: str) -> list[str]:
+    try:
+        return shlex.split(overrides)
+    except ValueError as error:
+        raise UserError(f"--{name}={overrides} cannot be split into overrides: {error}") from error
+
+
+def _replay(a: Experiment, b: Experiment, steps: int, console: Console) -> dict[str, Any]:
+    workers = a.placement.workers + b.placement.workers
+    with tempfile.TemporaryDirectory(prefix="runner-verify-") as folder:
+        jobs = {name: _job(experiment, Path(folder), workers) for name, experiment in (("a", a), ("b", b))}
+        with _Status(Path(folder), steps, console):
+            pair = {**{name: job.as_json() for name, job in jobs.items()}, "steps": steps, "folder": folder}
+            return launch(run_launched, pair, workers)
+
+
+def _job(experiment: Experiment, folder: Path, workers: int) -> Job:
+    config = dataclasses.replace(
+        experiment.config,
+        tracking=Tracking(TrackerName.none),
+        ledger=LedgerMode.fail,  # what it finds is what one wants to know
+        # Evaluating changes no weight, and takes time.
+        evaluation=dataclasses.replace(experiment.config.evaluation, every_steps=sys.maxsize, patience=None),
+    )
+    threads = max(1, available_cores() // workers)
+    return Job(
+        config, experiment.plan, experiment.facts, folder, experiment.placement.device_type, threads, time.time()
+    )
+
+
+class _Status:
+    """Says how far the replay is, on a terminal. Used as a context."""
+
+    def __init__(self, folder: Path, steps: int, console: Console) -> None:
+        self._folder, self._steps = folder, steps
+        self._status = console.status("starting the workers of both setups")
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="status", daemon=True)
+
+    def __enter__(self) -> None:
+        self._status.start()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._status.stop()
+
+    def _follow(self) -> None:
+        while not self._done.wait(0.25):
+            step = steps_compared(self._folder)
+            if step is not None:
+                self._status.update(f"optimizer step {step} of {self._steps} in lockstep")
+
+
+def _report(result: dict[str, Any], seconds: float) -> RenderableType:
+    table = plain_table("Replay: the largest differences")
+    for name in ("what", "as a share", "tolerance", "absolute", "step", "tensor"):
+        table.add_column(name, justify="left" if name in ("what", "tensor") else "right", overflow="fold")
+    for one in result["largest"]:
+        cells = f"{one['share']:.2g}", f"{one['tolerance']:.0e}", f"{one['largest']:.2g}", str(one["step"])
+        table.add_row(one["what"], *cells, one["tensor"])
+    parts: list[RenderableType] = [table] if result["largest"] else []
+    if result["without_gradient"]:
+        largest = max(result["without_gradient"].values())
+        names = ", ".join(result["without_gradient"])
+        text = f"Set apart, having no gradient beyond rounding (weights differ by up to {largest:.2g}): {names}."
+        parts.append(Text(text, style="dim"))
+    finding = result["finding"]
+    if finding is None:
+        verdict = f"no difference beyond rounding in {result['steps']} optimizer steps"
+        parts.append(Text.assemble(("the same: ", "bold green"), verdict, f" ({seconds:.0f} s)"))
+    else:
+        where = "before the first step" if finding["step"] == 0 else f"at optimizer step {finding['step']}"
+        parts.append(Text.assemble(("different: ", "bold red"), f"{finding['what']}, {where}: {finding['sentence']}"))
+    return Group(*parts)

@@ -1,0 +1,207 @@
+"""The one-layer model: the article's weights, and choices that the recipe makes for other groups."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from recipes.linear import LinearLayer
+from runner.backends import Backend
+from runner.choices import BatchMode, OptimizerName, ScalingRule, ScheduleName
+from runner.compose import compose, settings
+from runner.data.cache import Cache
+from runner.data.order import permutation
+from runner.errors import UserError
+from runner.experiment import prepare
+from runner.recipe import IGNORED_LABEL, Prepared, filler
+from runner.worker import Job, build_loop
+from tests.pool import WorkerPool
+
+#: What the article prints for two devices, and for accumulation over two batches.
+ARTICLE = [0.9472, 0.9440, 0.9527, 0.9687, 0.9570, 0.9343, 0.9411, 0.9186]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    return Prepared.load(LinearLayer().prepare(Cache(tmp_path / "cache"), LinearLayer().facts()))
+
+
+def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
+    """Train as one worker to the end; weights, metrics and every logged training loss."""
+    workers = f"device.workers={backend.world_size}"
+    config = settings(compose(["recipe=linear", "device=cpu", workers, "tracking=none", *overrides]))
+    experiment = prepare(config)
+    job = Job(config, experiment.plan, experiment.facts, Path(), "cpu", 1, time.time())
+    losses: list[float] = []
+    loop = build_loop(
+        job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")
+    )
+    loop.train()
+    loop.finish()
+    (weights,) = (p.detach().clone() for p in loop.model.parameters())
+    loop.policy.close()
+    return {"weights": weights.flatten(), "metrics": loop.eval_metrics, "losses": losses}
+
+
+def by_hand(batches_per_step: int, dtype: torch.dtype) -> tuple[Tensor, list[float]]:
+    """The article's loop in plain torch, on batches of 4 rows: weights, and the mean of sums of each step."""
+    torch.manual_seed(0)
+    inputs = torch.rand(8, 8).to(dtype)
+    model = nn.Linear(8, 1, bias=False, dtype=dtype)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for epoch in range(2):
+        batches = inputs[permutation(8, 0, epoch)].split(4)
+        for first in range(0, 2, batches_per_step):
+            step = batches[first : first + batches_per_step]
+            loss = torch.stack([model(batch).sum() for batch in step]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    return model.weight.detach().flatten(), losses
+
+
+# --- the article's comparison -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-7), ("fp64", 1e-15)])
+def test_accumulation_and_two_workers_end_alike(pool: WorkerPool, precision: str, tolerance: float) -> None:
+    """One worker over two micro-batches, and two workers over one each, print the article's weights.
+
+    They differ by the last bit at most, as sums of the same 8 numbers in another order may.
+    """
+    one = pool.run(1, train, ["accumulation.steps=2", f"precision={precision}"])[0]
+    two = pool.run(2, train, [f"precision={precision}"])
+    weights, losses = by_hand(2, one["weights"].dtype)
+    assert one["weights"].tolist() == pytest.approx(ARTICLE, abs=5e-5)
+    for result in two:
+        assert (result["weights"] - one["weights"]).abs().max() <= tolerance
+        assert (result["weights"] - weights).abs().max() <= tolerance
+        assert result["metrics"] == pytest.approx(one["metrics"], rel=1e-6)
+    assert two[0]["losses"] == pytest.approx(one["losses"], rel=1e-6)
+    assert losses == pytest.approx(one["losses"], rel=1e-6)
+
+
+def test_without_accumulation_one_worker_ends_elsewhere(pool: WorkerPool) -> None:
+    """Batches of 4 on one worker are twice the steps: the same samples seen, and other weights."""
+    (one,) = pool.run(1, train, ["precision=fp64"])
+    assert len(one["losses"]) == 4
+    assert (one["weights"] - torch.tensor(ARTICLE)).abs().min() > 0.05
+    weights, losses = by_hand(1, torch.float64)
+    assert (one["weights"] - weights).abs().max() <= 1e-15
+    assert one["losses"] == pytest.approx(losses, rel=1e-12)
+
+
+def test_the_metric_is_the_loss(pool: WorkerPool, prepared: Prepared) -> None:
+    """The evaluation part is the training part, and its loss the one that the next step would start with."""
+    results = [
+        pool.run(1, train, ["accumulation.steps=2", "precision=fp64", f"epochs={epochs}"])[0] for epochs in (1, 2)
+    ]
+    assert results[0]["metrics"]["loss"] == pytest.approx(results[1]["losses"][1], rel=1e-12)
+    assert results[0]["losses"][0] > results[0]["metrics"]["loss"] > results[1]["metrics"]["loss"]
+    rows = range(8)
+    assert torch.equal(
+        *(LinearLayer().collate(part[rows], prepared)["inputs"] for part in (prepared.train, prepared.eval))
+    )
+
+
+# --- data, model and loss -----------------------------------------------------------------------------------
+
+
+def test_data_are_the_articles_bit_by_bit(prepared: Prepared) -> None:
+    """What comes out of a table of whole numbers is what `torch.rand` gave, and the global stream is not touched."""
+    torch.manual_seed(0)
+    LinearLayer().facts()
+    inputs = LinearLayer().collate(prepared.train[range(8)], prepared)["inputs"]
+    assert torch.equal(inputs, torch.rand(8, 8))
+    facts = LinearLayer().facts()
+    assert (facts.train_samples, facts.eval_samples) == (8, 8)
+    assert prepared.train.column("label_count").tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_is_a_sum_and_a_count(prepared: Prepared, dtype: torch.dtype) -> None:
+    """Four times the sum over labelled rows, and how many there were; the gradient comes from those rows only."""
+    model = LinearLayer().build_model(prepared).to(dtype)
+    batch = LinearLayer().collate(prepared.train[[0, 1, 2]], prepared)
+    batch["labels"][1] = IGNORED_LABEL
+    loss_sum, count = LinearLayer().loss(model, batch)
+    expected = 4 * batch["inputs"][[0, 2]].to(dtype).sum(0)
+    assert loss_sum.dtype is dtype
+    assert (float(loss_sum.detach()), int(count)) == (pytest.approx(float(expected.sum()), rel=1e-6), 2)
+    (gradient,) = torch.autograd.grad(loss_sum, list(model.parameters()))
+    assert torch.allclose(gradient[0], expected)
+
+
+def test_filler_moves_nothing(prepared: Prepared) -> None:
+    """A filler row has loss 0, count 0 and a gradient of zeros."""
+    model = LinearLayer().build_model(prepared)
+    loss_sum, count = LinearLayer().loss(model, filler(LinearLayer().collate(prepared.train[[3]], prepared)))
+    (gradient,) = torch.autograd.grad(loss_sum, list(model.parameters()))
+    assert (float(loss_sum.detach()), int(count), int(gradient.count_nonzero())) == (0.0, 0, 0)
+
+
+def test_reduced_precision_is_summed_in_fp32(prepared: Prepared) -> None:
+    """Under autocast the layer works in bf16, and its outputs are summed in fp32."""
+    model = LinearLayer().build_model(prepared)
+    batch = LinearLayer().collate(prepared.train[range(8)], prepared)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss_sum, _ = LinearLayer().loss(model, batch)
+        assert LinearLayer().predict(model, batch).dtype is torch.float32
+    assert loss_sum.dtype is torch.float32
+    assert float(loss_sum.detach()) == pytest.approx(4 * float(batch["inputs"].sum()), rel=1e-2)
+
+
+def test_weights_are_saved(prepared: Prepared, tmp_path: Path) -> None:
+    """`model.safetensors` has the one weight."""
+    LinearLayer().save(LinearLayer().build_model(prepared), prepared, tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert {name: tensor.tolist() for name, tensor in saved.items()} == {"weight": [[1.0] * 8]}
+
+
+# --- choices ------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_chooses_for_other_groups() -> None:
+    """`recipe=linear` alone is the article's experiment."""
+    config = settings(compose(["recipe=linear"]))
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.lr, optimizer.momentum) == (OptimizerName.sgd, 0.01, 0.9)
+    assert (optimizer.clip_norm, optimizer.weight_decay, optimizer.nesterov) == (None, 0.0, False)
+    assert (config.schedule.name, config.schedule.warmup_share) == (ScheduleName.constant, 0.0)
+    assert (config.scaling.rule, config.epochs) == (ScalingRule.none, 2)
+    assert (config.batch.mode, config.batch.micro_batch) == (BatchMode.per_device, 4)
+    assert settings(compose([])).optimizer.name is OptimizerName.adamw
+
+
+@pytest.mark.parametrize("overrides", [["recipe=linear", "optimizer=adamw"], ["optimizer=adamw", "recipe=linear"]])
+def test_the_command_line_wins(overrides: list[str]) -> None:
+    """An optimizer that is asked for comes with its own settings; clipping stays off."""
+    optimizer = settings(compose(overrides)).optimizer
+    assert (optimizer.name, optimizer.betas, optimizer.eps) == (OptimizerName.adamw, [0.9, 0.999], 1e-8)
+    assert (optimizer.lr, optimizer.clip_norm, optimizer.momentum) == (0.01, None, None)
+    clipped = settings(compose([*overrides, "optimizer.clip_norm=1", "schedule=cosine", "scaling=sqrt"]))
+    assert clipped.optimizer.clip_norm == 1
+    assert (clipped.schedule.name, clipped.scaling.rule) == (ScheduleName.cosine, ScalingRule.sqrt)
+
+
+def test_a_fixed_global_batch_can_be_asked_for() -> None:
+    """`batch=fixed_global` wins as well; the micro-batch of the recipe has to be taken back."""
+    fixed = ["recipe=linear", "batch=fixed_global", "batch.global_batch=8"]
+    with pytest.raises(UserError, match=r"^batch\.micro_batch=4 cannot be: under batch=fixed_global it is derived"):
+        settings(compose(fixed))
+    assert settings(compose([*fixed, "batch.micro_batch=null"])).batch.global_batch == 8
+
+
+def test_settings_of_the_recipe() -> None:
+    """The recipe has no setting of its own: one that is added is refused."""
+    with pytest.raises(UserError, match=r"^there is no setting 'recipe\.rows'"):
+        prepare(settings(compose(["recipe=linear", "+recipe.rows=16"])))
