@@ -134,5 +134,5 @@ def _no_open_port() -> Iterator[None]:
 def _quiet_elastic() -> None:
     # Its reports span a screen and name internals; `_failure` says the same in a few lines.
     for name in logging.root.manager.loggerDict:
-        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -133,11 +133,8 @@ def certificate_table(
             value = f"{_cell(item.value)}{f' ({item.change})' if item.change else ''}"
             table.add_row(item.name.replace("_", " "), value, _cell(item.baseline), item.effect)
     equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
-    hint = (
-        " equivalence=exact would hold dropout equal."
-        if any(_dropout_differs(p) for p in certificate.properties)
-        else ""
-    )
+    dropout_differs = any(item.name == "dropout" and not item.equal for item in certificate.properties)
+    hint = " equivalence=exact on both sides holds dropout equal." if dropout_differs else ""
     line = Text(f"Equal: {equal}.{hint}", style="dim")
     return Group(table, line) if table.row_count else Group(Text(title, style="bold"), line)
 

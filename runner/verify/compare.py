@@ -24,7 +24,7 @@ class Tolerance:
     weight: float
 
 
-#: From measurement with room to spare (docs/equivalence.md has the figures); mistakes are larger by orders of magnitude.
+#: From measurement, with room to spare (docs/equivalence.md has the figures). Mistakes are larger by far.
 TOLERANCES = {
     PrecisionName.fp64: Tolerance(loss=1e-12, gradient=1e-10, weight=1e-12),
     PrecisionName.fp32: Tolerance(loss=1e-5, gradient=1e-3, weight=1e-5),
