@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from runner.choices import DeviceKind, PrecisionName
 from runner.errors import UserError, did_you_mean
