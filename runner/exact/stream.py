@@ -51,8 +51,8 @@ def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tens
     for size in middle:
         rows = _fold(rows.unsqueeze(-1), torch.arange(size, dtype=torch.int64, device=keys.device))
     bits = _elements(rows, last)
-    # The bits read as a signed number are uniform over [-2**31, 2**31).
-    return (bits >= round(p * 2**32) - 2**31).view(shape)
+    # The bits read as a signed number are uniform over [-2**31, 2**31), and the limit has to be one of them.
+    return (bits >= min(round(p * 2**32), 2**32 - 1) - 2**31).view(shape)
 
 
 def _fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
