@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import typing
 from typing import Any
 
@@ -15,6 +16,8 @@ def set_seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)  # CPU and all CUDA devices
+    if "torch_xla" in sys.modules:  # only the XLA backend imports it
+        sys.modules["torch_xla"].manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

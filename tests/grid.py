@@ -75,6 +75,7 @@ def loss_difference(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 def main(precision: str) -> None:
     pool = WorkerPool()
+    worst: dict[str, dict[str, float]] = {shape: {} for shape in SHAPES}
     print("| model | optimizer | workers | accumulation | loss (relative) | logits | weights | key biases |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for shape in SHAPES:
@@ -83,6 +84,9 @@ def main(precision: str) -> None:
             for workers, steps in SPLITS[1:]:
                 other = pool.run(workers, train, overrides(shape, optimizer, precision, steps))[0]
                 weights = weight_differences(one, other)
+                if optimizer == "adamw":
+                    of = worst[shape]
+                    of.update({name: max(value, of.get(name, 0.0)) for name, value in weights.items()})
                 biases = max(value for name, value in weights.items() if without_gradient(name))
                 rest = max(value for name, value in weights.items() if not without_gradient(name))
                 logits = float((one["logits"] - other["logits"]).abs().max())
@@ -90,6 +94,10 @@ def main(precision: str) -> None:
                 cells = f"{loss_difference(one, other):.1e} | {logits:.1e} | {rest:.1e} | {biases:.1e}"
                 print(f"| {shape} | {optimizer} | {workers} | {steps} | {cells} |", flush=True)
     pool.close()
+    print("\n| tensor, under AdamW | largest difference over all splits |\n| --- | --- |")
+    for shape, tensors in worst.items():
+        for name, value in sorted(tensors.items(), key=lambda one: -one[1]):
+            print(f"| {shape}: {name} | {value:.1e} |")
 
 
 if __name__ == "__main__":

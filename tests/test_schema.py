@@ -101,6 +101,19 @@ def test_rules_of_top_level_settings(config: Config, setting: str, values: list[
             dataclasses.replace(config, **{setting: value})
 
 
+@pytest.mark.parametrize("setting", ["compile", "gradient_checkpointing"])
+def test_what_exact_dropout_excludes(config: Config, setting: str) -> None:
+    """Where dropout cannot be chosen, equivalence=exact is refused in a sentence that names both; each alone is not."""
+    exact = settings(compose(["equivalence=exact"]))
+    with pytest.raises(UserError) as caught:
+        dataclasses.replace(exact, **{setting: True})
+    message = str(caught.value)
+    assert message.startswith(f"{setting}=true cannot be: ")
+    assert message.endswith("equivalence=exact has to choose it; leave one of the two out")
+    assert "\n" not in message
+    assert getattr(dataclasses.replace(config, **{setting: True}), setting) is True
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [

@@ -50,9 +50,9 @@ def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tens
     *middle, last = shape[1:] or (1,)
     for size in middle:
         rows = _fold(rows.unsqueeze(-1), torch.arange(size, dtype=torch.int64, device=keys.device))
-    bits = _elements(rows, last)
-    # The bits read as a signed number are uniform over [-2**31, 2**31), and the limit has to be one of them.
-    return (bits >= min(round(p * 2**32), 2**32 - 1) - 2**31).view(shape)
+    # Without the sign: XLA's CPU compiler gets the sign of a product wrong that it compares right away.
+    bits = _elements(rows, last).bitwise_and_(2**31 - 1)
+    return (bits >= min(round(p * 2**31), 2**31 - 1)).view(shape)
 
 
 def _fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
@@ -74,7 +74,7 @@ def _elements(rows: Tensor, size: int) -> Tensor:
     Its last shift is left out: it would change the low bits only, and a comparison looks at the high ones first.
     """
     column = _low32(torch.arange(size, dtype=torch.int64, device=rows.device) * _GOLDEN32)
-    x = _low32(rows >> 32).unsqueeze(-1) + column
+    x = _low32(torch.bitwise_right_shift(rows, 32)).unsqueeze(-1) + column
     x ^= _shifted(x, 16, 32)
     x *= _LOW_A
     x ^= _low32(rows).unsqueeze(-1)
@@ -85,7 +85,8 @@ def _elements(rows: Tensor, size: int) -> Tensor:
 
 def _shifted(x: Tensor, by: int, bits: int) -> Tensor:
     """A shift to the right that brings in zeros; torch's brings in the sign."""
-    return (x >> by).bitwise_and_((1 << (bits - by)) - 1)
+    # Not `x >> by`: torch_xla 2.9 makes a division of that, which rounds negative numbers the other way.
+    return torch.bitwise_right_shift(x, by).bitwise_and_((1 << (bits - by)) - 1)
 
 
 def _low32(x: Tensor) -> Tensor:
