@@ -76,6 +76,10 @@ class SmallTransformer:
         if self.initializer_range <= 0:
             raise UserError(f"recipe.model.initializer_range={self.initializer_range} cannot be: it must be above 0")
 
+    @property
+    def has_dropout(self) -> bool:
+        return self.dropout > 0 or self.attention_dropout > 0
+
     def longest_input(self) -> int | None:
         return _POSITIONS
 

@@ -57,6 +57,11 @@ class TextSource(Protocol):
 
 
 class ModelSource(Protocol):
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training drops units at all; True where that is not known."""
+        ...
+
     def check(self) -> None:
         """Refuse a model that cannot be had. Raises UserError."""
         ...
@@ -135,6 +140,10 @@ class SequenceClassification:
     @property
     def minimised(self) -> Sequence[str]:
         return ["loss"]
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.model.has_dropout
 
     def facts(self) -> DataFacts:
         corpus = self.data.read()

@@ -47,6 +47,10 @@ class LinearLayer:
     def minimised(self) -> Sequence[str]:
         return ["loss"]
 
+    @property
+    def has_dropout(self) -> bool:
+        return False
+
     def facts(self) -> DataFacts:
         digest = hashlib.sha256(json.dumps(_inputs().tolist()).encode()).hexdigest()
         return DataFacts(_ROWS, _ROWS, digest, "torch.rand, seed 0")

@@ -58,6 +58,10 @@ class Pretrained:
             )
         self._ask_hub()
 
+    @property
+    def has_dropout(self) -> bool:
+        return True  # what a configuration calls its dropouts differs from model to model
+
     def longest_input(self) -> int | None:
         path = Path(self.name).expanduser() / "config.json"
         if not path.is_file():

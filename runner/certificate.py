@@ -16,16 +16,22 @@ from runner.schedule import lr_multiplier
 from runner.schema import Config
 
 #: What a difference costs a run: nothing, the word "equivalent", or comparability itself.
-_FREE, _COMPARABLE, NOT_COMPARABLE = _LEVELS = ("equivalent", "comparable", "not comparable")
+_FREE, _COMPARABLE, NOT_COMPARABLE = "equivalent", "comparable", "not comparable"
+_LEVELS = (_FREE, _COMPARABLE, NOT_COMPARABLE)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the certificate compares. `data`: digest of every text and label; `versions`: of libraries, by name."""
+    """What the certificate compares.
+
+    `data`: digest of every text and label; `has_dropout`: whether training drops units at all; `versions`: of
+    libraries, by name.
+    """
 
     config: Config
     plan: Plan
     data: str
+    has_dropout: bool
     device_type: str
     rehearsed: bool
     versions: Mapping[str, str]
@@ -85,16 +91,14 @@ def _loss(setup: Setup) -> str:
 
 
 def _lr_curve(setup: Setup) -> list[float]:
-    """The learning rate at a hundred points of the run, by samples seen."""
-    schedule = setup.config.schedule
-    return [setup.plan.lr * lr_multiplier(schedule.name.name, i / 100, schedule.warmup_share) for i in range(101)] + [
-        float(setup.plan.total_samples)
-    ]
+    """The learning rate at a hundred points of the run, by the share of samples seen."""
+    name, warmup_share = setup.config.schedule.name.name, setup.config.schedule.warmup_share
+    return [setup.plan.lr * lr_multiplier(name, i / 100, warmup_share) for i in range(101)]
 
 
 def _lr_change(setup: Setup, baseline: Setup) -> str:
     """The largest ratio between the two learning rates at the same share of the samples."""
-    pairs = list(zip(_lr_curve(setup)[:-1], _lr_curve(baseline)[:-1], strict=True))
+    pairs = zip(_lr_curve(setup), _lr_curve(baseline), strict=True)
     ratios = [(own / other, i) for i, (own, other) in enumerate(pairs) if own and other]
     if not ratios:
         return ""
@@ -119,24 +123,40 @@ def _optimizer(setup: Setup) -> str:
 
 def _clipping(setup: Setup) -> str:
     norm = setup.config.optimizer.clip_norm
-    if norm is None:
+    return "none" if norm is None else f"norm {norm:g}"
+
+
+def _clipping_scope(setup: Setup) -> str:
+    if setup.config.optimizer.clip_norm is None:
         return "none"
-    scope = "each worker" if _workers_that_sync(setup) else "global batch"
-    return f"norm {norm:g}, {scope}"
+    return "each worker" if _workers_that_sync(setup) else "global batch"
+
+
+def _evaluation(setup: Setup) -> str:
+    """What decides about the best weights and about stopping, and when it is asked."""
+    evaluation = setup.config.evaluation
+    often = "every epoch" if evaluation.every_steps is None else f"every {evaluation.every_steps} steps"
+    kept = ", best kept" if evaluation.keep_best else ""
+    stops = f", patience {evaluation.patience}" if evaluation.patience is not None else ""
+    return f"{evaluation.metric} {evaluation.goal.name}, {often}{kept}{stops}"
 
 
 def _sync(setup: Setup) -> str:
-    return f"every {setup.plan.k} steps" if _workers_that_sync(setup) else "every step"
+    if not _workers_that_sync(setup):
+        return "every step"
+    # Workers that step alone are not indifferent to which samples are theirs.
+    return f"every {setup.plan.k} steps{', dealt by length' if setup.config.batch.length_sorted else ''}"
 
 
 def _dropout(setup: Setup) -> str:
-    """Which random stream a sample's dropout comes from: one of a worker and a micro-batch, or the sample's own."""
+    """What a sample's dropout follows: its place in a worker's micro-batch, or the sample itself."""
+    if not setup.has_dropout:
+        return "none in the model"
     if setup.config.equivalence.mode is EquivalenceMode.exact:
         return "by sample"
     plan = setup.plan
-    if plan.world_size == 1 and plan.accumulation_steps == 1:
-        return "one stream"
-    return f"{plan.world_size} × {plan.accumulation_steps} streams"
+    order = "sorted" if setup.config.batch.length_sorted else "unsorted"
+    return f"{plan.world_size} × {plan.accumulation_steps} {order} shares, {setup.device_type}"
 
 
 def _versions(setup: Setup) -> str:
@@ -164,7 +184,9 @@ _ROWS = (
     _Row("learning_rate", lambda s: s.plan.lr, _COMPARABLE, "another step size at a sample", _lr_curve, _lr_change),
     _Row("schedule", _schedule, _COMPARABLE, "the learning rate rises and falls elsewhere"),
     _Row("optimizer", _optimizer, NOT_COMPARABLE, "another rule of updating"),
-    _Row("clipping", _clipping, _COMPARABLE, "other gradients are shortened"),
+    _Row("clipping", _clipping, NOT_COMPARABLE, "other gradients are shortened"),
+    _Row("clipping_scope", _clipping_scope, _COMPARABLE, "each worker shortens its own gradient"),
+    _Row("evaluation", _evaluation, NOT_COMPARABLE, "other weights are judged, or by another measure"),
     _Row("sync", _sync, _COMPARABLE, "replicas drift apart in between"),
     _Row(
         "seed",
@@ -176,6 +198,12 @@ _ROWS = (
     _Row("dropout", _dropout, _COMPARABLE, "other units are dropped"),
     _Row("precision", lambda s: s.config.precision.name.name, _COMPARABLE, "other rounding"),
     _Row("compile", lambda s: s.config.compile, _COMPARABLE, "fused kernels round differently"),
+    _Row(
+        "gradient_checkpointing",
+        lambda s: s.config.gradient_checkpointing,
+        _COMPARABLE,
+        "activations are computed a second time",
+    ),
     _Row("versions", _versions, _COMPARABLE, "kernels and defaults may have changed"),
     _Row("world_size", lambda s: s.plan.world_size, _FREE, "sums in another order: last bits"),
     _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _FREE, "sums in another order: last bits"),
@@ -186,7 +214,24 @@ _ROWS = (
 
 def certify(setup: Setup, baseline: Setup) -> Certificate:
     """Compare a setup with its baseline property by property."""
-    properties = tuple(_compare(row, setup, baseline) for row in _ROWS)
+    return _certificate(tuple(_compare(row, setup, baseline) for row in _ROWS))
+
+
+def after_stopping(certificate: Certificate, samples_seen: int) -> Certificate:
+    """The certificate of a run that stopped early, with what it really saw."""
+
+    def seen(item: Property) -> Property:
+        if item.name != "samples_seen":
+            return item
+        change = _ratio(samples_seen, item.baseline)
+        return dataclasses.replace(
+            item, value=samples_seen, equal=False, change=change, effect="the run stopped before its plan's end"
+        )
+
+    return _certificate(tuple(map(seen, certificate.properties)))
+
+
+def _certificate(properties: tuple[Property, ...]) -> Certificate:
     level = max((p.allows for p in properties if not p.equal), key=_LEVELS.index, default=_FREE)
     return Certificate(level, properties)
 

@@ -76,7 +76,15 @@ def prepare(config: Config) -> Experiment:
             f"evaluation.every_steps={config.evaluation.every_steps} is no multiple of sync.k={plan.k}, and "
             f"replicas are equal only right after a synchronisation: use {' or '.join(map(str, near))}"
         )
-    setup = Setup(config, plan, facts.digest, placement.device_type, placement.rehearsed, library_versions())
+    setup = Setup(
+        config=config,
+        plan=plan,
+        data=facts.digest,
+        has_dropout=getattr(recipe, "has_dropout", True),
+        device_type=placement.device_type,
+        rehearsed=placement.rehearsed,
+        versions=library_versions(placement.device_type),
+    )
     return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)))
 
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
-from runner.certificate import NOT_COMPARABLE
+from runner.certificate import NOT_COMPARABLE, after_stopping
 from runner.choices import TrackerName
 from runner.compose import settings
 from runner.errors import UserError, first_line
@@ -129,6 +129,9 @@ def _run(
         # The books are closed once, whatever is pressed meanwhile; torchrun passes every signal on a second time, too.
         handlers = {number: _set_handler(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         result = result or _progress(folder)
+        if result.get("stopped_early"):
+            experiment = _certified_anew(experiment, result["samples_seen"], folder)
+            tracker.tag("certificate", experiment.certificate.level)
         summary = _summary(status, experiment, result, started_at, tracker.wait_until_open())
         if not _ledger_sound(folder):
             summary["certificate"] = NOT_COMPARABLE
@@ -169,6 +172,13 @@ def _ledger_sound(folder: Path) -> bool:
     """Whether the ledger, as far as it was written, found the planned samples trained on."""
     path = folder / "ledger.json"
     return not path.exists() or bool(json.loads(path.read_text())["sound"])
+
+
+def _certified_anew(experiment: Experiment, samples_seen: int, folder: Path) -> Experiment:
+    """Of a run that stopped early, the certificate says what it really saw."""
+    certificate = after_stopping(experiment.certificate, samples_seen)
+    (folder / "certificate.json").write_text(json.dumps(certificate.as_json(), indent=1))
+    return dataclasses.replace(experiment, certificate=certificate)
 
 
 def _withdraw(folder: Path) -> None:

@@ -20,7 +20,10 @@ class LedgerError(AssertionError):
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch over all workers, in samples. `expected`: what the plan had up to the last step taken."""
+    """One epoch over all workers, in samples. `expected`: what the plan had up to the last step taken.
+
+    `misplaced`: samples that entered another step than the one they were planned for.
+    """
 
     epoch: int
     expected: int
@@ -28,20 +31,26 @@ class EpochRecord:
     unique: int
     duplicated: int
     missing: int
+    misplaced: int
     skipped: int
     digest: str
 
     @property
     def sound(self) -> bool:
         """Whether exactly the planned samples were trained on; steps skipped by the fp16 scaler are no failure."""
-        return self.duplicated == 0 and self.missing == 0 and self.samples_seen == self.expected
+        exactly_once = self.duplicated == 0 and self.missing == 0 and self.samples_seen == self.expected
+        return exactly_once and self.misplaced == 0
 
 
 class Ledger:
-    """One worker's record of the current epoch, and the merged records of the epochs before."""
+    """One worker's record of the current epoch, and the merged records of the epochs before.
+
+    `failures`: what did not agree with the plan besides the samples, in sentences.
+    """
 
     def __init__(self) -> None:
         self.epochs: list[EpochRecord] = []
+        self.failures: list[str] = []
         self._entries: list[tuple[int, np.ndarray, bool]] = []
 
     def record(self, t: int, ids: np.ndarray, skipped: bool) -> None:
@@ -57,27 +66,31 @@ class Ledger:
         mine = torch.from_numpy(np.concatenate(rows)) if rows else torch.zeros((0, 3), dtype=torch.int64)
         self._entries = []
         merged = torch.cat(backend.gather_rows(mine)).numpy()
-        planned = order.steps()[:steps_done]
-        expected = np.concatenate([order.epoch_permutation(epoch)[s.start : s.stop] for s in planned])
-        record = merge(epoch, merged, order.epoch_permutation(epoch), expected)
+        permutation = order.epoch_permutation(epoch)
+        planned = [(np.full(s.samples, s.t), permutation[s.start : s.stop]) for s in order.steps()[:steps_done]]
+        record = merge(epoch, merged, permutation, np.concatenate([np.stack(step, axis=1) for step in planned]))
         self.epochs.append(record)
         return record
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epochs": [dataclasses.asdict(record) for record in self.epochs],
+            "failures": list(self.failures),
             "entries": [(t, torch.from_numpy(ids), skipped) for t, ids, skipped in self._entries],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epochs = [EpochRecord(**record) for record in state["epochs"]]
+        self.failures = list(state["failures"])
         self._entries = [(t, ids.numpy(), skipped) for t, ids, skipped in state["entries"]]
 
 
-def merge(epoch: int, entries: np.ndarray, permutation: np.ndarray, expected: np.ndarray) -> EpochRecord:
-    """Count one epoch. `entries`: rows of (t, sample id, skipped); `expected`: the sample ids of the steps done."""
-    ids = entries[:, 1]
+def merge(epoch: int, entries: np.ndarray, permutation: np.ndarray, planned: np.ndarray) -> EpochRecord:
+    """Count one epoch. `entries`: rows of (t, id, skipped); `planned`: rows of (t, id) of the steps done."""
+    ids, expected = entries[:, 1], planned[:, 1]
     unique = np.unique(ids)
+    planned_t = np.full(len(permutation), -1)
+    planned_t[expected] = planned[:, 0]
     return EpochRecord(
         epoch=epoch,
         expected=len(expected),
@@ -85,6 +98,7 @@ def merge(epoch: int, entries: np.ndarray, permutation: np.ndarray, expected: np
         unique=len(unique),
         duplicated=len(ids) - len(unique),
         missing=len(np.setdiff1d(expected, unique)),
+        misplaced=int((planned_t[ids] != entries[:, 0]).sum()),
         skipped=int(entries[:, 2].sum()),
         digest=epoch_digest(epoch, entries, permutation),
     )
@@ -99,12 +113,15 @@ def epoch_digest(epoch: int, entries: np.ndarray, permutation: np.ndarray) -> st
     return hashlib.sha256(np.int64(epoch).astype("<i8").tobytes() + content.tobytes()).hexdigest()
 
 
-def as_json(epochs: list[EpochRecord]) -> dict[str, Any]:
+def as_json(ledger: Ledger) -> dict[str, Any]:
     """The content of `ledger.json`."""
-    totals = ("samples_seen", "duplicated", "missing", "skipped")
+    epochs = ledger.epochs
+    totals = ("samples_seen", "duplicated", "missing", "misplaced", "skipped")
     digest = hashlib.sha256("".join(record.digest for record in epochs).encode()).hexdigest()
     return {
-        "sound": all(record.sound for record in epochs),
+        # Without a closed epoch nothing is known, and that is not soundness.
+        "sound": bool(epochs) and not ledger.failures and all(record.sound for record in epochs),
+        "failures": ledger.failures,
         **{name: sum(getattr(record, name) for record in epochs) for name in totals},
         "digest": digest,
         "epochs": [dataclasses.asdict(record) for record in epochs],

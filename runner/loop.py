@@ -34,6 +34,10 @@ from runner.sync import SyncPolicy
 Log = Callable[[int, dict[str, float]], None]
 
 
+#: A mistake that is made in every step need not be told a thousand times.
+_FAILURES_KEPT = 10
+
+
 class Loop:
     """Trains one replica. All workers run the same loop in step; what differs is in the order and the backend."""
 
@@ -64,9 +68,10 @@ class Loop:
         self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
-        #: Whether all replicas are equal now, and the ids of this worker's samples in the latest step.
+        #: Whether all replicas are equal now; this worker's samples in the latest step, and whether it was skipped.
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)
+        self.last_skipped = False
         self.first_step_at: float | None = None
         self._counts = label_counts(prepared.train)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -148,7 +153,7 @@ class Loop:
             skipped = self._optimizer_step()
         self.optimizer.zero_grad(set_to_none=True)
 
-        self.last_samples = np.concatenate(trained)
+        self.last_samples, self.last_skipped = np.concatenate(trained), skipped
         self.ledger.record(step.t, self.last_samples, skipped)
         synchronised = policy.after_step(self.optimizer_step, local_count, global_count)
         self.optimizer_step += 1
@@ -185,6 +190,12 @@ class Loop:
     def flush(self) -> None:
         """Reduce and log the losses of the steps since the last time. A collective."""
         records = self.meter.reduce()
+        for record in records:
+            if record.counted != record.planned:
+                self._fail_ledger(
+                    f"optimizer step {record.step}: the recipe counted {record.counted} loss terms where "
+                    f"{record.planned} were planned"
+                )
         if self.backend.rank != 0 or not records:
             return
         for record in records:
@@ -218,11 +229,17 @@ class Loop:
         self.meter.pause()
         record = self.ledger.close_epoch(epoch, steps_done, self.order, self.backend)
         self.meter.resume()
-        if not record.sound and self.config.ledger is LedgerMode.fail:
-            raise LedgerError(
-                f"epoch {epoch}: of {record.expected} planned samples {record.missing} were missing and "
-                f"{record.duplicated} came twice (ledger=warn goes on all the same)"
+        if not record.sound:
+            self._fail_ledger(
+                f"epoch {epoch}: of {record.expected} planned samples {record.missing} were missing, "
+                f"{record.duplicated} came twice and {record.misplaced} in another step"
             )
+
+    def _fail_ledger(self, sentence: str) -> None:
+        if len(self.ledger.failures) < _FAILURES_KEPT:
+            self.ledger.failures.append(sentence)
+        if self.config.ledger is LedgerMode.fail:
+            raise LedgerError(f"{sentence} (ledger=warn goes on all the same)")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a worker needs to go on as if it had not stopped. A collective."""

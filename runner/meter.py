@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
-from runner.ledger import LedgerError
 
 #: Seconds between two reductions that the meter aims at: often enough to watch, too rare to slow training down.
 TARGET_SECONDS = 1.0
@@ -17,12 +16,17 @@ TARGET_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step over all workers. `loss`: mean over the global batch's loss terms."""
+    """One optimizer step over all workers. `loss`: mean over the global batch's loss terms.
+
+    `counted`, `planned`: the loss terms that the recipe counted, and those that the losses were divided by.
+    """
 
     step: int
     loss: float
     lr: float
     samples_seen: int
+    counted: int
+    planned: int
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,6 @@ class Meter:
         clock = torch.tensor([elapsed], dtype=torch.float64, device=sums.device)
         reduced = self._backend.all_reduce(torch.cat([sums, counts, clock])).tolist()
         losses, counted, seconds = reduced[: len(pending)], reduced[len(pending) : -1], reduced[-1]
-        # Losses were divided by the planned count: a recipe that counts otherwise would train on a wrong scale.
-        planned = [p.count for p in pending]
-        if counted != planned:
-            wrong = next(i for i, pair in enumerate(zip(counted, planned, strict=True)) if pair[0] != pair[1])
-            raise LedgerError(
-                f"optimizer step {pending[wrong].step}: the recipe counted {counted[wrong]:g} loss terms where "
-                f"{planned[wrong]} were planned"
-            )
         if seconds > 0:
             samples = sum(p.samples for p in pending)
             self.timed_samples += samples
@@ -114,8 +110,8 @@ class Meter:
         self.loss_total += sum(losses)
         self.count_total += sum(p.count for p in pending)
         return [
-            StepRecord(p.step, loss / max(p.count, 1), p.lr, p.samples_seen)
-            for p, loss in zip(pending, losses, strict=True)
+            StepRecord(p.step, loss / max(p.count, 1), p.lr, p.samples_seen, int(terms), p.count)
+            for p, loss, terms in zip(pending, losses, counted, strict=True)
         ]
 
     def state_dict(self) -> dict[str, float]:

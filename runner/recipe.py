@@ -52,6 +52,8 @@ class Recipe(Protocol):
 
     Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count` (how
     many targets of the row carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss).
+
+    A recipe whose training drops no units may say so by an attribute `has_dropout = False`, for the certificate.
     """
 
     @property

@@ -7,13 +7,15 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 
+import torch
+
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 
 @functools.cache
-def library_versions() -> Mapping[str, str]:
-    """By name, Python's own included."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
-    }
+def library_versions(device_type: str) -> Mapping[str, str]:
+    """By name; Python's own, and CUDA's where `device_type` is `cuda`."""
+    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    if device_type == "cuda":
+        versions["CUDA"] = str(torch.version.cuda)
+    return {"python": platform.python_version(), **versions}

@@ -152,8 +152,9 @@ def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
         loop.train()
         loop.finish()
     finally:
-        if backend.rank == 0:  # also, and above all, when it is the ledger that ends the run
-            (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger.epochs), indent=1))
+        # Also, and above all, when it is the ledger that ends the run; of less than an epoch it knows nothing else.
+        if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
+            (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger), indent=1))
     loop.policy.close()
     if log is None:
         return None

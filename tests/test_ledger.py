@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from runner.ledger import EpochRecord, as_json, epoch_digest, merge
+from runner.ledger import EpochRecord, Ledger, as_json, epoch_digest, merge
 
 PERMUTATION = np.array([3, 1, 4, 0, 2, 5])
 
@@ -17,12 +17,16 @@ def entries(*rows: tuple[int, int]) -> np.ndarray:
     return np.array([[t, sample, 0] for t, sample in rows], dtype=np.int64)
 
 
+def planned(*rows: tuple[int, int]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64)
+
+
 WHOLE = [(0, 3), (0, 1), (1, 4), (1, 0), (2, 2), (2, 5)]
 
 
 def test_a_whole_epoch_is_sound() -> None:
     """Each planned sample once: nothing duplicated, missing or skipped."""
-    record = merge(0, entries(*WHOLE), PERMUTATION, PERMUTATION)
+    record = merge(0, entries(*WHOLE), PERMUTATION, planned(*WHOLE))
     assert (record.samples_seen, record.unique, record.duplicated, record.missing, record.skipped) == (6, 6, 0, 0, 0)
     assert record.sound
 
@@ -40,21 +44,21 @@ def test_a_whole_epoch_is_sound() -> None:
 def test_what_is_wrong_is_counted(rows: list[tuple[int, int]], duplicated: int, missing: int) -> None:
     """Every way of training on other samples than planned is unsound, and counted as what it is."""
     table = entries(*rows) if rows else np.zeros((0, 3), dtype=np.int64)
-    record = merge(0, table, PERMUTATION, PERMUTATION)
+    record = merge(0, table, PERMUTATION, planned(*WHOLE))
     assert (record.duplicated, record.missing) == (duplicated, missing)
     assert not record.sound
 
 
 def test_a_partial_epoch_expects_only_its_steps() -> None:
     """A run that stopped after two global batches misses nothing of the third."""
-    assert merge(0, entries(*WHOLE[:4]), PERMUTATION, PERMUTATION[:4]).sound
+    assert merge(0, entries(*WHOLE[:4]), PERMUTATION, planned(*WHOLE[:4])).sound
 
 
 def test_skipped_steps_are_no_failure() -> None:
     """Samples of steps that the fp16 scaler skipped are counted apart."""
     table = entries(*WHOLE)
     table[2:4, 2] = 1
-    record = merge(0, table, PERMUTATION, PERMUTATION)
+    record = merge(0, table, PERMUTATION, planned(*WHOLE))
     assert record.skipped == 2
     assert record.sound
 
@@ -78,13 +82,33 @@ def test_digest_is_of_the_documented_bytes() -> None:
     assert epoch_digest(7, entries(*reversed(WHOLE)), PERMUTATION) == hashlib.sha256(content).hexdigest()
 
 
+def test_a_sample_in_another_step_is_misplaced() -> None:
+    """The right samples in the wrong global batches are another training: two batches swapped, or two samples."""
+    swapped = [(1 - t if t < 2 else t, sample) for t, sample in WHOLE]
+    record = merge(0, entries(*swapped), PERMUTATION, planned(*WHOLE))
+    assert (record.duplicated, record.missing, record.misplaced) == (0, 0, 4)
+    assert not record.sound
+    two = [(0, 4), *WHOLE[1:2], (1, 3), *WHOLE[3:]]
+    assert merge(0, entries(*two), PERMUTATION, planned(*WHOLE)).misplaced == 2
+
+
+def ledger_of(*epochs: EpochRecord, failures: tuple[str, ...] = ()) -> Ledger:
+    ledger = Ledger()
+    ledger.epochs += epochs
+    ledger.failures += failures
+    return ledger
+
+
 def test_file_sums_up_epochs() -> None:
-    """`ledger.json` has the totals, each epoch, and is unsound if one epoch is."""
-    good = EpochRecord(0, 6, 6, 6, 0, 0, 0, "aa")
-    bad = EpochRecord(1, 6, 7, 6, 1, 0, 0, "bb")
-    content = json.loads(json.dumps(as_json([good, bad])))
+    """`ledger.json` has the totals, each epoch, and is unsound if one epoch is, if anything failed, or if empty."""
+    good = EpochRecord(0, 6, 6, 6, 0, 0, 0, 0, "aa")
+    bad = EpochRecord(1, 6, 7, 6, 1, 0, 0, 0, "bb")
+    content = json.loads(json.dumps(as_json(ledger_of(good, bad))))
     assert content["sound"] is False
     assert (content["samples_seen"], content["duplicated"]) == (13, 1)
     assert [epoch["digest"] for epoch in content["epochs"]] == ["aa", "bb"]
-    assert as_json([good])["sound"] is True
-    assert as_json([good])["digest"] != content["digest"]
+    assert as_json(ledger_of(good))["sound"] is True
+    assert as_json(ledger_of(good))["digest"] != content["digest"]
+    failed = as_json(ledger_of(good, failures=("step 3: …",)))
+    assert (failed["sound"], failed["failures"]) == (False, ["step 3: …"])
+    assert as_json(ledger_of())["sound"] is False

@@ -242,7 +242,7 @@ def test_fp16_replicas_agree_on_the_loss_scale(pool: WorkerPool, k: int) -> None
             "every worker reads everything",
             "LedgerError: optimizer step 1: the recipe counted 48 loss terms where 24 were planned",
         ),
-        ("a worker reads another's share", "LedgerError: epoch 0: of 100 planned samples 50 were missing and 50 came"),
+        ("a worker reads another's share", "LedgerError: epoch 0: of 100 planned samples 50 were missing, 50 came"),
         (
             "a worker skips its last sample",
             "LedgerError: optimizer step 1: the recipe counted 23 loss terms where 24 were planned",

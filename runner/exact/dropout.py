@@ -56,6 +56,8 @@ class ExactDropout(TorchFunctionMode):
 
     def mask(self, values: Tensor, p: float) -> Tensor:
         """The mask of the next call site for `values`: 0 where dropped, else 1 / (1 - p), in their dtype."""
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         if values.ndim == 0 or values.shape[0] != len(self._keys):
             raise not_exact(
                 f"dropout is applied to a tensor of shape {list(values.shape)} in a micro-batch of {len(self._keys)}, "
@@ -97,7 +99,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Attention written out, since the fused kernels draw their masks inside. Shapes as torch documents them."""
-    if dropout_p == 0:
+    if dropout_p == 0 or (is_causal and attn_mask is not None):  # torch refuses to be given both masks
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -107,15 +109,17 @@ def _attention(
     scores = (query * (1 / math.sqrt(query.size(-1)) if scale is None else scale)) @ key.transpose(-2, -1)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    dtype = scores.dtype
     if attn_mask is None:
         weights = scores.softmax(-1)
-    elif attn_mask.dtype is torch.bool:
-        # The smallest number and not minus infinity: a row that attends to nothing must be 0, its gradient too.
-        weights = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min).softmax(-1)
-        weights = weights.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)
     else:
-        weights = (scores + attn_mask).softmax(-1)
-    return (weights * mode.mask(weights, dropout_p)) @ value.to(weights.dtype)
+        boolean = attn_mask.dtype is torch.bool
+        hidden = ~attn_mask if boolean else attn_mask.isneginf()
+        scores = scores if boolean else scores + attn_mask
+        # The smallest number and not minus infinity: a row that attends to nothing must be 0, its gradient too.
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        weights = weights.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    return (weights * mode.mask(weights, dropout_p)).to(dtype) @ value
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {

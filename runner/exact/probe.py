@@ -7,72 +7,93 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from runner.exact.dropout import ExactDropout, not_exact
 from runner.exact.stream import sample_keys
-from runner.recipe import Batch, Prepared, Recipe
+from runner.recipe import Prepared, Recipe, label_counts
 
-#: What a sample's outputs may differ by, beside others and alone, relative to the largest of them. Rounding gives
-#: 1e-6 in fp32; a mask that moved gives some 10%.
-_TOLERANCE = 1e-3
+#: What losses and gradients may differ by, samples taken together or one by one, as a share of their size. Rounding
+#: gives 1e-6 in fp32 and 1e-3 in tf32; masks that moved give 1% to 50%.
+_TOLERANCE, _TOLERANCE_TF32 = 1e-4, 1e-2
 
 
-@torch.no_grad()
 def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: torch.device) -> None:
-    """Run three samples together and each with itself, dropout on. Raises UserError if a sample's outputs differ.
+    """Take the gradient of three samples together and one by one, dropout on. Raises UserError if they differ.
 
-    That finds what no list of functions would: randomness from elsewhere, and samples that influence each other.
+    That finds what no list of functions would: randomness from elsewhere, activations that are computed a second time
+    in the backward pass, and samples that influence each other. The model is left as it was, without gradients.
     """
-    lengths = np.asarray(prepared.train.column("length"))
-    by_length = np.argsort(lengths, kind="stable")
-    # Of different lengths, so that padding is at work.
-    ids = np.unique(by_length[[0, len(by_length) // 2, -1]])
+    ids = _three_rows(prepared)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     was_training = model.training
     model.train()
     try:
-        together = _predict(recipe, prepared, model, ids, device)
-        # Twice, since of a single row batch normalisation makes an error of its own.
-        alone = torch.cat([_predict(recipe, prepared, model, ids[[i, i]], device)[:1] for i in range(len(ids))])
+        loss = sum(_backward(recipe, prepared, model, ids[i : i + 1], device, 1.0) for i in range(len(ids)))
+        size = _norm(model)
+        # With the opposite sign, so that what is left of the gradients is their difference.
+        difference = loss - _backward(recipe, prepared, model, ids, device, -1.0)
+        _compare("gradients", _norm(model), size)
+        _compare("loss", abs(difference), abs(loss))
     finally:
+        model.zero_grad(set_to_none=True)
         model.train(was_training)
-    largest = float(together.abs().max())
-    difference = float((together - alone).abs().max())
-    if not difference <= _TOLERANCE * largest:
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def _three_rows(prepared: Prepared) -> np.ndarray:
+    """Rows that carry a loss, of different lengths, so that padding is at work."""
+    with_loss = np.flatnonzero(label_counts(prepared.train))
+    lengths = np.asarray(prepared.train.column("length"))[with_loss]
+    by_length = with_loss[np.argsort(lengths, kind="stable")]
+    return np.unique(by_length[[0, len(by_length) // 2, -1]])
+
+
+def _backward(
+    recipe: Recipe, prepared: Prepared, model: nn.Module, ids: np.ndarray, device: torch.device, sign: float
+) -> float:
+    """Add the gradient of these rows' loss sum, times `sign`, to the model's; the loss sum.
+
+    Every row is taken twice, since of a single one batch normalisation makes an error of its own.
+    """
+    rows = np.concatenate([ids, ids])
+    batch = recipe.collate(prepared.train[rows.tolist()], prepared)
+    on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+    before = _generators()
+    with _Watched(sample_keys(0, 0, rows).to(device)):
+        loss, _ = recipe.loss(model, on_device)
+    if loss.requires_grad:
+        (sign * loss).backward()
+    if _generators() != before:
+        raise not_exact("it draws random numbers that depend on what was drawn before")
+    return float(loss.detach())
+
+
+def _norm(model: nn.Module) -> float:
+    gradients = [p.grad.double() for p in model.parameters() if p.grad is not None]
+    return float(torch.stack([g.square().sum().cpu() for g in gradients]).sum().sqrt()) if gradients else 0.0
+
+
+def _compare(what: str, difference: float, size: float) -> None:
+    tolerance = _TOLERANCE_TF32 if torch.backends.cuda.matmul.allow_tf32 else _TOLERANCE
+    if not difference <= tolerance * size:
         raise not_exact(
-            "a sample's outputs depend on the others of its micro-batch, or on padding, as batch normalisation makes "
-            f"them (they differ by {difference:.2g} of {largest:.2g})"
+            f"the {what} of samples taken together and one by one differ by {difference:.2g} of {size:.2g}, as batch "
+            "normalisation, padding that is not hidden, or activations computed a second time make them"
         )
 
 
-def _predict(recipe: Recipe, prepared: Prepared, model: nn.Module, ids: np.ndarray, device: torch.device) -> Tensor:
-    batch: Batch = recipe.collate(prepared.train[ids.tolist()], prepared)
-    on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-    with _Watched(sample_keys(0, 0, ids).to(device)):
-        return recipe.predict(model, on_device).double()
-
-
 class _Watched(ExactDropout):
-    """Refuses every function that draws random numbers of its own."""
+    """Refuses every function that draws random numbers of its own, by name."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = _generators()
         result = super().__torch_function__(func, types, args, kwargs)
-        self._compare(before, getattr(func, "__name__", str(func)))
-        return result
-
-    def __enter__(self) -> Any:
-        self._at_start = _generators()
-        return super().__enter__()
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        super().__exit__(kind, value, trace)
-        if kind is None:
-            self._compare(self._at_start, "its forward pass")
-
-    def _compare(self, before: list[Any], who: str) -> None:
         if _generators() != before:
-            raise not_exact(f"{who} draws random numbers that depend on what was drawn before")
+            name = getattr(func, "__name__", str(func))
+            raise not_exact(f"{name} draws random numbers that depend on what was drawn before")
+        return result
 
 
 def _generators() -> list[Any]:

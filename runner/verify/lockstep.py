@@ -57,13 +57,10 @@ def run_launched(pair: dict[str, Any], meeting: str) -> dict[str, Any] | None:
 
 def frames(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int, side: str) -> Iterator[Frame]:
     """The snapshots of a setup, then what its ledger has to say. Every worker has to iterate."""
-    step = 0
     try:
-        for snapshot in snapshots(loop, log, steps):
-            yield snapshot
-            step = snapshot.step
-    except LedgerError as error:
-        yield Finding(loop.optimizer_step or step, "ledger", f"the ledger of {side}: {error}")
+        yield from snapshots(loop, log, steps)
+    except LedgerError:
+        yield Finding(loop.optimizer_step, "ledger", f"the ledger of {side}: {loop.ledger.failures[-1]}")
     else:
         yield None
 

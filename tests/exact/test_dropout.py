@@ -131,6 +131,19 @@ def test_first_dimension_has_to_be_the_sample(name: str, shape: tuple[int, ...],
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("p", [-0.1, 1.5, math.nan])
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_a_share_outside_its_range_is_refused_as_by_torch(name: str, p: float) -> None:
+    """A share of less than nothing or more than all is the same mistake as without exact dropout."""
+    x = noise(4, 3)
+    mistake = pytest.raises((ValueError, RuntimeError), match="has to be between 0 and 1")
+    if not math.isnan(p):
+        with mistake:
+            DROPOUTS[name](x, p, True)
+    with mistake, ExactDropout(KEYS):
+        DROPOUTS[name](x, p, True)
+
+
 def test_call_sites_are_counted_from_each_context_on() -> None:
     """Calls of one forward pass have masks of their own, by their number; the next context begins with the first."""
     x, q = torch.ones(4, 6, dtype=torch.float64), noise(4, 2, 3, 8)
@@ -315,13 +328,7 @@ CLOSED = {"bool": lambda open_: open_, "float": lambda open_: torch.zeros(open_.
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "bool",
-        pytest.param("float", marks=pytest.mark.xfail(strict=True, reason="NaN, where torch gives 0")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["bool", "float"])
 def test_a_row_that_attends_to_nothing(kind: str, dtype: torch.dtype) -> None:
     """Its output is 0 and its gradient finite, as in torch's attention, and the other rows are as ever."""
     open_ = torch.ones(BATCH, 1, QUERIES, POSITIONS, dtype=torch.bool)
@@ -343,13 +350,13 @@ def test_a_row_that_attends_to_nothing(kind: str, dtype: torch.dtype) -> None:
         assert (a - b).abs().max() <= 32 * torch.finfo(dtype).eps * b.abs().max()
 
 
-@pytest.mark.xfail(strict=True, reason="the mask is passed over, where torch refuses it")
-def test_a_mask_beside_is_causal_is_refused() -> None:
-    """What torch refuses in evaluation is not passed over in training."""
+def test_a_mask_beside_is_causal_is_refused_as_by_torch() -> None:
+    """With dropout torch does not take both, and neither is passed over here."""
     qkv, mask = inputs("4-D", "bool")
-    with pytest.raises(RuntimeError):
-        functional.scaled_dot_product_attention(*qkv, mask, is_causal=True)
-    with pytest.raises((RuntimeError, UserError, AssertionError)), ExactDropout(KEYS):
+    refused = pytest.raises(RuntimeError, match="attn_mask should not be set when is_causal=True")
+    with refused:
+        functional.scaled_dot_product_attention(*qkv, mask, 0.1, is_causal=True)
+    with refused, ExactDropout(KEYS):
         functional.scaled_dot_product_attention(*qkv, mask, 0.1, is_causal=True)
 
 

@@ -74,21 +74,22 @@ def test_both_ways_to_compute_attention_are_accepted(prepared: Prepared, shape: 
 
 VOCABULARY, WIDTH = 10, 8
 
-#: Token ids of the samples; the probe takes the first, the second and the last of them: 2, 3 and 6 tokens.
+#: Token ids of the samples. The probe takes the first, the third and the last of them, each of them twice: two rows of
+#: two tokens, and then all of them together, six rows of six tokens.
 UNEQUAL = [[1, 3], [1, 2, 3], [4, 5, 6], [9, 1, 1, 1], [2, 2, 5, 6, 7, 8]]
-#: Three samples of three tokens: as many tokens as samples.
-SQUARE = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+#: Samples of one length: no padding. Two rows, and then six, of two and of six tokens.
+TWO = [[1, 2], [4, 5], [7, 8]]
+SIX = [[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1], [7, 8, 9, 7, 8, 9]]
 
 
 class Rows:
     """A table of tokens."""
 
-    def __init__(self, rows: list[list[int]]) -> None:
-        self._rows = rows
+    def __init__(self, rows: list[list[int]], label_counts: list[int] | None = None) -> None:
+        self._rows, self._label_counts = rows, label_counts or [1] * len(rows)
 
     def column(self, name: str) -> np.ndarray:
-        assert name == "length"
-        return np.array([len(row) for row in self._rows])
+        return np.array({"length": [len(row) for row in self._rows], "label_count": self._label_counts}[name])
 
     def __getitem__(self, ids: Sequence[int]) -> dict[str, Any]:
         return {"tokens": [torch.tensor(self._rows[row]) for row in ids]}
@@ -197,6 +198,13 @@ def refused(model: nn.Module, rows: list[list[int]] = UNEQUAL, tokens: Tokens | 
     return message.removeprefix(start).removesuffix(end)
 
 
+def differ(said: str) -> bool:
+    """Whether it was found by what came out, beside others and alone."""
+    ways = "samples taken together and one by one differ by "
+    reasons = ", as batch normalisation, padding that is not hidden, or activations computed a second time make them"
+    return said.startswith((f"the gradients of {ways}", f"the loss of {ways}")) and said.endswith(reasons)
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -209,7 +217,7 @@ def refused(model: nn.Module, rows: list[list[int]] = UNEQUAL, tokens: Tokens | 
     ],
     ids=["plain", "dropout", "feed-forward", "MultiheadAttention", "LSTM", "p is 0"],
 )
-@pytest.mark.parametrize("rows", [UNEQUAL, SQUARE, [[1, 2], [3]], [[5]]])
+@pytest.mark.parametrize("rows", [UNEQUAL, TWO, SIX, [[1, 2], [3]], [[5]]])
 def test_accepted(model: nn.Module, rows: list[list[int]]) -> None:
     """What treats every sample for itself, with torch's plain dropout or none, passes, however few they are."""
     check(model, rows)
@@ -218,18 +226,16 @@ def test_accepted(model: nn.Module, rows: list[list[int]]) -> None:
 @pytest.mark.parametrize("pooled", [nn.BatchNorm1d(WIDTH), nn.SyncBatchNorm(WIDTH), Function(lambda x: x - x.mean(0))])
 def test_samples_that_influence_each_other_are_refused(pooled: nn.Module) -> None:
     """Batch normalisation, and anything else that looks at the other samples, is found by what comes out."""
-    said = refused(Model(pooled=pooled))
-    assert said.startswith("a sample's outputs depend on the others of its micro-batch, or on padding, as batch ")
-    assert "(they differ by " in said
+    assert differ(refused(Model(pooled=pooled)))
 
 
 def test_batch_normalisation_over_tokens_is_refused() -> None:
     """The statistics of tokens, padded ones among them, depend on the other samples too."""
-    assert "as batch normalisation makes them" in refused(Model(Across(nn.BatchNorm1d(WIDTH))))
-    assert "as batch normalisation makes them" in refused(Model(Across(nn.BatchNorm1d(WIDTH))), SQUARE)
+    for rows in (UNEQUAL, SIX):
+        assert differ(refused(Model(Across(nn.BatchNorm1d(WIDTH))), rows))
 
 
-@pytest.mark.parametrize("rows", [UNEQUAL, SQUARE, [[1, 2, 3], [4, 5]]])
+@pytest.mark.parametrize("rows", [UNEQUAL, TWO, SIX, [[1, 2], [3, 4]]])
 @pytest.mark.parametrize(
     "states",
     [
@@ -244,11 +250,10 @@ def test_batch_normalisation_over_tokens_is_refused() -> None:
 def test_dropout_where_the_sample_is_not_the_first_dimension_is_refused(
     states: nn.Module, rows: list[list[int]]
 ) -> None:
-    """Also where the sizes happen to agree, as they do for as many tokens as samples."""
+    """Also where the sizes happen to agree, as they do for as many tokens as rows."""
     said = refused(Model(states), rows)
     assert said.startswith("dropout is applied to a tensor of shape [")
     assert said.endswith(", so its first dimension is not the sample")
-    refused(Model(states), [[1, 2], [3, 4]])  # sizes agree throughout, outputs do not
 
 
 @pytest.mark.parametrize(
@@ -271,10 +276,10 @@ def test_dropout_where_the_sample_is_not_the_first_dimension_is_refused(
         ("gumbel_softmax", Function(functional.gumbel_softmax)),
         ("lstm", Recurrent(dropout=0.3)),
         ("multi_head_attention_forward", nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.1, batch_first=True)),
-        ("its forward pass", Function(compiled_dropout)),
-        ("its forward pass", Function(lambda x: x if random.random() < 0.999 else 0 * x)),
-        ("its forward pass", Function(lambda x: x if np.random.rand() < 0.999 else 0 * x)),
-        ("its forward pass", Function(lambda x: x if np.random.standard_normal() < 9 else 0 * x)),
+        ("it", Function(compiled_dropout)),
+        ("it", Function(lambda x: x if random.random() < 0.999 else 0 * x)),
+        ("it", Function(lambda x: x if np.random.rand() < 0.999 else 0 * x)),
+        ("it", Function(lambda x: x if np.random.standard_normal() < 9 else 0 * x)),
         ("rand", Function(lambda x: (torch.manual_seed(1), x * torch.rand(1))[1])),
     ],
 )
@@ -306,20 +311,19 @@ OWN_PYTHON = random.Random(0)
 )
 def test_noise_from_a_generator_of_its_own_is_refused(draw: Callable[[Tensor], Tensor]) -> None:
     """Streams that nobody knows of are found by what comes out."""
-    assert "(they differ by " in refused(Model(Function(lambda x: x * draw(x))))
+    assert differ(refused(Model(Function(lambda x: x * draw(x)))))
 
 
 def test_padding_on_the_left_is_refused() -> None:
     """A token's place, and with it its mask, would depend on the longest sample of the micro-batch."""
-    said = refused(Model(nn.Dropout(0.3)), tokens=Tokens(padding_side="left"))
-    assert "or on padding" in said
+    assert differ(refused(Model(nn.Dropout(0.3)), tokens=Tokens(padding_side="left")))
     check(Model(pooled=nn.Dropout(0.3)), tokens=Tokens(padding_side="left"))  # no dropout of tokens, no harm
-    check(Model(nn.Dropout(0.3)), SQUARE, Tokens(padding_side="left"))  # no padding either
+    check(Model(nn.Dropout(0.3)), SIX, Tokens(padding_side="left"))  # no padding either
 
 
 def test_padding_that_is_not_masked_is_refused() -> None:
     """A model that takes padded tokens for real ones is found without any dropout."""
-    assert "or on padding" in refused(Model(Function(lambda x: x.mean(1, keepdim=True).expand_as(x))))
+    assert differ(refused(Model(Function(lambda x: x.mean(1, keepdim=True).expand_as(x)))))
 
 
 @pytest.mark.parametrize(
@@ -333,12 +337,12 @@ def test_augmentation_that_shows_is_refused(augment: Callable[[Tensor], object])
     """Tokens changed at random while collating differ from pass to pass."""
     torch.manual_seed(0)
     np.random.seed(0)
-    assert "(they differ by " in refused(Model(), tokens=Tokens(augment))
+    assert differ(refused(Model(), tokens=Tokens(augment)))
 
 
 def test_outputs_that_are_no_numbers_are_refused() -> None:
     """NaN equals nothing, so nothing is known of such a model."""
-    assert "(they differ by nan of nan)" in refused(Model(Function(lambda x: x * float("nan"))))
+    assert "differ by nan of nan" in refused(Model(Function(lambda x: x * float("nan"))))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -356,11 +360,22 @@ def test_a_model_that_fails_says_so_itself() -> None:
         check(Model(Function(lambda x: x / (1 // 0))))
 
 
-# --- what it does not find ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activations_computed_a_second_time_are_refused(reentrant: bool) -> None:
+    """The backward pass of a model that saves memory by itself would draw other masks than its forward pass."""
+    forget = Function(lambda x: checkpoint(functional.dropout, x, 0.3, use_reentrant=reentrant))
+    assert differ(refused(Model(forget)))
 
 
-def rarely(x: Tensor) -> Tensor:
-    return 0 * x if OWN_PYTHON.random() < 1e-6 else x
+def test_buffers_that_count_forward_passes_are_refused_and_put_back() -> None:
+    """Spectral normalisation improves its estimate in each pass, and batch normalisation its means."""
+    for pooled in (nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.BatchNorm1d(WIDTH)):
+        model = Model(pooled=pooled)
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        assert before
+        assert differ(refused(model))
+        assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+        assert all(p.grad is None for p in model.parameters())
 
 
 class MixUp(Tokens):
@@ -376,32 +391,55 @@ class Contrast(Tokens):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self.predict(model, batch)
-        return functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="sum"), torch.ones(
-            ()
-        )
+        loss_sum = functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="sum")
+        return loss_sum, torch.tensor(len(outputs))
+
+
+class Mean(Tokens):
+    """A mean instead of a sum."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss_sum, count = super().loss(model, batch)
+        return loss_sum / count, count
+
+
+def test_losses_are_looked_at_too() -> None:
+    """A loss that draws, one that compares samples, and one that is no sum are refused around any model."""
+    assert refused(Model(), tokens=MixUp()) == "rand draws random numbers that depend on what was drawn before"
+    assert differ(refused(Model(), tokens=Contrast()))
+    assert differ(refused(Model(), tokens=Mean()))
+
+
+def test_rows_without_a_label_are_not_asked() -> None:
+    """Of rows without a target nothing would come out: those with one are looked at, padding among them included."""
+    unmasked = Model(Function(lambda x: x.mean(1, keepdim=True).expand_as(x)))
+    rows, label_counts = [[1], [2, 3], [4, 5, 6, 7], [1] * 9], [0, 1, 2, 0]
+
+    class Looked(Rows):
+        def __getitem__(self, ids: Sequence[int]) -> dict[str, Any]:
+            assert set(ids) <= {1, 2}
+            return super().__getitem__(ids)
+
+    with pytest.raises(UserError, match="padding that is not hidden"):
+        check_model(Tokens(), SimpleNamespace(train=Looked(rows, label_counts)), unmasked, CPU)  # type: ignore[arg-type]
+
+
+# --- what it does not find ------------------------------------------------------------------------------------
+
+
+def rarely(x: Tensor) -> Tensor:
+    return 0 * x if OWN_PYTHON.random() < 1e-6 else x
 
 
 @pytest.mark.parametrize(
     ("model", "tokens"),
     [
-        pytest.param(
-            lambda: Model(Function(lambda x: checkpoint(functional.dropout, x, 0.3, use_reentrant=False))),
-            Tokens(),
-            id="recomputed activations",  # the backward pass draws other masks, from the worker's generator
-        ),
-        pytest.param(
-            lambda: Model(pooled=nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))),
-            Tokens(),
-            id="buffers that count forward passes",  # changed by the probe too
-        ),
-        pytest.param(Model, MixUp(), id="a loss that draws"),
-        pytest.param(Model, Contrast(), id="a loss that compares samples"),
         pytest.param(Model, Tokens(lambda tokens: random.random()), id="augmentation that did not show"),
         pytest.param(lambda: Model(Function(rarely)), Tokens(), id="rare draws from a generator of its own"),
-        pytest.param(lambda: Model(pooled=Function(lambda x: x - 1e-4 * x.mean(0))), Tokens(), id="a small influence"),
+        pytest.param(lambda: Model(pooled=Function(lambda x: x - 1e-5 * x.mean(0))), Tokens(), id="a small influence"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="not seen by four forward passes without their losses and gradients")
+@pytest.mark.xfail(strict=True, reason="not seen in four passes, or below the tolerance")
 def test_not_exact_and_not_yet_refused(model: Callable[[], nn.Module], tokens: Tokens) -> None:
     """Each of these trains otherwise when it is split otherwise."""
     refused(model(), tokens=tokens)
