@@ -27,6 +27,7 @@ from runner.launch import launch
 from runner.placement import available_cores
 from runner.plan_tables import certificate_table, plain_table
 from runner.schema import Tracking
+from runner.verify.compare import Finding
 from runner.verify.lockstep import run_launched, steps_compared
 from runner.worker import Job
 from runner.world import is_external
@@ -61,8 +62,8 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     options = _parser().parse_intermixed_args(list(arguments))
     if options.steps < 1:
         raise UserError(f"--steps={options.steps} cannot be: it must be at least 1 optimizer step")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json={options.json} cannot be written: there is no folder {options.json.parent}")
+    if options.json is not None:
+        _check_writable(options.json)
     if is_external():
         raise UserError("runner.verify starts workers for both setups itself: call it without torchrun")
     dirs = [options.config_dir] if options.config_dir else []
@@ -79,6 +80,10 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     console.print()
     started_at = time.time()
     result = _replay(a, b, steps, console)
+    ends = a.plan.optimizer_steps, b.plan.optimizer_steps
+    if result["finding"] is None and ends[0] != ends[1] and options.steps > min(ends):
+        sentence = f"a trains for {ends[0]:,} optimizer steps in all and b for {ends[1]:,}"
+        result["finding"] = dataclasses.asdict(Finding(min(ends), "length", sentence))
     console.print(_report(result, time.time() - started_at))
     if options.json is not None:
         content = {"common": options.common, "a": options.a, "b": options.b, "certificate": certificate.as_json()}
@@ -86,9 +91,19 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     return EXIT_DIFFERENT if result["finding"] else EXIT_SAME
 
 
+def _check_writable(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--json={path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UserError(f"--json={path} cannot be written: it is a folder")
+
+
 def _experiment(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> Experiment:
     try:
-        return prepare(settings(compose(overrides, config_dirs)))
+        cfg = compose(overrides, config_dirs)
+        if cfg.hydra.sweeper.params:
+            raise UserError("hydra.sweeper.params is set (by sweep=…?), and here each setup is one: leave it out")
+        return prepare(settings(cfg))
     except UserError as error:
         raise UserError(f"setup {name}: {error}") from error
 
@@ -150,14 +165,20 @@ class _Status:
 
 def _report(result: dict[str, Any], seconds: float) -> RenderableType:
     table = plain_table("Replay: the largest differences")
-    for name in ("what", "as a share", "tolerance", "absolute", "step", "tensor"):
+    for name in ("what", "as a share", "tolerance", "absolute", "step", "compared", "tensor"):
         table.add_column(name, justify="left" if name in ("what", "tensor") else "right", overflow="fold")
     for one in result["largest"]:
-        cells = f"{one['share']:.2g}", f"{one['tolerance']:.0e}", f"{one['largest']:.2g}", str(one["step"])
-        table.add_row(one["what"], *cells, one["tensor"])
+        cells = (
+            f"{float(one['share']):.2g}",
+            f"{one['tolerance']:.0e}",
+            f"{float(one['largest']):.2g}",
+            str(one["step"]),
+        )
+        times = f"{result['compared'][one['what']]} times"
+        table.add_row(one["what"], *cells, times, one["tensor"])
     parts: list[RenderableType] = [table] if result["largest"] else []
     if result["without_gradient"]:
-        largest = max(result["without_gradient"].values())
+        largest = max(map(float, result["without_gradient"].values()))
         names = ", ".join(result["without_gradient"])
         text = f"Set apart, having no gradient beyond rounding (weights differ by up to {largest:.2g}): {names}."
         parts.append(Text(text, style="dim"))
@@ -165,6 +186,8 @@ def _report(result: dict[str, Any], seconds: float) -> RenderableType:
     if finding is None:
         verdict = f"no difference beyond rounding in {result['steps']} optimizer steps"
         parts.append(Text.assemble(("the same: ", "bold green"), verdict, f" ({seconds:.0f} s)"))
+        if not result["compared"]["gradient"]:
+            parts.append("Gradients were not compared: workers that step alone share none with the other setup.")
     else:
         where = "before the first step" if finding["step"] == 0 else f"at optimizer step {finding['step']}"
         parts.append(Text.assemble(("different: ", "bold red"), f"{finding['what']}, {where}: {finding['sentence']}"))

@@ -143,7 +143,8 @@ def judge(a: Frame, b: Frame, comparison: Comparison) -> Finding | None:
     if isinstance(a, Snapshot) and isinstance(b, Snapshot):
         return comparison.add(a, b)
     said = [frame for frame in (a, b) if isinstance(frame, Finding)]
+    # Both were asked for as many steps: one without more and without a finding stands beside one that is done as well.
+    assert said or (a is None and b is None), (a, b)
     if len(said) == 2:
         return Finding(said[0].step, "ledger", f"{said[0].sentence}; {said[1].sentence}")
-    # Both were asked for as many steps, so one without more and no finding has another that is done as well.
     return said[0] if said else None

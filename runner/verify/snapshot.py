@@ -17,34 +17,37 @@ from torch import Tensor
 
 from runner.loop import Loop
 
-#: By name, in the model's order; fp32 or fp64, on the CPU.
+#: By name, in the model's order; on the CPU.
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A setup after optimizer step `step` (counted from 1; 0 is the start, which has weights only).
+    """A setup after optimizer step `step` (counted from 1), or its weights alone at the start (0) and at the end.
 
-    `samples`: the ids that entered the step, over all workers, sorted. `loss`: mean over the global batch. `gradients`:
-    as they enter the update, clipped and averaged over workers; empty where workers step alone (k > 1). `weights`:
-    empty where workers are not synchronised. `apart`: a worker and a weight of it that rank 0 has not the same bits of.
+    `samples`: the ids that entered the step, over all workers, sorted. `lr`, `loss` (mean over the global batch): None
+    at the start and at the end. `skipped`: by the fp16 scaler. `gradients`: rank 0's, as they enter the update, after
+    clipping; `gradients_of`: what they are the gradient of, and so what they can be compared with. `weights`: rank 0's;
+    empty where workers are not synchronised. `replicas`: a worker and a weight that rank 0 has not the same bits of.
     """
 
     step: int
     samples: np.ndarray
-    lr: float
-    loss: float
+    lr: float | None
+    loss: float | None
+    skipped: bool
     gradients: Tensors
+    gradients_of: str
     weights: Tensors
-    apart: str | None
+    replicas: str | None
 
     def save(self, path: Path) -> None:
-        facts = {"step": self.step, "lr": self.lr, "loss": self.loss, "apart": self.apart}
         tensors = {
             "samples": torch.from_numpy(self.samples),
             **{f"gradient {name}": tensor for name, tensor in self.gradients.items()},
             **{f"weight {name}": tensor for name, tensor in self.weights.items()},
         }
+        facts = {name: getattr(self, name) for name in ("step", "lr", "loss", "skipped", "gradients_of", "replicas")}
         save_file(tensors, path, metadata={"facts": json.dumps(facts), "order": json.dumps(list(tensors))})
 
     @staticmethod
@@ -62,22 +65,21 @@ class Snapshot:
 
 
 def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -> Iterator[Snapshot]:
-    """The start, and each of the first `steps` optimizer steps, of a loop that writes its metrics to `log`.
+    """The start, each of the first `steps` optimizer steps, and the end, of a loop that writes its metrics to `log`.
 
     Every worker has to iterate; only rank 0's snapshots are whole. Raises LedgerError, on all workers alike.
     """
     gradients: Tensors = {}
-    synchronous = loop.plan.k == 1 or loop.backend.world_size == 1
 
     def keep_gradients(*_: Any) -> None:
         for name, parameter in loop.model.named_parameters():
             if parameter.grad is not None:
                 gradients[name] = _copy(parameter.grad)
 
-    if synchronous and loop.backend.rank == 0:
+    if loop.backend.rank == 0:
         loop.optimizer.register_step_pre_hook(keep_gradients)
-    yield Snapshot(0, np.zeros(0, dtype=np.int64), 0.0, 0.0, {}, _weights(loop), _apart(loop))
-    for step in range(1, min(steps, loop.plan.optimizer_steps) + 1):
+    yield _weights_only(loop, 0)
+    for step in range(1, steps + 1):
         gradients.clear()
         loop.train(until=step)
         loop.flush()
@@ -87,35 +89,54 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
         yield Snapshot(
             step=step,
             samples=np.sort(samples.numpy()),
-            lr=metrics.get("train/lr", 0.0),
-            loss=metrics.get("train/loss", 0.0),
+            lr=metrics["train/lr"] if loop.backend.rank == 0 else None,
+            loss=metrics["train/loss"] if loop.backend.rank == 0 else None,
+            skipped=loop.last_skipped,
             gradients=dict(gradients),
+            gradients_of=_gradients_of(loop),
             weights=_weights(loop) if loop.synchronised else {},
-            apart=_apart(loop) if loop.synchronised else None,
+            replicas=_replicas(loop) if loop.synchronised else None,
         )
     loop.close_ledger()
+    loop.policy.finish()  # with k > 1 the last steps may not have been brought together yet
+    yield _weights_only(loop, steps)
+
+
+def _weights_only(loop: Loop, step: int) -> Snapshot:
+    nothing = np.zeros(0, dtype=np.int64)
+    return Snapshot(step, nothing, None, None, False, {}, "", _weights(loop), _replicas(loop))
+
+
+def _gradients_of(loop: Loop) -> str:
+    """Workers that step alone have gradients of their own share."""
+    n, k = loop.backend.world_size, loop.plan.k
+    return "the global batch" if n == 1 or k == 1 else f"worker 0 of {n}, k = {k}"
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _all_weights(loop: Loop) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, and the floating-point statistics that belong to a model as much as they do."""
+    """Parameters, and the buffers that belong to a model as much as they do."""
     yield from loop.model.named_parameters()
-    yield from ((name, buffer) for name, buffer in loop.model.named_buffers() if buffer.is_floating_point())
+    yield from loop.model.named_buffers()
 
 
 def _weights(loop: Loop) -> Tensors:
     return {name: _copy(tensor) for name, tensor in _all_weights(loop)} if loop.backend.rank == 0 else {}
 
 
-def _apart(loop: Loop) -> str | None:
-    """Compare all workers' weights bit by bit, through a hash of each. A collective."""
+def _replicas(loop: Loop) -> str | None:
+    """Compare all workers' parameters bit by bit, through a hash of each. A collective.
+
+    Buffers are left out: running statistics are each worker's own until they are averaged or saved.
+    """
     if loop.backend.world_size == 1:
         return None
-    names = [name for name, _ in _all_weights(loop)]
-    hashes = [hashlib.sha256(_copy(tensor).contiguous().numpy().tobytes()).digest() for _, tensor in _all_weights(loop)]
+    names = [name for name, _ in loop.model.named_parameters()]
+    hashes = [hashlib.sha256(_bytes(parameter)).digest() for parameter in loop.model.parameters()]
     mine = torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.uint8).view(len(names), -1)
     of_rank = loop.backend.gather_rows(mine)
     for rank, theirs in enumerate(of_rank):
@@ -124,3 +145,7 @@ def _apart(loop: Loop) -> str | None:
             more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
             return f"worker {rank} has other bits in {names[different[0]]}{more} than worker 0"
     return None
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return _copy(tensor).view(-1).view(torch.uint8).numpy().tobytes()

@@ -403,8 +403,17 @@ class Mean(Tokens):
         return loss_sum / count, count
 
 
+class Offset(Tokens):
+    """A sum with something added once for each micro-batch, which no gradient shows."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss_sum, count = super().loss(model, batch)
+        return loss_sum + 1, count
+
+
 def test_losses_are_looked_at_too() -> None:
     """A loss that draws, one that compares samples, and one that is no sum are refused around any model."""
+    assert refused(Model(), tokens=Offset()).startswith("the loss of samples taken together and one by one differ")
     assert refused(Model(), tokens=MixUp()) == "rand draws random numbers that depend on what was drawn before"
     assert differ(refused(Model(), tokens=Contrast()))
     assert differ(refused(Model(), tokens=Mean()))

@@ -26,9 +26,11 @@ def snapshot(step: int = 1, **changes: Any) -> Snapshot:
         samples=np.arange(4),
         lr=0.1,
         loss=0.7,
+        skipped=False,
         gradients={"layer": 0.01 * W, "bias": 0.01 * W[0]},
+        gradients_of="the global batch",
         weights={"layer": W, "bias": W[0]},
-        apart=None,
+        replicas=None,
     )
     return dataclasses.replace(base, **changes)
 
@@ -56,7 +58,7 @@ def with_gradient(name: str, tensor: torch.Tensor) -> Snapshot:
         (with_weight("bias", W[0, :2]), "weight", "the models differ: bias has the shape [4] in a and [2] in b"),
         (with_weight("other", W), "weight", "only one of them has a weight named other"),
         (
-            snapshot(apart="worker 1 has other bits in layer than worker 0"),
+            snapshot(replicas="worker 1 has other bits in layer than worker 0"),
             "replicas",
             "the workers of b are not equal",
         ),
@@ -109,7 +111,7 @@ def test_weights_without_a_gradient_are_set_apart() -> None:
     )
     comparison = Comparison.of(PrecisionName.fp32)
     assert comparison.add(a, b) is None
-    assert comparison.apart == pytest.approx({"bias": 1e-3, "fused": 2e-3})
+    assert comparison.set_aside == pytest.approx({"bias": 1e-3, "fused": 2e-3})
     # What has had a gradient once is judged from then on.
     later = dataclasses.replace(a, step=2, gradients={"layer": 0.01 * W, "bias": W[0], "fused": half})
     moved_later = dataclasses.replace(b, step=2, gradients=later.gradients)
@@ -131,8 +133,41 @@ def test_weights_that_never_had_a_gradient_are_judged() -> None:
 def test_what_one_side_has_not_is_not_compared() -> None:
     """Workers that step alone have no common gradient, and no weights between synchronisations."""
     comparison = Comparison.of(PrecisionName.fp64)
-    assert comparison.add(snapshot(), snapshot(gradients={}, weights={})) is None
+    alone = snapshot(gradients_of="worker 0 of 2, k = 4", gradients={"layer": W, "bias": W[0]}, weights={})
+    assert comparison.add(snapshot(), alone) is None
     assert comparison.largest.keys() == {"loss"}
+    assert comparison.compared == {"loss": 1, "gradient": 0, "weight": 0}
+    both_alone = dataclasses.replace(alone, gradients=snapshot().gradients)
+    finding = Comparison.of(PrecisionName.fp64).add(alone, both_alone)
+    assert finding is not None
+    assert finding.what == "gradient"
+
+
+def test_steps_that_the_scaler_skipped() -> None:
+    """A step that only one side skipped is a difference; gradients that both threw away are none."""
+    infinite = snapshot(skipped=True, gradients={"layer": math.inf * W, "bias": math.inf * W[0]})
+    comparison = Comparison.of(PrecisionName.fp16)
+    assert comparison.add(infinite, infinite) is None
+    finding = comparison.add(snapshot(), infinite)
+    assert finding is not None
+    assert finding.sentence == "the loss scaler skipped the step in b only"
+
+
+def test_what_has_shrunk_is_judged_by_what_it_was() -> None:
+    """A loss or gradient that passes through zero keeps the rounding of the terms it is the sum of."""
+    comparison = Comparison.of(PrecisionName.fp32)
+    assert comparison.add(snapshot(), snapshot()) is None
+    tiny = {"layer": 1e-9 * W, "bias": 1e-9 * W[0]}
+    b = snapshot(step=2, loss=-1e-7, gradients={name: -tensor for name, tensor in tiny.items()})
+    assert comparison.add(snapshot(step=2, loss=1e-7, gradients=tiny), b) is None
+
+
+def test_what_is_not_a_number_in_both_is_found() -> None:
+    """Two setups that both diverge are not the same to the last digit: nothing is known of them."""
+    b = snapshot(loss=math.nan)
+    finding = Comparison.of(PrecisionName.fp32).add(b, b)
+    assert finding is not None
+    assert finding.what == "loss"
 
 
 def test_judge() -> None:
@@ -151,10 +186,10 @@ def test_judge() -> None:
 def test_a_snapshot_survives_the_way_through_a_file(tmp_path: Path) -> None:
     """Names, order, values, bits: all as before."""
     weights = {"b": W.float(), "a": W[0].clone()}
-    before = snapshot(step=3, loss=1 / 3, weights=weights, apart="worker 1 …")
+    before = snapshot(step=3, loss=1 / 3, weights=weights, replicas="worker 1 …")
     before.save(tmp_path / "frame")
     after = Snapshot.load(tmp_path / "frame")
-    assert (after.step, after.lr, after.loss, after.apart) == (3, 0.1, 1 / 3, "worker 1 …")
+    assert (after.step, after.lr, after.loss, after.replicas) == (3, 0.1, 1 / 3, "worker 1 …")
     assert np.array_equal(after.samples, before.samples)
     assert list(after.weights) == ["b", "a"]
     assert list(after.gradients) == ["layer", "bias"]

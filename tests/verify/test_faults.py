@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from runner.choices import PrecisionName
 from runner.verify.compare import Comparison, Finding
@@ -92,10 +93,13 @@ def test_nothing_is_found_without_a_fault(
     overrides = [*EXACT, f"precision={precision}", f"accumulation.steps={accumulation}"]
     b = pool.run(workers, replay, overrides, STEPS)[0]
     assert first_finding(a, b, precision) is None
-    assert len(a) == len(b) == STEPS + 2  # the start, the steps, and the end
+    assert len(a) == len(b) == STEPS + 3  # the start, the steps, the weights at the end, and nothing more
     assert a[-1] is b[-1] is None
-    last = b[-2]
+    last = b[-3]
     assert isinstance(last, Snapshot)
     assert last.step == STEPS
     assert last.gradients.keys() <= last.weights.keys()
+    final = b[-2]
+    assert isinstance(final, Snapshot)
+    assert all(torch.equal(final.weights[name], tensor) for name, tensor in last.weights.items())
     assert len(last.gradients) > 10
