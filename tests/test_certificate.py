@@ -492,7 +492,11 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("device=cpu compile=true gradient_checkpointing=true", COMPARABLE, "compile gradient_checkpointing"),
         ("device=cpu4 recipe.model.dropout=0", EQUIVALENT, "world_size"),  # attention dropout is 0 as it is
         ("device=cpu4 recipe.model.attention_dropout=0.1 recipe.model.dropout=0", COMPARABLE, "world_size dropout"),
-        ("device=cpu2 recipe=linear", EQUIVALENT, ""),
+        (
+            "device=cpu2 recipe=linear batch=fixed_global batch.micro_batch=null batch.global_batch=8",
+            EQUIVALENT,
+            "world_size",
+        ),
         ("device=cpu batch=per_device", EQUIVALENT, ""),
         ("device=cpu4 batch=per_device", COMPARABLE, "world_size dropout global_batch data_order learning_rate"),
         (
