@@ -44,3 +44,12 @@ class RefusingRecipe(SequenceClassification):
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         raise UserError("recipe.model=x cannot be: refused on purpose")
+
+
+@dataclass(frozen=True)
+class MiscountingRecipe(SequenceClassification):
+    """Counts one loss term too many in every micro-batch."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss_sum, count = super().loss(model, batch)
+        return loss_sum, count + 1

@@ -165,17 +165,14 @@ class _Status:
 
 def _report(result: dict[str, Any], seconds: float) -> RenderableType:
     table = plain_table("Replay: the largest differences")
-    for name in ("what", "as a share", "tolerance", "absolute", "step", "compared", "tensor"):
+    for name in ("what", "share", "tolerance", "absolute", "at step", "tensor"):
         table.add_column(name, justify="left" if name in ("what", "tensor") else "right", overflow="fold")
     for one in result["largest"]:
-        cells = (
-            f"{float(one['share']):.2g}",
-            f"{one['tolerance']:.0e}",
-            f"{float(one['largest']):.2g}",
-            str(one["step"]),
-        )
-        times = f"{result['compared'][one['what']]} times"
-        table.add_row(one["what"], *cells, times, one["tensor"])
+        share, largest = float(one["share"]), float(one["largest"])
+        numbers = f"{share:.2g}", f"{one['tolerance']:.0e}", f"{largest:.2g}", str(one["step"])
+        table.add_row(one["what"], *numbers, one["tensor"])
+    compared = ", ".join(f"{what} {times}" for what, times in result["compared"].items())
+    table.caption, table.caption_justify = f"Compared how often: {compared}.", "left"
     parts: list[RenderableType] = [table] if result["largest"] else []
     if result["without_gradient"]:
         largest = max(map(float, result["without_gradient"].values()))

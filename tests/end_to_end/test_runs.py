@@ -245,6 +245,33 @@ def test_an_unsound_ledger_fails_the_run(here: Path, capsys: pytest.CaptureFixtu
     assert read(folder, "ledger.json")["duplicated"] > 0
 
 
+@pytest.mark.parametrize(("mode", "code"), [("fail", cli.EXIT_FAILED), ("warn", 0)])
+def test_a_recipe_that_miscounts_is_in_the_ledger(here: Path, mode: str, code: int) -> None:
+    """Losses divided by another count than the recipe's: the ledger has it, and the certificate is taken back."""
+    wrong = ["recipe._target_=tests.broken_recipe.MiscountingRecipe", "trusted_packages=[tests]", f"ledger={mode}"]
+    assert run(*wrong, "tracking=none") == code
+    folder = only_folder(here)
+    ledger = read(folder, "ledger.json")
+    assert ledger["sound"] is False
+    assert ledger["failures"][0] == "optimizer step 1: the recipe counted 25 loss terms where 24 were planned"
+    assert ledger["missing"] == ledger["duplicated"] == 0
+    assert read(folder, "certificate.json")["level"] == read(folder, "summary.json")["certificate"] == "not comparable"
+
+
+def test_a_run_that_stops_early_is_certified_anew(here: Path) -> None:
+    """Patience ran out: the certificate has the samples that were really seen."""
+    early = ["evaluation.every_steps=1", "evaluation.patience=1", "optimizer.lr=1e-12", "device=cpu"]
+    assert run(*early) == 0
+    folder = only_folder(here)
+    seen = read(folder, "summary.json")["samples_seen"]
+    assert seen < 200
+    certificate = read(folder, "certificate.json")
+    different = {item["name"]: item for item in certificate["different"]}
+    assert (different["samples_seen"]["value"], different["samples_seen"]["baseline"]) == (seen, 200)
+    assert certificate["level"] == read(folder, "summary.json")["certificate"] == "not comparable"
+    assert runs(here)[0].data.tags["certificate"] == "not comparable"
+
+
 def test_a_sweep_goes_on_after_a_bad_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three jobs the second cannot be divided: the others finish, it is named, and the exit code says it."""
     assert run("-m", "device.workers=1,5,2", "device=cpu", "max_steps=2") == cli.EXIT_USER_ERROR

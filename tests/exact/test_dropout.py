@@ -350,6 +350,29 @@ def test_a_row_that_attends_to_nothing(kind: str, dtype: torch.dtype) -> None:
         assert (a - b).abs().max() <= 32 * torch.finfo(dtype).eps * b.abs().max()
 
 
+def test_a_row_that_is_lowered_throughout_is_not_hidden() -> None:
+    """A float mask of the lowest number, not minus infinity, over a whole row leaves all positions alike."""
+    qkv, _ = inputs("4-D", "none", torch.float32)
+    mask = torch.zeros(BATCH, 1, QUERIES, POSITIONS)
+    mask[1, :, 2] = torch.finfo(torch.float32).min
+    expected = functional.scaled_dot_product_attention(*qkv, mask)
+    with ExactDropout(KEYS):
+        found = functional.scaled_dot_product_attention(*qkv, mask, HARDLY)
+    assert (expected[1, :, 2] != 0).all()
+    assert (found - expected).abs().max() < 1e-5
+
+
+def test_a_float_mask_does_not_change_the_type() -> None:
+    """bf16 states with an fp32 mask come out as bf16, as from torch's attention."""
+    qkv, _ = inputs("4-D", "none", torch.bfloat16)
+    mask = attention_mask("float", SHAPES["4-D"][0]).float()
+    expected = functional.scaled_dot_product_attention(*qkv, mask)
+    with ExactDropout(KEYS):
+        found = functional.scaled_dot_product_attention(*qkv, mask, HARDLY)
+    assert found.dtype is expected.dtype is torch.bfloat16
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+
+
 def test_a_mask_beside_is_causal_is_refused_as_by_torch() -> None:
     """With dropout torch does not take both, and neither is passed over here."""
     qkv, mask = inputs("4-D", "bool")
