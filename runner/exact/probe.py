@@ -26,7 +26,7 @@ def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: to
     """
     ids = _three_rows(prepared)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.train()
     try:
         loss = sum(_backward(recipe, prepared, model, ids[i : i + 1], device, 1.0) for i in range(len(ids)))
@@ -37,14 +37,16 @@ def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: to
         _compare("loss", abs(difference), abs(loss))
     finally:
         model.zero_grad(set_to_none=True)
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
 
 
 def _three_rows(prepared: Prepared) -> np.ndarray:
     """Rows that carry a loss, of different lengths, so that padding is at work."""
-    with_loss = np.flatnonzero(label_counts(prepared.train))
+    counts = label_counts(prepared.train)
+    with_loss = np.flatnonzero(counts) if counts.any() else np.arange(len(counts))
     lengths = np.asarray(prepared.train.column("length"))[with_loss]
     by_length = with_loss[np.argsort(lengths, kind="stable")]
     return np.unique(by_length[[0, len(by_length) // 2, -1]])
@@ -58,9 +60,9 @@ def _backward(
     Every row is taken twice, since of a single one batch normalisation makes an error of its own.
     """
     rows = np.concatenate([ids, ids])
+    before = _generators()
     batch = recipe.collate(prepared.train[rows.tolist()], prepared)
     on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-    before = _generators()
     with _Watched(sample_keys(0, 0, rows).to(device)):
         loss, _ = recipe.loss(model, on_device)
     if loss.requires_grad:
