@@ -28,7 +28,7 @@ from runner.placement import available_cores
 from runner.plan_tables import certificate_table, plain_table
 from runner.schema import Tracking
 from runner.verify.compare import Finding
-from runner.verify.lockstep import run_launched, steps_compared
+from runner.verify.lockstep import frames_compared, run_launched
 from runner.worker import Job
 from runner.world import is_external
 
@@ -158,9 +158,9 @@ class _Status:
 
     def _follow(self) -> None:
         while not self._done.wait(0.25):
-            step = steps_compared(self._folder)
-            if step is not None:
-                self._status.update(f"optimizer step {step} of {self._steps} in lockstep")
+            frames = frames_compared(self._folder)
+            if frames is not None:  # the weights at the start and at the end are frames as well
+                self._status.update(f"optimizer step {min(frames, self._steps)} of {self._steps} in lockstep")
 
 
 def _report(result: dict[str, Any], seconds: float) -> RenderableType:

@@ -130,8 +130,8 @@ class Lead:
         }
 
 
-def steps_compared(folder: Path) -> int | None:
-    """How many optimizer steps have been compared so far, as seen from outside; None before the first frame."""
+def frames_compared(folder: Path) -> int | None:
+    """The number of the frame that was compared last, as seen from outside; None before the first."""
     try:
         return int((folder / _PROGRESS).read_text())
     except (FileNotFoundError, ValueError):  # not there yet, or being written
