@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from runner.errors import UserError
+from runner.paths import config_dirs
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -124,7 +125,6 @@ class HydraOptions:
             self.ordered.remove(override)
         self.ordered += self.overrides
         self.multirun: bool = parsed.multirun
-        self.config_dirs: list[str] = [parsed.config_dir] if parsed.config_dir else []
         #: Help, completion and printing of the configuration: nothing is run.
         self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
         if parsed.experimental_rerun:
@@ -136,9 +136,7 @@ class HydraOptions:
                 "--config-path and --config-name would replace the runner's own configuration: use --config-dir=FOLDER "
                 "to add choices of your own"
             )
-        for folder in self.config_dirs:
-            if not Path(folder).is_dir():
-                raise UserError(f"--config-dir={folder} is not a folder: check the path")
+        self.config_dirs = config_dirs(parsed.config_dir)
 
 
 def _refuse_option(message: str) -> None:

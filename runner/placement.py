@@ -28,12 +28,17 @@ class Placement:
     @property
     def threads_per_worker(self) -> int:
         """CPU threads for one of the workers of this machine."""
-        return max(1, available_cores() // self.local_workers)
+        return threads_per_worker(self.local_workers)
 
 
 def available_cores() -> int:
     """The cores that this process may use, which in a container are fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_worker(local_workers: int) -> int:
+    """CPU threads for one of so many workers on this machine."""
+    return max(1, available_cores() // local_workers)
 
 
 def place(device: Device, world_size: int | None) -> Placement:

@@ -24,7 +24,8 @@ from runner.compose import compose, settings
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.launch import launch
-from runner.placement import available_cores
+from runner.paths import config_dirs
+from runner.placement import threads_per_worker
 from runner.plan_tables import certificate_table, plain_table
 from runner.schema import Tracking
 from runner.verify.compare import Finding
@@ -66,9 +67,7 @@ def verify(arguments: Sequence[str], console: Console) -> int:
         _check_writable(options.json)
     if is_external():
         raise UserError("runner.verify starts workers for both setups itself: call it without torchrun")
-    dirs = [options.config_dir] if options.config_dir else []
-    if dirs and not Path(dirs[0]).is_dir():
-        raise UserError(f"--config-dir={dirs[0]} is not a folder: check the path")
+    dirs = config_dirs(options.config_dir)
     a, b = (_experiment(name, [*options.common, *_split(name, getattr(options, name))], dirs) for name in ("a", "b"))
     certificate = certify(b.setup, a.setup)
     steps = min(options.steps, a.plan.optimizer_steps, b.plan.optimizer_steps)
@@ -132,10 +131,8 @@ def _job(experiment: Experiment, folder: Path, workers: int) -> Job:
         # Evaluating changes no weight, and takes time.
         evaluation=dataclasses.replace(experiment.config.evaluation, every_steps=sys.maxsize, patience=None),
     )
-    threads = max(1, available_cores() // workers)
-    return Job(
-        config, experiment.plan, experiment.facts, folder, experiment.placement.device_type, threads, time.time()
-    )
+    device_type, threads = experiment.placement.device_type, threads_per_worker(workers)
+    return Job(config, experiment.plan, experiment.facts, folder, device_type, threads, time.time())
 
 
 class _Status:

@@ -88,6 +88,7 @@ class Comparison:
     set_aside: dict[str, float] = field(default_factory=dict)
     _sizes: dict[str, float] = field(default_factory=dict)  # the largest size so far of what differences are shares of
     _peaks: Tensors = field(default_factory=dict)  # the largest gradient that each element has had
+    _peak: float = 0.0  # the largest of them all
 
     @staticmethod
     def of(*precisions: PrecisionName) -> Comparison:
@@ -140,6 +141,7 @@ class Comparison:
             for name, gradient in side.items():
                 size = gradient.abs()
                 self._peaks[name] = torch.maximum(size, self._peaks[name]) if name in self._peaks else size
+                self._peak = max(self._peak, _largest(size))
         if a.gradients_of != b.gradients_of:
             return None
         return self._tensors("gradient", a.step, a.gradients, b.gradients)
@@ -180,9 +182,8 @@ class Comparison:
         """Which elements of a tensor have had a gradient, and never one beyond rounding."""
         if name not in self._peaks:
             return None
-        floor = self.noise * max(map(_largest, self._peaks.values()))
         peak = self._peaks[name]
-        return (peak > 0) & (peak <= floor)
+        return (peak > 0) & (peak <= self.noise * self._peak)
 
     def _size(self, what: str, now: float) -> float:
         """The largest size so far: what has shrunk to almost nothing keeps the rounding of what it is a sum of."""
