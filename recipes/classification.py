@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 
 from runner.data.cache import Cache
+from runner.data.padding import padded
 from runner.data.table import Table, write_table
 from runner.errors import UserError, did_you_mean
 from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -194,10 +194,9 @@ class SequenceClassification:
         of = prepared.properties
         return self.model.build(of["classes"], of["vocabulary"], of["pad_id"])
 
-    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared) -> Batch:
-        ids = [torch.from_numpy(row.astype("int64")) for row in rows["input_ids"]]
-        lengths = torch.tensor([len(row) for row in ids])
-        input_ids = pad_sequence(ids, batch_first=True, padding_value=prepared.properties["pad_id"])
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
+        lengths = torch.tensor([len(row) for row in rows["input_ids"]])
+        input_ids = padded(rows["input_ids"], prepared.properties["pad_id"], length)
         return {
             "input_ids": input_ids,
             # From the lengths: a model's pad token may also be a token of the text (GPT-2's end of text is).

@@ -73,7 +73,7 @@ class LinearLayer:
         nn.init.ones_(model.weight)
         return model
 
-    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared) -> Batch:
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         inputs = torch.stack([torch.from_numpy(row.astype("int64")) for row in rows["inputs"]])
         # There is no target; a label of 0 says that a row counts, as against one of a filler batch.
         return {"inputs": inputs.float() / _SCALE, "labels": torch.zeros(len(inputs), dtype=torch.int64)}

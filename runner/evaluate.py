@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.data.loader import batches
+from runner.data.layout import layout
+from runner.data.loader import FILLER, batches
 from runner.data.order import deal
 from runner.precision import Precision
 from runner.recipe import Prepared, Recipe
@@ -21,6 +24,7 @@ def evaluate(
     backend: Backend,
     precision: Precision,
     micro_batch: int,
+    length_buckets: Sequence[int] | None,
 ) -> dict[str, float]:
     """The recipe's metrics over the evaluation part, the same on every worker. A collective.
 
@@ -28,27 +32,31 @@ def evaluate(
     order before a metric sees them, so the metric cannot depend on the dealing.
     """
     table = prepared.eval
-    by_length = np.argsort(np.asarray(table.column("length")), kind="stable")
+    lengths = np.asarray(table.column("length"))
+    by_length = np.argsort(lengths, kind="stable")
     mine = deal(by_length, backend.world_size, backend.rank)
-    micro_batches = [mine[i : i + micro_batch].tolist() for i in range(0, len(mine), micro_batch)]
+    micro_batch = min(micro_batch, -(-len(table) // backend.world_size))  # no worker has more
+    micro_batches = [mine[i : i + micro_batch] for i in range(0, len(mine), micro_batch)]
+    shapes = layout(lengths, micro_batch, length_buckets, backend.compiles)
 
     was_training = model.training
     model.eval()
-    parts = []
-    loader = batches(table, micro_batches, recipe, prepared, pin_memory=backend.device.type == "cuda")
-    for _, batch in loader:
-        on_device = {name: tensor.to(backend.device, non_blocking=True) for name, tensor in batch.items()}
-        with precision.autocast():
-            parts.append(recipe.predict(model, on_device).cpu().double())
+    on_device: list[tuple[np.ndarray, Tensor]] = []
+    for ids, batch in backend.feed(batches(table, micro_batches, recipe, prepared, shapes)):
+        with backend.forward_pass(), precision.autocast():
+            on_device.append((ids, recipe.predict(model, batch)))
+        backend.mark_step()
     model.train(was_training)
+    # Fetched only now, and cut only here: the host has not waited before, and the device has seen few shapes.
+    parts = [part.cpu().double()[ids != FILLER] for ids, part in on_device]
 
-    ids = torch.cat(backend.gather_rows(torch.from_numpy(mine)))
+    order = torch.cat(backend.gather_rows(torch.from_numpy(mine)))
     # A worker without a sample still has to say what shape a prediction has: it takes part with zero rows.
     shape = backend.share(list(parts[0].shape[1:]) if parts else None)
     own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)
     gathered = torch.cat(backend.gather_rows(own))
-    assert len(ids) == len(table), (len(ids), len(table))
+    assert len(order) == len(table), (len(order), len(table))
     predictions = torch.empty_like(gathered)
-    predictions[ids] = gathered
+    predictions[order] = gathered
     metrics: dict[str, float] = backend.share(recipe.metrics(predictions, table) if backend.rank == 0 else None)
     return metrics

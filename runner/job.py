@@ -203,11 +203,8 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
 
 def _announce(experiment: Experiment, console: Console, in_full: bool) -> None:
     """Say what will be run: with all tables, or in a line where many jobs follow each other."""
-    if experiment.placement.rehearsed:
-        console.print(
-            f"[bold yellow]Rehearsal:[/] {experiment.placement.label} is not here, so its {experiment.plan.world_size} "
-            "worker(s) run on this machine's CPU: the same plan and semantics, not its speed."
-        )
+    if banner := experiment.placement.banner():
+        console.print(banner)
     if in_full:
         console.print(plan_tables(experiment))
         console.print(certificate_table(experiment.certificate))
@@ -232,6 +229,7 @@ def _summary(
         "synchronisations",
         "comm_bytes",
         "comm_s",
+        "compilations",
         "train_loss",
         "stopped_early",
         "best",
@@ -243,6 +241,7 @@ def _summary(
         "wall_s": time.time() - started_at,
         **{name: result.get(name) for name in numbers},
         "eval": result.get("eval", {}),
+        "warnings": result.get("warnings", []),
         "certificate": experiment.certificate.level,
         "mlflow_run_id": mlflow_run_id,
     }
@@ -258,4 +257,12 @@ def _report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, co
         f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s",
         soft_wrap=True,
     )
+    if compiled := summary["compilations"]:
+        console.print(
+            f"  {compiled['count']} compilations in {compiled['seconds']:.1f} s, "
+            f"{compiled['from_cache']} more found in the cache",
+            soft_wrap=True,
+        )
+    for warning in summary["warnings"]:
+        console.print(f"  [bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     console.print(f"  in {escape(os.path.relpath(folder))}", soft_wrap=True)

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.utils._pytree import tree_map_only
 
 from runner.backends import Backend
 from runner.best import Best
 from runner.choices import LedgerMode
-from runner.data.loader import batches
-from runner.data.order import DataOrder, flatten
+from runner.compilation import CompilationWatch
+from runner.data.layout import layout
+from runner.data.loader import FILLER, batches
+from runner.data.order import DataOrder
 from runner.evaluate import evaluate
 from runner.exact import DropoutStreams
 from runner.ledger import Ledger, LedgerError
@@ -25,7 +28,7 @@ from runner.optim import LearningRate, build_optimizer
 from runner.plan import Plan
 from runner.plan.steps import Step
 from runner.precision import Precision
-from runner.recipe import Batch, Prepared, Recipe, filler, label_counts
+from runner.recipe import Batch, Prepared, Recipe, label_counts
 from runner.schema import Config
 from runner.seeds import random_state, restore_random_state
 from runner.sync import SyncPolicy
@@ -58,13 +61,15 @@ class Loop:
         self.config, self.plan, self.recipe, self.prepared = config, plan, recipe, prepared
         self.model, self.policy, self.backend, self.precision = model, policy, backend, precision
         self._dropout, self._log = dropout, log
-        self.optimizer = build_optimizer(config.optimizer, model, plan.lr)
+        self.optimizer = build_optimizer(config.optimizer, model, plan.lr, fused=not backend.compiles)
         self.scaler = precision.scaler()
         self.learning_rate = LearningRate(plan, config.schedule)
-        lengths = np.asarray(prepared.train.column("length")) if config.batch.length_sorted else None
-        self.order = DataOrder(plan, config.seed, backend.rank, lengths)
+        lengths = np.asarray(prepared.train.column("length"))
+        self.order = DataOrder(plan, config.seed, backend.rank, lengths if config.batch.length_sorted else None)
+        self._layout = layout(lengths, plan.micro_batch, config.device.length_buckets, backend.compiles)
         self.ledger = Ledger()
         self.meter = Meter(backend)
+        self.compilations = CompilationWatch(backend)
         self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
@@ -107,29 +112,25 @@ class Loop:
             self._close_epoch(self.order.epoch, self.order.t)
 
     def _epoch_work(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
-        """The current epoch from the current position on: each step with its planned ids, and its micro-batches."""
+        """The current epoch from the current position on: each step with its planned ids, and its micro-batches.
+
+        A step that has no sample left for this worker is one micro-batch of fillers.
+        """
         epoch = self.order.epoch
         steps = self.order.steps()[self.order.t :][:limit]
-        ids = [self.order.micro_batches(epoch, step) for step in steps]
-        no_rows = np.zeros(0, dtype=np.int64)
-        filler_id = int(np.argmin(self.prepared.train.column("length")))
-        loader = batches(
-            self.prepared.train,
-            list(flatten(ids, filler_id)),
-            self.recipe,
-            self.prepared,
-            pin_memory=self.backend.device.type == "cuda",
-        )
-        for step, own in zip(steps, ids, strict=True):
-            tensors = itertools.islice(loader, max(len(own), 1))
-            yield step, own, tensors if own else ((no_rows, filler(batch)) for _, batch in tensors)
+        shares = [self.order.micro_batches(epoch, step) or [np.zeros(0, dtype=np.int64)] for step in steps]
+        planned = itertools.chain.from_iterable(shares)
+        loader = batches(self.prepared.train, planned, self.recipe, self.prepared, self._layout)
+        on_device = self.backend.feed(loader)
+        for step, own in zip(steps, shares, strict=True):
+            yield step, own, itertools.islice(on_device, len(own))
 
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
-        """One optimizer step: this worker's share of one global batch."""
+        """One optimizer step: this worker's share of one global batch. The host never waits for the device in it."""
         epoch, policy = self.order.epoch, self.policy
         samples_seen = self.plan.samples_before(self.optimizer_step)
         lr = self.learning_rate.apply(self.optimizer, samples_seen)
-        share = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
+        share = np.concatenate(ids)
         local_count = int(self._counts[share].sum())
         global_count = int(self._counts[self.order.epoch_permutation(epoch)[step.start : step.stop]].sum())
         divisor = policy.loss_divisor(local_count, global_count)
@@ -138,20 +139,22 @@ class Loop:
         skipped = False
         trained: list[np.ndarray] = []
 
-        batches_left = max(len(ids), 1)
-        for rows, batch in micro_batches:
-            batches_left -= 1
-            trained.append(rows)
-            on_device = {name: tensor.to(self.backend.device, non_blocking=True) for name, tensor in batch.items()}
-            with policy.backward_pass(last=batches_left == 0):
-                with self.precision.autocast(), self._dropout(self.optimizer_step, rows, self.backend.device):
-                    loss_sum, count = self.recipe.loss(policy.forward_model, on_device)
+        for number, (rows, batch) in enumerate(micro_batches, start=1):
+            if number > 1:
+                self.backend.mark_step()
+            trained.append(rows[rows != FILLER])
+            with policy.backward_pass(last=number == len(ids)):
+                dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
+                with self.backend.forward_pass(), self.precision.autocast(), dropout:
+                    loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 self.scaler.scale(loss_sum / divisor).backward()
             step_loss += loss_sum.detach()
             step_count += count
         if policy.takes_part(local_count):
+            policy.before_optimizer_step()
             skipped = self._optimizer_step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.backend.mark_step()
 
         self.last_samples, self.last_skipped = np.concatenate(trained), skipped
         self.ledger.record(step.t, self.last_samples, skipped)
@@ -162,6 +165,7 @@ class Loop:
         seen = samples_seen + step.samples
         self.meter.add(self.optimizer_step, step_loss, step_count, global_count, lr, step.samples, seen)
         self.synchronised = synchronised
+        self.compilations.after_step(self.optimizer_step, batch)
 
     def _optimizer_step(self) -> bool:
         """Clip, step and move the loss scale; True if the fp16 scaler skipped the step."""
@@ -205,10 +209,15 @@ class Loop:
             )
         stats = self.policy.stats()
         speed = {"train/samples_per_s": self.meter.samples_per_s} if self.meter.samples_per_s else {}
-        self._log(records[-1].step, {**speed, "comm/bytes": stats.bytes, "comm/seconds": stats.seconds})
+        communication = {"comm/bytes": stats.bytes, "comm/seconds": stats.seconds}
+        compiled = self.compilations.total()
+        compiling = {"compile/count": compiled.count, "compile/seconds": compiled.seconds} if compiled else {}
+        known = {name: value for name, value in {**speed, **communication, **compiling}.items() if value is not None}
+        self._log(records[-1].step, known)
 
     def _evaluate(self) -> None:
         self.meter.pause()
+        random = self.backend.random_state()
         self.eval_metrics = evaluate(
             self.recipe,
             self.prepared,
@@ -216,7 +225,10 @@ class Loop:
             self.backend,
             self.precision,
             self.config.evaluation.micro_batch,
+            self.config.device.length_buckets,
         )
+        self.backend.restore_random_state(random)  # evaluating more or less often must not change training
+        self.compilations.after_evaluation()
         self._evaluation_due = False
         self._evaluated_at = self.optimizer_step
         self.best.update(self.optimizer_step, self.eval_metrics, self.model)
@@ -242,9 +254,9 @@ class Loop:
             raise LedgerError(f"{sentence} (ledger=warn goes on all the same)")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a worker needs to go on as if it had not stopped. A collective."""
+        """Everything that a worker needs to go on as if it had not stopped, on the CPU. A collective."""
         self.flush()
-        return {
+        state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -256,8 +268,11 @@ class Loop:
             "best": self.best.state_dict(),
             "optimizer_step": self.optimizer_step,
             "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
-            "random": random_state(self.backend.device),
+            "random": random_state(),
+            "device_random": self.backend.random_state(),
         }
+        on_cpu: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
+        return on_cpu
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in (
@@ -274,4 +289,5 @@ class Loop:
             getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
-        restore_random_state(state["random"], self.backend.device)
+        restore_random_state(state["random"])
+        self.backend.restore_random_state(state["device_random"])

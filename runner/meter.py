@@ -53,6 +53,7 @@ class Meter:
         self._pending: list[_Pending] = []
         self._stretch = 1
         self._mark: float | None = None
+        self._compile_seconds = 0.0
         self.loss_total = 0.0
         self.count_total = 0
         self.timed_samples = 0
@@ -94,12 +95,11 @@ class Meter:
         pending, self._pending = self._pending, []
         self._backend.synchronize()
         now = time.perf_counter()
-        elapsed = now - self._mark if self._mark is not None and self._backend.rank == 0 else 0.0
+        compiling = self._compiling_since_last()
+        elapsed = now - self._mark - compiling if self._mark is not None and self._backend.rank == 0 else 0.0
         self._mark = now
-        sums = torch.stack([p.loss_sum.double() for p in pending])
-        counts = torch.stack([p.counted.double() for p in pending])
-        clock = torch.tensor([elapsed], dtype=torch.float64, device=sums.device)
-        reduced = self._backend.all_reduce(torch.cat([sums, counts, clock])).tolist()
+        clock = torch.tensor(elapsed, dtype=torch.float64)
+        reduced = self._backend.sum_numbers([*(p.loss_sum for p in pending), *(p.counted for p in pending), clock])
         losses, counted, seconds = reduced[: len(pending)], reduced[len(pending) : -1], reduced[-1]
         if seconds > 0:
             samples = sum(p.samples for p in pending)
@@ -113,6 +113,13 @@ class Meter:
             StepRecord(p.step, loss / max(p.count, 1), p.lr, p.samples_seen, int(terms), p.count)
             for p, loss, terms in zip(pending, losses, counted, strict=True)
         ]
+
+    def _compiling_since_last(self) -> float:
+        """Seconds, which belong to a run's beginning, whenever a program is met for the first time."""
+        compiled = self._backend.compilations()
+        seconds, before = (compiled.seconds if compiled is not None else 0.0), self._compile_seconds
+        self._compile_seconds = seconds
+        return seconds - before
 
     def state_dict(self) -> dict[str, float]:
         assert not self._pending, "reduce first: pending losses are not part of the state"

@@ -23,16 +23,16 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> Optimizer:
-    """torch's fused AdamW or SGD at the scaled learning rate `lr`."""
+def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused: bool) -> Optimizer:
+    """torch's AdamW or SGD at the scaled learning rate `lr`; `fused`: by torch's fused kernels."""
     groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
     if config.name is OptimizerName.adamw:
         assert config.betas is not None
         assert config.eps is not None
         first, second = config.betas
-        return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=config.eps, fused=True)
+        return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=config.eps, fused=fused)
     assert config.momentum is not None
-    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=True)
+    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=fused)
 
 
 class LearningRate:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runner.backends import xla_installed
 from runner.choices import DeviceKind, PrecisionName, Rehearse
 from runner.errors import UserError
 from runner.schema import Config, Device
@@ -24,6 +25,23 @@ class Placement:
     workers: int
     local_workers: int
     rehearsed: bool
+
+    def banner(self) -> str | None:
+        """One line about where a device really is, unless it is simply here; with rich's markup."""
+        if self.kind == "tpu" and not self.rehearsed:
+            return f"{self.label}: {self.workers} TPU worker(s), through torch_xla."
+        if not self.rehearsed:
+            return None
+        if self.device_type == "xla":
+            where = "on XLA's CPU device, through torch_xla: the same plan, semantics and programs"
+        elif self.kind == "tpu":
+            where = "on this machine's CPU, without torch_xla, which is not installed: the same plan and semantics"
+        else:
+            where = "on this machine's CPU: the same plan and semantics"
+        return (
+            f"[bold yellow]Rehearsal:[/] {self.label} is not here, so its {self.workers} worker(s) run {where}, "
+            "not its speed."
+        )
 
     @property
     def threads_per_worker(self) -> int:
@@ -47,33 +65,59 @@ def place(device: Device, world_size: int | None) -> Placement:
     Raises UserError for a world of another size, and for a device that is not there and may not be rehearsed.
     """
     gpus = torch.cuda.device_count()
+    tpus = _tpu_workers() if device.kind is DeviceKind.tpu else 0
     kind = device.kind
     if kind is DeviceKind.auto:
         kind = DeviceKind.gpu if gpus else DeviceKind.cpu
-    workers = device.workers or world_size or (gpus if kind is DeviceKind.gpu else 1) or 1
+    here = {DeviceKind.gpu: gpus, DeviceKind.tpu: tpus}.get(kind, 1)
+    workers = device.workers or world_size or here or 1
     if world_size is not None and world_size != workers:
         raise UserError(
             f"device.workers={workers} does not match the {world_size} processes that were started: "
             f"set device.workers={world_size}, or start {workers}"
         )
     local = workers if world_size is None else int(os.environ.get("LOCAL_WORLD_SIZE", workers))
-    missing = _missing(kind, local, gpus)
+    if tpus and local not in (1, tpus):
+        raise UserError(
+            f"device.workers={workers} does not fit the TPU of this host, which has {tpus} worker(s): set "
+            f"device.workers={tpus}, or 1"
+            if world_size is None
+            else f"{local} processes were started on this host, whose TPU has {tpus} worker(s): start {tpus} on each "
+            f"host, torchrun --nproc-per-node={tpus}"
+        )
+    missing = _missing(kind, local, gpus, tpus)
     if missing and device.rehearse is Rehearse.never:
         raise UserError(
             f"device.kind={kind.name} with {workers} worker(s) cannot run here: {missing}; "
             f"choose device=cpu, or device.rehearse=auto to rehearse it on the CPU"
         )
     label = kind.name if workers == 1 else f"{kind.name}{workers}"
-    on_gpu = kind is DeviceKind.gpu and not missing
-    return Placement(label, kind.name, "cuda" if on_gpu else "cpu", workers, local, rehearsed=bool(missing))
+    return Placement(label, kind.name, _device_type(kind, missing), workers, local, rehearsed=bool(missing))
 
 
-def _missing(kind: DeviceKind, local_workers: int, gpus: int) -> str:
+def _tpu_workers() -> int:
+    """Workers of this host's TPU; 0 without one, or without torch_xla."""
+    if not xla_installed():
+        return 0
+    from runner.backends.xla import tpu_workers  # here: importing torch_xla takes seconds
+
+    return tpu_workers()
+
+
+def _missing(kind: DeviceKind, local_workers: int, gpus: int, tpus: int) -> str:
     if kind is DeviceKind.gpu and gpus < local_workers:
         return f"this machine has {gpus} CUDA device(s)"
-    if kind is DeviceKind.tpu:
-        return "this build has no TPU backend yet"
+    if kind is DeviceKind.tpu and not xla_installed():
+        return "torch_xla is not installed (the extra `tpu`)"
+    if kind is DeviceKind.tpu and not tpus:
+        return "this machine has no TPU"
     return ""
+
+
+def _device_type(kind: DeviceKind, missing: str) -> str:
+    if kind is DeviceKind.tpu and xla_installed():
+        return "xla"
+    return "cuda" if kind is DeviceKind.gpu and not missing else "cpu"
 
 
 def check_device_serves(config: Config, placement: Placement) -> None:
@@ -87,6 +131,11 @@ def check_device_serves(config: Config, placement: Placement) -> None:
             raise UserError("precision=tf32 needs a GPU of compute capability 8.0 or newer: use precision=fp32 or fp16")
     if placement.kind == "tpu" and name is PrecisionName.fp16:
         raise UserError("precision=fp16 is not served by TPUs, whose half precision is bf16: use precision=bf16")
+    if config.gradient_checkpointing and placement.kind == "tpu":
+        raise UserError(
+            "gradient_checkpointing=true is not served on TPUs, where XLA would take the second computation out "
+            "again: leave gradient_checkpointing=false, and set a smaller micro-batch with accumulation.steps"
+        )
     if config.compile:
         _check_compiler(placement)
 

@@ -82,8 +82,11 @@ class Recipe(Protocol):
         """The model in fp32 on the CPU; new parameters are drawn from torch's global generator."""
         ...
 
-    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared) -> Batch:
-        """Rows as padded CPU tensors. Targets are under `labels`, `IGNORED_LABEL` where there is none."""
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
+        """Rows as CPU tensors, padded to `length` tokens, or to the longest row where that is None.
+
+        The first dimension of every tensor is the row. Targets are under `labels`, `IGNORED_LABEL` where there is none.
+        """
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -103,9 +106,13 @@ class Recipe(Protocol):
         ...
 
 
-def filler(batch: Batch) -> Batch:
-    """The same batch with no target left: it runs through the model and counts nowhere."""
-    return {**batch, "labels": torch.full_like(batch["labels"], IGNORED_LABEL)}
+def without_targets(batch: Batch, rows: np.ndarray) -> Batch:
+    """The same batch with no target left in `rows` (bool): they run through the model and count nowhere."""
+    if not rows.any():
+        return batch
+    labels = batch["labels"].clone()
+    labels[torch.from_numpy(rows)] = IGNORED_LABEL
+    return {**batch, "labels": labels}
 
 
 def label_counts(table: Table) -> np.ndarray:

@@ -53,16 +53,25 @@ def _shown(value: object) -> str:
 class Device:
     """Where the workers run. `workers`: model replicas over all nodes; null takes every local device of the kind.
 
-    `file`: the Accelerate config file that kind and workers were taken from, if any.
+    `file`: the Accelerate config file that kind and workers were taken from, if any. `length_buckets`: tokens that
+    batches are padded to, the next of these lengths; null pads to the longest row of a batch, or on a device that
+    compiles for every shape to a few fractions of the longest row of the data.
     """
 
     kind: DeviceKind = MISSING
     workers: int | None = None
     rehearse: Rehearse = Rehearse.auto
     file: str | None = None
+    length_buckets: list[int] | None = None
 
     def __post_init__(self) -> None:
         _require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "it must be at least 1")
+        _require(
+            self.length_buckets is None or (len(self.length_buckets) > 0 and min(self.length_buckets) >= 1),
+            "device.length_buckets",
+            self.length_buckets,
+            "give lengths of at least 1 token, such as [32,64,128], or null",
+        )
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 @functools.cache
 def library_versions(device_type: str) -> Mapping[str, str]:
-    """By name; Python's own, and CUDA's where `device_type` is `cuda`."""
+    """By name; Python's own too, and CUDA's or torch_xla's where `device_type` is `cuda` or `xla`."""
     versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     if device_type == "cuda":
         versions["CUDA"] = str(torch.version.cuda)
+    if device_type == "xla":
+        versions["torch_xla"] = importlib.metadata.version("torch_xla")
     return {"python": platform.python_version(), **versions}

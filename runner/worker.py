@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from runner import ledger
-from runner.backends import Backend, TorchBackend
+from runner.backends import Backend, build_backend
 from runner.building import build_recipe
 from runner.choices import EquivalenceMode
 from runner.data.cache import Cache
@@ -120,11 +121,17 @@ def leave_quietly(signum: int, frame: FrameType | None) -> None:
 
 def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> dict[str, Any] | None:
     """Train as one worker of a world that meets at `store`. Rank 0 returns what the summary needs of the training."""
-    torch.set_num_threads(job.threads)
-    backend = TorchBackend(job.device_type, rank, world_size, local_rank, store)
+    backend = connect(job, rank, world_size, local_rank, store)
     result = _train(job, backend)
     backend.close()
     return result
+
+
+def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
+    """This worker's device, and its place in the world that meets at `store`."""
+    torch.set_num_threads(job.threads)
+    cache = Cache(job.config.cache_dir).root
+    return build_backend(job.device_type, rank, world_size, local_rank, store, cache=cache, threads=job.threads)
 
 
 def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
@@ -134,13 +141,16 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     prepared = _prepare_data(recipe, job, backend)
     set_seed(config.seed)  # equal on all workers, so that new parameters are
     precision = Precision(config.precision.name, job.device_type)
-    model = precision.cast(recipe.build_model(prepared)).to(backend.device)
+    model = precision.cast(recipe.build_model(prepared)).to(backend.eager_device)
     _apply_options(config, model)
     exact = config.equivalence.mode is EquivalenceMode.exact
     if exact:
-        check_model(recipe, prepared, model, backend.device)
+        check_model(recipe, prepared, model, backend.eager_device)
+    model = model.to(backend.device)
     policy = build_sync_policy(config.sync, model, backend)
-    set_seed(worker_seed(config.seed, backend.rank))
+    own_seed = worker_seed(config.seed, backend.rank)
+    set_seed(own_seed)
+    backend.seed(own_seed)
     dropout = exact_streams(config.seed) if exact else standard_streams
     return Loop(config, job.plan, recipe, prepared, model, policy, backend, precision, dropout, log)
 
@@ -161,8 +171,9 @@ def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
     log.close()
     if loop.best.weights is not None:
         loop.model.load_state_dict(loop.best.weights)
-    loop.recipe.save(loop.model, loop.prepared, job.folder / "model")
-    return _results(loop, job)
+    results = _results(loop, job)
+    loop.recipe.save(loop.model.cpu(), loop.prepared, job.folder / "model")
+    return results
 
 
 def _no_log(step: int, metrics: dict[str, float]) -> None:
@@ -194,6 +205,7 @@ def _apply_options(config: Config, model: torch.nn.Module) -> None:
 def _results(loop: Loop, job: Job) -> dict[str, Any]:
     meter, stats, kept = loop.meter, loop.policy.stats(), loop.best
     best = {"step": kept.step, job.config.evaluation.metric: kept.value}
+    compiled, warning = loop.compilations.total(), loop.compilations.warning()
     return {
         "optimizer_steps": loop.optimizer_step,
         "samples_seen": sum(record.samples_seen for record in loop.ledger.epochs),
@@ -202,6 +214,8 @@ def _results(loop: Loop, job: Job) -> dict[str, Any]:
         "synchronisations": stats.synchronisations,
         "comm_bytes": stats.bytes,
         "comm_s": stats.seconds,
+        "compilations": dataclasses.asdict(compiled) if compiled is not None else None,
+        "warnings": [warning] if warning is not None else [],
         "train_loss": meter.loss_total / max(meter.count_total, 1),
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,
         "best": best,

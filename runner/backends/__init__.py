@@ -1,6 +1,34 @@
 """Devices and the collectives between them."""
 
-from runner.backends.protocol import Backend
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.backends.protocol import Backend, Compilations
 from runner.backends.torch_distributed import TorchBackend
 
-__all__ = ["Backend", "TorchBackend"]
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+__all__ = ["Backend", "Compilations", "TorchBackend", "build_backend", "xla_installed"]
+
+
+def xla_installed() -> bool:
+    return importlib.util.find_spec("torch_xla") is not None
+
+
+def build_backend(
+    device_type: str, rank: int, world_size: int, local_rank: int, store: dist.Store, *, cache: Path, threads: int
+) -> Backend:
+    """One worker's device, and its place among the workers that meet at `store`.
+
+    `device_type`: `cpu`, `cuda` or `xla`. `cache`: the folder for what may be kept from run to run. `threads`: of this
+    worker's computations on a CPU.
+    """
+    if device_type != "xla":
+        return TorchBackend(device_type, rank, world_size, local_rank, store)
+    from runner.backends import xla
+
+    return xla.connect(TorchBackend("cpu", rank, world_size, local_rank, store), cache / "xla", threads)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from runner.recipe import Batch
+
+
+@dataclass(frozen=True)
+class Compilations:
+    """Programs that a process has compiled so far, the seconds it took, and those it found in a cache on disk."""
+
+    count: int
+    seconds: float
+    from_cache: int
 
 
 class Backend(Protocol):
@@ -16,12 +31,18 @@ class Backend(Protocol):
     local_rank: int
     device: torch.device
 
+    #: Where a computation can be tried once without compiling it: the device itself, or the CPU.
+    eager_device: torch.device
+
+    #: Whether whole steps are compiled, anew for every new shape: torch's fused kernels are not for such a device.
+    compiles: bool
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum `tensor` over all workers, in place; returns it."""
+        """Sum `tensor`, on the device, over all workers, in place; returns it."""
         ...
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """Copy rank 0's `tensor` into every worker's, in place; returns it."""
+    def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
+        """Each of these scalars, on the device or the CPU, summed over all workers in fp64. Waits for the device."""
         ...
 
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
@@ -33,14 +54,46 @@ class Backend(Protocol):
         ...
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        """The model wrapped so that backward averages gradients over workers."""
+        """The model wrapped so that backward averages gradients over workers; itself where the next method does."""
+        ...
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average gradients over workers after the last backward pass, unless the wrapper has done so already."""
+        ...
+
+    def feed(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
+        """The same batches on the device, sent there ahead of their use where that is possible."""
+        ...
+
+    def forward_pass(self) -> AbstractContextManager[object]:
+        """The context of a forward pass, in which a model is told if it must not look at its tensors' values."""
+        ...
+
+    def mark_step(self) -> None:
+        """What was asked of the device so far is a program of its own, which comes back in other steps."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what came before `mark_step`: a clock read afterwards means something."""
+        ...
+
+    def compilations(self) -> Compilations | None:
+        """What this process has compiled so far; None on a device whose programs are not compiled while training."""
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Seed what random numbers the device draws by itself, if torch.manual_seed does not reach it."""
+        ...
+
+    def random_state(self) -> Tensor | int | None:
+        """The state of the device's own generator, if it has one."""
+        ...
+
+    def restore_random_state(self, state: Tensor | int | None) -> None:
+        """The inverse of `random_state`."""
         ...
 
     def barrier(self) -> None: ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has done what it was given, so that a clock read afterwards means something."""
-        ...
 
     def close(self) -> None:
         """Leave the world. No data-parallel wrapper may be alive any more."""

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import json
+import os
+import sys
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from runner.backends.protocol import Compilations
+from runner.recipe import Batch
+
 #: How long workers wait for each other. One of them tokenises a whole data set while the others wait; a worker that
 #: dies is noticed by the launcher, at once.
 _TIMEOUT = datetime.timedelta(hours=2)
+
+
+@contextlib.contextmanager
+def _quiet_gloo() -> Iterator[None]:
+    """Keep the library itself from writing to the standard output: until torch 2.10 gloo reports every connection."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(nowhere)
+        os.close(output)
 
 
 class TorchBackend:
@@ -23,6 +47,8 @@ class TorchBackend:
 
     `device_type`: `cpu` or `cuda`. `store`: where the workers find each other.
     """
+
+    compiles = False
 
     def __init__(self, device_type: str, rank: int, world_size: int, local_rank: int, store: dist.Store) -> None:
         self.rank = rank
@@ -33,24 +59,25 @@ class TorchBackend:
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
-        dist.init_process_group(
-            "nccl" if device_type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=self.device if device_type == "cuda" else None,
-            timeout=_TIMEOUT,
-        )
+        self.eager_device = self.device
+        with _quiet_gloo():
+            dist.init_process_group(
+                "nccl" if device_type == "cuda" else "gloo",
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                device_id=self.device if device_type == "cuda" else None,
+                timeout=_TIMEOUT,
+            )
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        if self.world_size > 1:
-            dist.broadcast(tensor, src=0)
-        return tensor
+    def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
+        together = torch.stack([number.to(self.device, torch.float64) for number in numbers])
+        return list(self.all_reduce(together).tolist())
 
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
         if self.world_size == 1:
@@ -71,11 +98,13 @@ class TorchBackend:
         if self.world_size == 1:
             return value
         text = json.dumps(value).encode() if self.rank == 0 else b""
-        size = self.broadcast(torch.tensor([len(text)], device=self.device))
+        size = torch.tensor([len(text)], device=self.device)
+        dist.broadcast(size, src=0)
         data = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
         if self.rank == 0:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        return json.loads(bytes(self.broadcast(data).cpu().numpy()))
+        dist.broadcast(data, src=0)
+        return json.loads(bytes(data.cpu().numpy()))
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         if self.world_size == 1:
@@ -86,6 +115,36 @@ class TorchBackend:
             # torch 2.13 announces another name for this, and says to stay with the old one for exactly this use.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass  # DistributedDataParallel has, while backward went on
+
+    def feed(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
+        for ids, batch in batches:
+            yield ids, {name: self._sent(tensor) for name, tensor in batch.items()}
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        # From pinned memory the copy runs beside the host and beside what the device computes.
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def forward_pass(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def mark_step(self) -> None:
+        pass  # what is asked of these devices is done at once
+
+    def compilations(self) -> Compilations | None:
+        return None
+
+    def seed(self, seed: int) -> None:
+        pass  # torch.manual_seed seeds the CPU and all CUDA devices
+
+    def random_state(self) -> Tensor | int | None:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+    def restore_random_state(self, state: Tensor | int | None) -> None:
+        if isinstance(state, Tensor):
+            torch.cuda.set_rng_state(state, self.device)
 
     def barrier(self) -> None:
         if self.world_size > 1:

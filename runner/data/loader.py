@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 
-from runner.data.table import ROW, Table
-from runner.recipe import Batch, Prepared, Recipe
+from runner.data.layout import Layout
+from runner.data.table import Table
+from runner.recipe import Batch, Prepared, Recipe, without_targets
 
-
-class _Collate:
-    def __init__(self, recipe: Recipe, prepared: Prepared) -> None:
-        self.recipe = recipe
-        self.prepared = prepared
-
-    def __call__(self, rows: Mapping[str, Any]) -> tuple[np.ndarray, Batch]:
-        return rows[ROW], self.recipe.collate(rows, self.prepared)
+#: In place of a row number: a row that is there for the shape's sake, and counts nowhere.
+FILLER = -1
 
 
 def batches(
-    table: Table, ids: Sequence[Sequence[int]], recipe: Recipe, prepared: Prepared, *, pin_memory: bool
+    table: Table, ids: Iterable[Sequence[int] | np.ndarray], recipe: Recipe, prepared: Prepared, layout: Layout
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """One collated CPU batch per list of row numbers, in order, with the numbers of the rows that it was made from.
+    """One collated CPU batch per list of row numbers, in order, with the numbers of its rows, `FILLER` among them.
 
-    Rows are already tokenised and memory-mapped, so fetching one costs microseconds and no loader process is started.
+    A list without a row becomes one of fillers only: models crash on batches of size 0. Rows are already tokenised and
+    memory-mapped, so fetching one costs microseconds and no loader process is started.
     """
-    loader: DataLoader[Any] = DataLoader(
-        table,  # type: ignore[arg-type]  # a Table is fetched by lists of rows, which torch's stubs do not know
-        batch_sampler=ids,  # type: ignore[arg-type]  # any sequence of lists is one
-        collate_fn=_Collate(recipe, prepared),  # type: ignore[arg-type]  # given columns, not a list of rows
-        pin_memory=pin_memory,
-        # Starting a loader draws a number; from the global stream, that would shift every later dropout.
-        generator=torch.Generator(),
-    )
-    return iter(loader)
+    lengths = np.asarray(table.column("length"))
+    shortest = int(np.argmin(lengths))
+    for samples in ids:
+        numbers = np.full(layout.rows or max(len(samples), 1), FILLER, dtype=np.int64)
+        numbers[: len(samples)] = samples
+        rows = np.where(numbers == FILLER, shortest, numbers)
+        batch = recipe.collate(table[rows.tolist()], prepared, layout.length(int(lengths[rows].max())))
+        yield numbers, without_targets(batch, numbers == FILLER)

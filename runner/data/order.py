@@ -6,7 +6,6 @@ So the content of global batch `t` is the same for every world size, accumulatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -95,10 +94,3 @@ class DataOrder:
         if state["identity"] != self._identity():
             raise ValueError(f"the saved data order is of {state['identity']}, this run's is of {self._identity()}")
         self.epoch, self.t = state["epoch"], state["t"]
-
-
-def flatten(steps: list[list[np.ndarray]], filler_id: int) -> Iterator[list[int]]:
-    """The id lists that a loader has to fetch for these steps; a step without samples fetches one filler row."""
-    for micro_batches in steps:
-        for ids in micro_batches or [np.array([filler_id])]:
-            yield ids.tolist()

@@ -16,11 +16,8 @@ from torch.overrides import TorchFunctionMode
 from runner.errors import UserError
 from runner.exact.stream import keep_mask, sample_keys
 
-#: (optimizer step from 0, sample ids of the micro-batch, device) -> the context of its forward pass.
+#: (optimizer step from 0, row numbers of the micro-batch, device) -> the context of its forward pass.
 DropoutStreams = Callable[[int, np.ndarray, torch.device], AbstractContextManager[object]]
-
-#: The sample id of a filler row, which no sample has.
-_FILLER = np.array([-1])
 
 
 def standard_streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
@@ -32,7 +29,7 @@ def exact_streams(seed: int) -> DropoutStreams:
     """Dropout as a pure function of (seed, step, sample id, call site, coordinates)."""
 
     def streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
-        return ExactDropout(sample_keys(seed, step, ids if len(ids) else _FILLER).to(device))
+        return ExactDropout(sample_keys(seed, step, ids).to(device))
 
     return streams
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -33,7 +32,7 @@ class PeriodicAveraging:
         self._steps_since = 0
         self._count_since = 0
         self._global_count_since = 0
-        self._stats = SyncStats(0, 0, 0.0)
+        self._synchronisations, self._bytes, self._seconds = 0, 0, 0.0
 
     def loss_divisor(self, local_count: int, global_count: int) -> float:
         return max(local_count, 1)
@@ -43,6 +42,9 @@ class PeriodicAveraging:
 
     def takes_part(self, local_count: int) -> bool:
         return local_count > 0  # no sample, no step: neither decay nor moments may move
+
+    def before_optimizer_step(self) -> None:
+        pass
 
     def after_step(self, step: int, local_count: int, global_count: int) -> bool:
         self._steps_since += 1
@@ -59,7 +61,7 @@ class PeriodicAveraging:
 
     @torch.no_grad()
     def _average(self) -> None:
-        self._backend.synchronize()
+        self._backend.synchronize()  # once in k steps the host waits: the seconds of an average are worth knowing
         start = time.perf_counter()
         # Every worker knows the whole count from the data order, so weights travel already weighted.
         total = self._global_count_since
@@ -67,12 +69,11 @@ class PeriodicAveraging:
         flat = _flatten_dense_tensors([t.detach() for t in self._averaged]).mul_(weight)
         self._backend.all_reduce(flat)
         torch._foreach_copy_(self._averaged, list(_unflatten_dense_tensors(flat, self._averaged)))
+        self._backend.mark_step()
         self._backend.synchronize()
-        self._stats = SyncStats(
-            self._stats.synchronisations + 1,
-            self._stats.bytes + flat.numel() * flat.element_size(),
-            self._stats.seconds + time.perf_counter() - start,
-        )
+        self._synchronisations += 1
+        self._bytes += flat.numel() * flat.element_size()
+        self._seconds += time.perf_counter() - start
         self._steps_since = self._count_since = self._global_count_since = 0
 
     def agree_on_scale(self, scale: float) -> float:
@@ -81,7 +82,7 @@ class PeriodicAveraging:
         return float(self._backend.all_reduce(scales).min())
 
     def stats(self) -> SyncStats:
-        return self._stats
+        return SyncStats(self._synchronisations, self._bytes, self._seconds)
 
     def close(self) -> None:
         pass
@@ -91,11 +92,11 @@ class PeriodicAveraging:
             "steps_since": self._steps_since,
             "count_since": self._count_since,
             "global_count_since": self._global_count_since,
-            "stats": dataclasses.astuple(self._stats),
+            "stats": (self._synchronisations, self._bytes, self._seconds),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps_since = state["steps_since"]
         self._count_since = state["count_since"]
         self._global_count_since = state["global_count_since"]
-        self._stats = SyncStats(*state["stats"])
+        self._synchronisations, self._bytes, self._seconds = state["stats"]

@@ -11,11 +11,14 @@ from torch import nn
 
 @dataclass(frozen=True)
 class SyncStats:
-    """What one worker put into collectives for training so far, and the seconds in which one was under way."""
+    """What one worker put into collectives for training so far, and the seconds in which one was under way.
+
+    `seconds`: None where the host cannot tell, because they are part of a compiled program.
+    """
 
     synchronisations: int
     bytes: int
-    seconds: float
+    seconds: float | None
 
 
 class SyncPolicy(Protocol):
@@ -37,6 +40,10 @@ class SyncPolicy(Protocol):
 
     def takes_part(self, local_count: int) -> bool:
         """Whether a worker with this many loss terms runs the optimizer step at all."""
+        ...
+
+    def before_optimizer_step(self) -> None:
+        """Called after the last backward pass of a step that this worker takes part in, before gradients are used."""
         ...
 
     def after_step(self, step: int, local_count: int, global_count: int) -> bool:

@@ -1,4 +1,4 @@
-"""Fully synchronous training: gradients are averaged inside every backward pass."""
+"""Fully synchronous training: gradients are averaged in every optimizer step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from runner.sync.protocol import SyncStats
 
 
 class Synchronous:
-    """k = 1 through torch's DistributedDataParallel; communication only on the last micro-batch of a step."""
+    """k = 1: through torch's DistributedDataParallel during the last backward pass of a step, or right after it."""
 
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self._backend = backend
         self.forward_model = backend.data_parallel(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         if isinstance(self.forward_model, DistributedDataParallel):
             # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
             self.forward_model._set_ddp_runtime_logging_sample_rate(10)
-        self._gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        self._gradient_bytes = sum(p.numel() * p.element_size() for p in self._parameters)
         self._steps = 0
-        self._final_stats = SyncStats(0, 0, 0.0)  # of one worker, or of a wrapper that is gone
+        self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
     def loss_divisor(self, local_count: int, global_count: int) -> float:
-        # The wrapper averages over workers; a sum over the global batch divided by its count is wanted.
+        # Gradients are averaged over workers; a sum over the global batch divided by its count is wanted.
         return max(global_count, 1) / self._backend.world_size
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
@@ -37,6 +38,9 @@ class Synchronous:
 
     def takes_part(self, local_count: int) -> bool:
         return True  # gradients are common, and so is the step
+
+    def before_optimizer_step(self) -> None:
+        self._backend.average_gradients(self._parameters)
 
     def after_step(self, step: int, local_count: int, global_count: int) -> bool:
         self._steps += 1
@@ -49,8 +53,12 @@ class Synchronous:
         return scale  # equal everywhere: it follows from common gradients
 
     def stats(self) -> SyncStats:
-        if not isinstance(self.forward_model, DistributedDataParallel):
+        if self._backend.world_size == 1:
+            return SyncStats(0, 0, 0.0)
+        if self._final_stats is not None:
             return self._final_stats
+        if not isinstance(self.forward_model, DistributedDataParallel):
+            return SyncStats(self._steps, self._steps * self._gradient_bytes, None)
         # torch's own timers, in nanoseconds, averaged over the steps it sampled.
         timing = self.forward_model._get_ddp_logging_data()
         mean = timing.get("avg_backward_comm_time", 0) / 1e9

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from runner.backends import Backend, TorchBackend
+from runner.backends import Backend
 from runner.ledger import LedgerError
 from runner.loop import Loop
 from runner.verify.compare import Comparison, Finding
 from runner.verify.snapshot import Snapshot, snapshots
-from runner.worker import Job, build_loop, launched
+from runner.worker import Job, build_loop, connect, launched
 
 #: How long one setup waits for the other: for a step of the slower one, or while it tokenises its data.
 _PATIENCE = datetime.timedelta(hours=2)
@@ -42,9 +41,8 @@ def run_launched(pair: dict[str, Any], meeting: str) -> dict[str, Any] | None:
         side, rank = ("a", place.rank) if place.rank < workers_of_a else ("b", place.rank - workers_of_a)
         job = jobs[side]
         place.store.set_timeout(_PATIENCE)
-        torch.set_num_threads(job.threads)
         # Under a name of its own in the common store each setup is a world of its own.
-        backend = TorchBackend(job.device_type, rank, job.plan.world_size, rank, dist.PrefixStore(side, place.store))
+        backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, place.store))
         log: list[tuple[int, dict[str, float]]] = []
         loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
         link = Link(place.store, Path(pair["folder"]))
