@@ -1,9 +1,15 @@
-# `make run` and `make test` need Python 3.10 or newer, git and make; everything else goes into .venv.
+# `make run` and `make test` need Python 3.10 or newer, git and make; everything else goes into .venv. The targets that
+# end in -xla do the same on torch_xla, in .venv-xla (7 GB, since torch's own package of that release brings CUDA along).
 PYTHON ?= python3
 BIN := .venv/bin
+XLA_BIN := .venv-xla/bin
 TEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+XLA_TEST := HF_HUB_OFFLINE=1 $(XLA_BIN)/python -m pytest
+LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --no-annotate --quiet \
+	--custom-compile-command "make lock"
+INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all lint types lock clean
+.PHONY: run test test-all run-xla test-xla lint types lock clean
 
 run: .venv/installed
 	$(BIN)/python -m runner
@@ -14,6 +20,12 @@ test: lint types
 test-all: .venv/installed
 	$(TEST) -m long
 
+run-xla: .venv-xla/installed
+	$(XLA_BIN)/python -m runner device=tpu8 sync.k=4
+
+test-xla: .venv-xla/installed
+	$(XLA_TEST) tests/xla
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -21,15 +33,20 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
-# constraints.txt is for every platform and Python version; pip picks the lines that apply here.
+# Locks are for every platform and Python version; pip picks the lines that apply here.
 lock: .venv/installed
-	$(BIN)/uv pip compile pyproject.toml --constraint constraints.in --extra dev --universal --python-version 3.10 \
-		--no-annotate --quiet --custom-compile-command "make lock" --output-file constraints.txt
+	$(LOCK) --constraint constraints.in --output-file constraints.txt
+	$(LOCK) --constraint constraints-xla.in --extra tpu --output-file constraints-xla.txt
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv-xla/installed: pyproject.toml constraints-xla.txt
+	$(PYTHON) -m venv .venv-xla
+	$(XLA_BIN)/python $(INSTALL) -c constraints-xla.txt -e '.[dev,tpu]'
 	touch $@
 
 clean:
-	rm -rf .venv outputs
+	rm -rf .venv .venv-xla outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import multiprocessing
@@ -26,7 +27,6 @@ PRELOADED = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "torch.optim.adamw",
-    "torch.utils.data",
 ]
 
 
@@ -44,7 +44,11 @@ def start_forkserver() -> None:
     It imports torch and the model code while the parent composes the configuration, so that a worker starts with
     everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
     """
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    preloaded = PRELOADED
+    if importlib.util.find_spec("torch_xla") is not None:
+        os.environ["PJRT_SELECT_DEFAULT_DEVICE"] = "0"  # a backend will; torch_xla says so when it does by itself
+        preloaded = [*PRELOADED, "torch_xla"]
+    multiprocessing.set_forkserver_preload(preloaded)
     # Ctrl-C is the parent's to answer: a server interrupted in the middle of its imports would print where it was.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -99,7 +99,7 @@ def _tpu_workers() -> int:
     """Workers of this host's TPU; 0 without one, or without torch_xla."""
     if not xla_installed():
         return 0
-    from runner.backends.xla import tpu_workers  # here: importing torch_xla takes seconds
+    from runner.backends.xla import tpu_workers
 
     return tpu_workers()
 

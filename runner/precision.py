@@ -13,7 +13,7 @@ _AUTOCAST = {PrecisionName.bf16: torch.bfloat16, PrecisionName.fp16: torch.float
 
 
 class Precision:
-    """One precision on one device type (`cpu` or `cuda`)."""
+    """One precision on one device type (`cpu`, `cuda` or `xla`)."""
 
     def __init__(self, name: PrecisionName, device_type: str) -> None:
         self.name = name

@@ -140,7 +140,7 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     recipe = build_recipe(config.recipe, config.trusted_packages)
     prepared = _prepare_data(recipe, job, backend)
     set_seed(config.seed)  # equal on all workers, so that new parameters are
-    precision = Precision(config.precision.name, job.device_type)
+    precision = Precision(config.precision.name, backend.device.type)
     model = precision.cast(recipe.build_model(prepared)).to(backend.eager_device)
     _apply_options(config, model)
     exact = config.equivalence.mode is EquivalenceMode.exact

@@ -31,7 +31,7 @@ class RepeatingRecipe(SequenceClassification):
         fetch = type(prepared.train).__getitem__
 
         class Repeating(type(prepared.train)):  # type: ignore[misc]
-            def __getitems__(self, rows: Any) -> Any:
+            def __getitem__(self, rows: Any) -> Any:
                 return fetch(self, [0 if row == 1 else row for row in rows])
 
         object.__setattr__(prepared, "train", Repeating(prepared.train.folder))

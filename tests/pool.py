@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 
-def _serve(connection: Connection) -> None:
-    from runner.backends import TorchBackend
+def _serve(connection: Connection, device_type: str) -> None:
+    from runner.backends import build_backend
 
     torch.set_num_threads(1)
     while True:
@@ -24,7 +24,8 @@ def _serve(connection: Connection) -> None:
             return
         module, function, arguments, rank, world_size, meeting = task
         try:
-            backend = TorchBackend("cpu", rank, world_size, rank, dist.FileStore(meeting, world_size))
+            store = dist.FileStore(meeting, world_size)
+            backend = build_backend(device_type, rank, world_size, rank, store, cache=Path(meeting).parent, threads=1)
             result = getattr(importlib.import_module(module), function)(backend, *arguments)
             backend.close()
             connection.send((True, result))
@@ -34,16 +35,21 @@ def _serve(connection: Connection) -> None:
 
 
 class WorkerPool:
-    """Runs `function(backend, *arguments)` on `world_size` gloo workers and gives their results by rank."""
+    """Runs `function(backend, *arguments)` on `world_size` workers and gives their results by rank.
 
-    def __init__(self) -> None:
+    `device_type`: of the workers' backend, `cpu` or `xla`. `patience`: seconds that a worker may take to answer.
+    """
+
+    def __init__(self, device_type: str = "cpu", patience: float = 120) -> None:
+        self._device_type = device_type
+        self._patience = patience
         self._context = multiprocessing.get_context("forkserver")
         self._workers: list[tuple[Any, Connection]] = []
 
     def _grow(self, count: int) -> None:
         while len(self._workers) < count:
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process = self._context.Process(target=_serve, args=(theirs, self._device_type), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
@@ -65,8 +71,8 @@ class WorkerPool:
 
     def _answer(self, rank: int) -> tuple[bool, Any]:
         connection = self._workers[rank][1]
-        if not connection.poll(120):
-            return False, "no answer within 120 s"
+        if not connection.poll(self._patience):
+            return False, f"no answer within {self._patience:.0f} s"
         try:
             answer: tuple[bool, Any] = connection.recv()
         except EOFError:

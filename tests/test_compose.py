@@ -156,6 +156,7 @@ def test_bundles(
         ("epochs=1", ("epochs", 1), ("optimizer_steps", 167)),  # 8000 ÷ 48, the tail counted
         ("max_steps=50", ("max_steps", 50), ("optimizer_steps", 50)),
         ("device.workers=3", ("device.workers", 3), ("world_size", 3)),
+        ("device.length_buckets=[8,16,32]", ("device.length_buckets", [8, 16, 32]), None),
         ("batch.global_batch=96", ("batch.global_batch", 96), ("lr_factor", 2.0)),
         ("accumulation.steps=2", ("accumulation.steps", 2), ("micro_batch", 24)),
         ("optimizer.lr=2e-5", ("optimizer.lr", 2e-5), ("lr", 2e-5)),
@@ -319,6 +320,16 @@ def test_choice_that_reads_like_none() -> None:
         ("seed=[1", ("'seed=[1'", "setting=value")),
         ("cache_dir=~/x", ("'cache_dir=~/x'", "write $HOME for ~")),
         ("trusted_packages=recipes", ("trusted_packages",)),
+        ("device.length_buckets=[]", ("device.length_buckets=[]", "[32,64,128]", "null")),
+        ("device.length_buckets=[0,16]", ("device.length_buckets=[0, 16]", "at least 1 token")),
+        ("device.length_buckets=[16,-1]", ("device.length_buckets=[16, -1]", "at least 1 token")),
+        ("device.length_buckets=[16,x]", ("device.length_buckets", "'x'", "whole number")),
+        ("device.length_buckets=[16,1.5]", ("device.length_buckets", "'1.5'", "whole number")),
+        ("device.length_buckets=[16,null]", ("device.length_buckets[1]",)),
+        ("device.length_buckets=16", ("device.length_buckets", "list")),
+        ("device.length_buckets=long", ("device.length_buckets", "list")),
+        ("device.length_buckets='[16]'", ("device.length_buckets", "list")),
+        ("device.length_buckets={a:16}", ("device.length_buckets",)),
     ],
 )
 def test_wrong_values(override: str, words: tuple[str, ...]) -> None:

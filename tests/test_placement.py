@@ -25,9 +25,14 @@ def _no_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
-def on_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, capability: tuple[int, int] = (9, 0)) -> None:
+def on_machine(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, capability: tuple[int, int] = (9, 0), tpus: int | None = None
+) -> None:
+    """Pretend a machine. `tpus`: workers of its TPU, 0 for torch_xla without one, None for neither."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(placement_module, "xla_installed", lambda: tpus is not None)
+    monkeypatch.setattr(placement_module, "_tpu_workers", lambda: tpus or 0)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,8 @@ def on_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, capability: tuple[int
         ("gpu", 1, 0, "gpu", "cpu", 1, True),
         ("gpu", None, 2, "gpu2", "cuda", 2, False),
         ("gpu", None, 0, "gpu", "cpu", 1, True),
-        # tpu: rehearsed
+        # tpu: without torch_xla rehearsed on the CPU; with it, see below
+        ("tpu", None, 0, "tpu", "cpu", 1, True),
         ("tpu", 8, 0, "tpu8", "cpu", 8, True),
         ("tpu", 8, 8, "tpu8", "cpu", 8, True),
     ],
@@ -83,7 +89,7 @@ def test_where_a_device_setup_runs(
     [
         ("gpu", 4, 3, ("device.kind=gpu with 4 worker", "3 CUDA device")),
         ("gpu", 1, 0, ("device.kind=gpu with 1 worker", "0 CUDA device")),
-        ("tpu", 8, 8, ("device.kind=tpu with 8 worker", "TPU")),
+        ("tpu", 8, 8, ("device.kind=tpu with 8 worker", "torch_xla is not installed", "`tpu`")),
         ("auto", 8, 4, ("device.kind=gpu with 8 worker", "4 CUDA device")),
     ],
 )
@@ -167,6 +173,164 @@ def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert available_cores() == 1
 
 
+# --- TPUs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "tpus", "label", "count", "rehearsed"),
+    [
+        # no TPU: rehearsed on XLA's CPU device
+        (8, 0, "tpu8", 8, True),
+        (1, 0, "tpu", 1, True),
+        (None, 0, "tpu", 1, True),
+        # a TPU of four: all of it, or one
+        (4, 4, "tpu4", 4, False),
+        (None, 4, "tpu4", 4, False),
+        (1, 4, "tpu", 1, False),
+        (1, 1, "tpu", 1, False),
+        (8, 8, "tpu8", 8, False),
+    ],
+)
+def test_where_a_tpu_setup_runs_with_torch_xla(
+    workers: int | None, tpus: int, label: str, count: int, rehearsed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch_xla is installed a TPU's workers are XLA's, on the TPU if there is one, whatever GPUs there are."""
+    for gpus in (0, 8):
+        on_machine(monkeypatch, gpus, tpus=tpus)
+        placed = place(Device(DeviceKind.tpu, workers), None)
+        assert (placed.label, placed.kind, placed.device_type) == (label, "tpu", "xla")
+        assert (placed.workers, placed.local_workers, placed.rehearsed) == (count, count, rehearsed)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("rehearse", Rehearse)
+def test_a_part_of_a_tpu_cannot_be_had(workers: int, rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TPU of four has all its workers or one: any other number is refused, not rehearsed, with what would do."""
+    on_machine(monkeypatch, 0, tpus=4)
+    with pytest.raises(UserError) as caught:
+        place(Device(DeviceKind.tpu, workers, rehearse), None)
+    message = str(caught.value)
+    assert message.startswith(f"device.workers={workers} does not fit the TPU of this host, which has 4 worker(s): ")
+    assert message.endswith("set device.workers=4, or 1")
+    assert "\n" not in message
+
+
+def test_a_tpu_slice_of_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun the workers of a slice are counted by host: sixteen, four of them on the TPU of this one."""
+    on_machine(monkeypatch, 0, tpus=4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for workers in (16, None):
+        placed = place(Device(DeviceKind.tpu, workers), 16)
+        assert (placed.label, placed.device_type, placed.rehearsed) == ("tpu16", "xla", False)
+        assert (placed.workers, placed.local_workers) == (16, 4)
+
+
+@pytest.mark.parametrize("local", [2, 3, 8, 16])
+def test_a_slice_with_other_workers_on_a_host(local: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that do not fit this host's TPU are refused with both numbers and the command that would do."""
+    on_machine(monkeypatch, 0, tpus=4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    with pytest.raises(UserError) as caught:
+        place(Device(DeviceKind.tpu), 16)
+    message = str(caught.value)
+    assert message.startswith(f"{local} processes were started on this host, whose TPU has 4 worker(s): ")
+    assert message.endswith("start 4 on each host, torchrun --nproc-per-node=4")
+
+
+def test_a_world_without_a_tpu_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun on hosts without a TPU as many workers rehearse as were started."""
+    on_machine(monkeypatch, 0, tpus=0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    placed = place(Device(DeviceKind.tpu), 4)
+    assert (placed.label, placed.device_type, placed.local_workers, placed.rehearsed) == ("tpu4", "xla", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("tpus", "missing"), [(None, "torch_xla is not installed (the extra `tpu`)"), (0, "this machine has no TPU")]
+)
+def test_a_tpu_that_may_not_be_rehearsed(tpus: int | None, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under rehearse=never the sentence says which of the two is missing, torch_xla or the TPU."""
+    on_machine(monkeypatch, 0, tpus=tpus)
+    with pytest.raises(UserError) as caught:
+        place(Device(DeviceKind.tpu, 8, Rehearse.never), None)
+    assert str(caught.value) == (
+        f"device.kind=tpu with 8 worker(s) cannot run here: {missing}; "
+        "choose device=cpu, or device.rehearse=auto to rehearse it on the CPU"
+    )
+
+
+@pytest.mark.parametrize("workers", [4, 1, None])
+def test_a_tpu_that_is_there_need_not_be_rehearsed(workers: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under rehearse=never a TPU that is there runs as ever."""
+    on_machine(monkeypatch, 0, tpus=4)
+    assert not place(Device(DeviceKind.tpu, workers, Rehearse.never), None).rehearsed
+
+
+def test_only_a_tpu_setup_looks_for_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for a TPU may import torch_xla, which takes seconds: no other device asks."""
+    on_machine(monkeypatch, 1, tpus=4)
+    asked: list[str] = []
+    monkeypatch.setattr(placement_module, "_tpu_workers", lambda: asked.append("TPU") or 4)
+    for kind in (DeviceKind.cpu, DeviceKind.gpu, DeviceKind.auto):
+        assert place(Device(kind, 1), None).device_type in ("cpu", "cuda")
+    assert asked == []
+    assert place(Device(DeviceKind.tpu, 4), None).device_type == "xla"
+    assert asked == ["TPU"]
+
+
+# --- banners ------------------------------------------------------------------------------------------------
+
+REHEARSAL = "[bold yellow]Rehearsal:[/] {label} is not here, so its {workers} worker(s) run {where}, not its speed."
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "gpus", "tpus", "banner"),
+    [
+        ("cpu", 1, 0, None, None),
+        ("cpu", 8, 8, 4, None),
+        ("auto", None, 0, 4, None),
+        ("gpu", 4, 4, None, None),
+        ("auto", None, 2, None, None),
+        (
+            *("gpu", 4, 1, None),
+            REHEARSAL.format(label="gpu4", workers=4, where="on this machine's CPU: the same plan and semantics"),
+        ),
+        # A GPU is rehearsed on the plain CPU although torch_xla is there.
+        (
+            *("gpu", 1, 0, 4),
+            REHEARSAL.format(label="gpu", workers=1, where="on this machine's CPU: the same plan and semantics"),
+        ),
+        (
+            *("tpu", 8, 8, None),
+            REHEARSAL.format(
+                label="tpu8",
+                workers=8,
+                where="on this machine's CPU, without torch_xla, which is not installed: the same plan and semantics",
+            ),
+        ),
+        (
+            *("tpu", 8, 0, 0),
+            REHEARSAL.format(
+                label="tpu8",
+                workers=8,
+                where="on XLA's CPU device, through torch_xla: the same plan, semantics and programs",
+            ),
+        ),
+        ("tpu", 4, 0, 4, "tpu4: 4 TPU worker(s), through torch_xla."),
+        ("tpu", 1, 0, 4, "tpu: 1 TPU worker(s), through torch_xla."),
+    ],
+)
+def test_banner(
+    kind: str, workers: int | None, gpus: int, tpus: int | None, banner: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is rehearsed says so, and on what; a TPU that is there says so; a CPU or GPU that is there says nothing."""
+    on_machine(monkeypatch, gpus, tpus=tpus)
+    assert place(Device(DeviceKind[kind], workers), None).banner() == banner
+
+
+# --- settings and devices -----------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def defaults() -> Config:
     return settings(compose([]))
@@ -218,6 +382,65 @@ def test_settings_that_a_device_does_not_serve(
     assert str(caught.value).startswith(words[0])
     for word in words:
         assert word in str(caught.value)
+
+
+#: Every place that a TPU setup can be at: without torch_xla, with it alone, and on a TPU of four.
+TPUS = pytest.mark.parametrize("tpus", [None, 0, 4])
+
+
+@TPUS
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": Precision(PrecisionName.fp16)}, ("precision=fp16 is not served by TPUs", "use precision=bf16")),
+        ({"precision": Precision(PrecisionName.tf32)}, ("precision=tf32 exists on NVIDIA GPUs only", "fp32 or bf16")),
+        ({"compile": True}, ("compile=true is not for TPUs", "leave compile=false")),
+        (
+            {"gradient_checkpointing": True},
+            (
+                "gradient_checkpointing=true is not served on TPUs",
+                "leave gradient_checkpointing=false, and set a smaller micro-batch with accumulation.steps",
+            ),
+        ),
+    ],
+    ids=["fp16", "tf32", "compile", "gradient_checkpointing"],
+)
+def test_settings_that_a_tpu_does_not_serve(
+    tpus: int | None,
+    changes: dict[str, Any],
+    words: tuple[str, str],
+    defaults: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a TPU would not serve is refused in its rehearsals, too, by its setting and with what would do."""
+    on_machine(monkeypatch, 8, tpus=tpus)
+    config = dataclasses.replace(defaults, device=Device(DeviceKind.tpu, 4), **changes)
+    with pytest.raises(UserError) as caught:
+        check_device_serves(config, place(config.device, None))
+    message = str(caught.value)
+    assert message.startswith(words[0])
+    assert words[1] in message
+    assert "\n" not in message
+
+
+@TPUS
+@pytest.mark.parametrize("precision", [PrecisionName.fp32, PrecisionName.bf16, PrecisionName.fp64])
+def test_precisions_that_a_tpu_serves(
+    tpus: int | None, precision: PrecisionName, defaults: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other precisions are not refused, on a TPU and in its rehearsals alike."""
+    on_machine(monkeypatch, 0, tpus=tpus)
+    config = dataclasses.replace(defaults, device=Device(DeviceKind.tpu, 4), precision=Precision(precision))
+    check_device_serves(config, place(config.device, None))
+
+
+def test_other_devices_serve_gradient_checkpointing(defaults: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs and GPUs recompute activations if they are asked to, with torch_xla beside them or not."""
+    for tpus in (None, 4):
+        on_machine(monkeypatch, 4, tpus=tpus)
+        for kind in (DeviceKind.cpu, DeviceKind.gpu):
+            config = dataclasses.replace(defaults, device=Device(kind, 4), gradient_checkpointing=True)
+            check_device_serves(config, place(config.device, None))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Building a recipe from its configuration: what may be named, and where; and filler rows."""
+"""Building a recipe from its configuration: what may be named, and where; and rows without targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipes.acceptability import GrammarCorpus
 from runner.building import build_recipe
 from runner.data.table import write_table
 from runner.errors import UserError
-from runner.recipe import IGNORED_LABEL, Prepared, filler, label_counts
+from runner.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
 
 TOP = "trusted_pkg.parts.Top"
 PART = "trusted_pkg.parts.Part"
@@ -212,21 +212,28 @@ def test_missing_argument(config: dict[str, Any], path: str) -> None:
     assert str(caught.value).startswith(f"{path} does not fit ")
 
 
-# --- filler and prepared data -------------------------------------------------------------------------------
+# --- rows without targets, and prepared data ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([1, 0]), torch.tensor([[3, -100, 2]])])
-def test_filler_has_no_target_left(labels: torch.Tensor) -> None:
-    """Filler keeps every input, in shape and value, loses every target, and leaves the batch alone."""
-    batch = {"input_ids": torch.tensor([[5, 6], [7, 8]]), "labels": labels}
+@pytest.mark.parametrize("rows", [[True, True, True], [False, True, True], [True, False, False]])
+@pytest.mark.parametrize("labels", [torch.tensor([1, 0, 2]), torch.tensor([[3, -100, 2], [1, 1, -100], [0, 0, 7]])])
+def test_rows_lose_their_targets(labels: torch.Tensor, rows: list[bool]) -> None:
+    """The rows named lose every target, of tokens too, the others keep theirs; inputs and the given batch stay."""
+    batch = {"input_ids": torch.tensor([[5, 6], [7, 8], [9, 9]]), "labels": labels}
     before = labels.clone()
-    filled = filler(batch)
-    assert filled["labels"].shape == labels.shape
-    assert filled["labels"].dtype == labels.dtype
-    assert (filled["labels"] == IGNORED_LABEL).all()
+    without = without_targets(batch, np.array(rows))
+    assert without["labels"].dtype == labels.dtype
+    for row, expected in enumerate(before):
+        assert torch.equal(without["labels"][row], torch.full_like(expected, IGNORED_LABEL) if rows[row] else expected)
     assert IGNORED_LABEL == -100  # what torch's cross_entropy leaves out by default
-    assert filled["input_ids"] is batch["input_ids"]
+    assert without["input_ids"] is batch["input_ids"]
     assert torch.equal(batch["labels"], before)
+
+
+def test_a_batch_without_fillers_is_not_copied() -> None:
+    """Where no row is named the batch is handed on as it is."""
+    batch = {"labels": torch.tensor([1, 0])}
+    assert without_targets(batch, np.zeros(2, dtype=bool)) is batch
 
 
 def test_prepared_data_are_mapped(tmp_path: Path) -> None:

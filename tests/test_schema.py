@@ -45,6 +45,7 @@ def config() -> Config:
     ("kind", "good", "setting", "values"),
     [
         (Device, {"kind": DeviceKind.cpu}, "device.workers", [0, -1]),
+        (Device, {"kind": DeviceKind.cpu}, "device.length_buckets", [[], [0], [16, 0, 32], [-1], [32, -16]]),
         (Batch, FIXED_GLOBAL, "batch.global_batch", [0, -48, None]),
         (Batch, FIXED_GLOBAL, "batch.micro_batch", [8]),
         (Batch, PER_DEVICE, "batch.micro_batch", [0, -1, None]),
@@ -118,6 +119,8 @@ def test_what_exact_dropout_excludes(config: Config, setting: str) -> None:
     ("kind", "values"),
     [
         (Device, {"kind": DeviceKind.gpu, "workers": 1}),
+        (Device, {"kind": DeviceKind.gpu, "length_buckets": [1]}),
+        (Device, {"kind": DeviceKind.gpu, "length_buckets": [32, 8, 32]}),
         (Batch, {"mode": BatchMode.fixed_global, "global_batch": 1}),
         (Accumulation, {"mode": AccumulationMode.auto, "max_micro_batch": 1}),
         (Sync, {"policy": SyncPolicyName.periodic, "k": 1}),
@@ -148,6 +151,7 @@ def test_seeds_on_the_edge(config: Config, seed: int) -> None:
         ["recipe=cola", "device=tpu8", "batch=per_device", "precision=bf16", "scaling=sqrt", "optimizer=sgd"],
         ["accumulation=auto", "schedule=cosine", "tracking=none", "max_steps=7", "evaluation.patience=2"],
         ["optimizer.betas=[0.8,0.9]", "trusted_packages=[recipes,mine]", "tracking.uri=http://host", "ledger=warn"],
+        ["device=tpu8", "device.length_buckets=[16,32]"],
     ],
 )
 def test_round_trip_of_a_composed_config(overrides: list[str]) -> None:
@@ -166,7 +170,7 @@ def test_round_trip_of_a_composed_config(overrides: list[str]) -> None:
 def test_plain_config_is_what_one_writes_in_yaml() -> None:
     """Plain data hold the names and numbers of the YAML files, and nothing but JSON types."""
     plain = to_plain(settings(compose(["device=cpu4", "optimizer.lr=2e-5", "evaluation.goal=min"])))
-    assert plain["device"] == {"kind": "cpu", "workers": 4, "rehearse": "auto", "file": None}
+    assert plain["device"] == {"kind": "cpu", "workers": 4, "rehearse": "auto", "file": None, "length_buckets": None}
     assert plain["optimizer"]["lr"] == 2e-5
     assert plain["optimizer"]["betas"] == [0.9, 0.999]
     assert plain["evaluation"]["goal"] == "min"

@@ -6,19 +6,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from runner.backends import Backend
+from runner.backends import Backend, TorchBackend
 from runner.seeds import random_state, restore_random_state, set_seed, worker_seed
 from tests.pool import WorkerPool
 from tests.replicas import Weights, make_loop, weights_of
-
-CPU = torch.device("cpu")
 
 
 def draws() -> list[Any]:
@@ -56,17 +54,6 @@ def test_a_seed_makes_cuda_repeatable() -> None:
         set_seed(seed)
         found.append([torch.rand(5, device=f"cuda:{i}").tolist() for i in range(torch.cuda.device_count())])
     assert found[0] == found[1] != found[2]
-
-
-def test_xla_is_seeded_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process on the XLA backend, which has loaded torch_xla, seeds that too."""
-    seeds: list[int] = []
-    module = ModuleType("torch_xla")
-    module.manual_seed = seeds.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch_xla", module)
-    set_seed(7)
-    set_seed(worker_seed(7, 3))
-    assert seeds == [7, worker_seed(7, 3)]
 
 
 def test_xla_is_never_loaded_for_it(tmp_path: Path) -> None:
@@ -107,21 +94,38 @@ def test_streams_go_on_where_their_state_was_taken(before: int, tmp_path: Path) 
         random.gauss(0, 1)
         np.random.standard_normal()
         torch.randn(17)
-    torch.save(random_state(CPU), tmp_path / "state.pt")
+    torch.save(random_state(), tmp_path / "state.pt")
     expected = draws()
     set_seed(999)
-    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True), CPU)
+    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
     assert draws() == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_cuda_goes_on_where_its_state_was_taken() -> None:
-    """The GPU's stream is part of the state."""
-    device = torch.device("cuda", 0)
-    state = random_state(device)
-    expected = torch.rand(5, device=device).tolist()
-    restore_random_state(state, device)
-    assert torch.rand(5, device=device).tolist() == expected
+def test_cuda_goes_on_where_its_state_was_taken(tmp_path: Path) -> None:
+    """The GPU's stream is the backend's to take and to put back."""
+    backend = TorchBackend("cuda", 0, 1, 0, dist.FileStore(str(tmp_path / "store"), 1))
+    state = backend.random_state()
+    assert isinstance(state, torch.Tensor)
+    expected = torch.rand(5, device=backend.device).tolist()
+    backend.restore_random_state(state.cpu())  # as it comes out of a file
+    assert torch.rand(5, device=backend.device).tolist() == expected
+    backend.close()
+
+
+def test_a_cpu_has_no_generator_beside_torchs(pool: WorkerPool) -> None:
+    """On CPU workers the device's own state is None, and putting that back moves no stream."""
+    assert pool.run(2, restore_nothing) == [True, True]
+
+
+def restore_nothing(backend: Backend) -> bool:
+    """Whether streams go on as ever after the device's state was taken and put back."""
+    set_seed(5)
+    expected = draws()
+    set_seed(5)
+    state = backend.random_state()
+    backend.restore_random_state(state)
+    return state is None and draws() == expected
 
 
 def test_taking_a_state_draws_nothing() -> None:
@@ -129,7 +133,7 @@ def test_taking_a_state_draws_nothing() -> None:
     set_seed(5)
     expected = draws()
     set_seed(5)
-    random_state(CPU)
+    random_state()
     assert draws() == expected
 
 
@@ -138,8 +142,8 @@ def train_on_augmented_text(backend: Backend, overrides: list[str], augment: boo
     loop = make_loop(backend, [*overrides, "precision=fp32", "max_steps=4"])
     collate, seen = loop.recipe.collate, []
 
-    def augmented(rows: Any, prepared: Any) -> Any:
-        batch = collate(rows, prepared)
+    def augmented(rows: Any, prepared: Any, length: int | None = None) -> Any:
+        batch = collate(rows, prepared, length)
         tokens = batch["input_ids"]
         if augment:
             tokens.masked_fill_(torch.rand(tokens.shape) < 0.1, 1)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
-from torch.nn.utils.rnn import pad_sequence
 
 from recipes.classification import METRICS, SequenceClassification
 from runner.data.cache import Cache
+from runner.data.padding import padded
 from runner.data.table import ROW, Table, write_table
 from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 
@@ -66,9 +66,9 @@ class TokenLabels(SequenceClassification):
         module: nn.Module = BertForTokenClassification(config)
         return module
 
-    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared) -> Batch:
-        batch = super().collate({**rows, "label": [0] * len(rows[ROW])}, prepared)
-        return {**batch, "labels": _padded(rows["labels"])}
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
+        batch = super().collate({**rows, "label": [0] * len(rows[ROW])}, prepared, length)
+        return {**batch, "labels": padded(rows["labels"], IGNORED_LABEL, length)}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         logits, labels = _logits(model, batch).flatten(0, 1), batch["labels"].flatten()
@@ -81,16 +81,9 @@ class TokenLabels(SequenceClassification):
         return pad(logits, (0, 0, 0, self.max_length - logits.shape[1]))
 
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
-        labels = _padded(table[range(len(table))]["labels"], self.max_length)
+        labels = padded(table[range(len(table))]["labels"], IGNORED_LABEL, self.max_length)
         shown = labels != IGNORED_LABEL
         return {name: METRICS[name](predictions[shown], labels[shown]) for name in self.metric_names}
-
-
-def _padded(labels: Sequence[Any], length: int = 0) -> Tensor:
-    """Rows of labels as one tensor, at least `length` wide."""
-    rows = [torch.from_numpy(row.astype("int64")) for row in labels]
-    together = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
-    return pad(together, (0, max(0, length - together.shape[1])), value=IGNORED_LABEL)
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:

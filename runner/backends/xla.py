@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,11 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from runner.backends.protocol import Compilations
 from runner.backends.torch_distributed import TorchBackend
+from runner.errors import UserError
 from runner.recipe import Batch
+
+#: The PCI vendor of TPUs.
+_GOOGLE = "0x1ae0"
 
 #: Sums one tensor on the device over all workers, in place.
 AllReduce = Callable[[Tensor], None]
@@ -31,12 +34,12 @@ AllReduce = Callable[[Tensor], None]
 
 def tpu_workers() -> int:
     """How many workers the TPU of this host has; 0 where there is none, or where PJRT_DEVICE names another device."""
-    os.environ.setdefault("PJRT_SELECT_DEFAULT_DEVICE", "0")  # or importing torch_xla says which one it selects
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    if os.environ.get("PJRT_DEVICE", "TPU") != "TPU" or _GOOGLE not in {path.read_text().strip() for path in vendors}:
+        return 0  # without importing torch_xla, which takes seconds
     from torch_xla._internal import tpu
 
-    if os.environ.get("PJRT_DEVICE", "TPU") != "TPU" or not tpu.num_available_chips():
-        return 0
-    return int(tpu.num_local_processes())
+    return int(tpu.num_local_processes()) if tpu.num_available_chips() else 0
 
 
 def connect(host: TorchBackend, cache: Path, threads: int) -> XlaBackend:
@@ -45,9 +48,12 @@ def connect(host: TorchBackend, cache: Path, threads: int) -> XlaBackend:
     `host`: the link over which the host's data travel, and whose rank and world size are this worker's. `cache`: the
     folder under which compiled programs are kept. `threads`: of XLA's CPU device.
     """
-    _set_environment(threads)
     on_tpu = tpu_workers() > 0
-    os.environ["PJRT_DEVICE"] = "TPU" if on_tpu else "CPU"
+    os.environ.update(
+        PJRT_DEVICE="TPU" if on_tpu else "CPU",
+        CPU_NUM_DEVICES="1",
+        NPROC=str(threads),  # of XLA's CPU device, which takes all cores otherwise
+    )
     import torch_xla
     from torch_xla import runtime
     from torch_xla._internal import pjrt
@@ -58,20 +64,19 @@ def connect(host: TorchBackend, cache: Path, threads: int) -> XlaBackend:
     if on_tpu and host.world_size > 1:
         # What torch_xla does itself for workers that torch's elastic launcher has started.
         pjrt.initialize_multiprocess(host.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-        assert runtime.world_size() == host.world_size, (runtime.world_size(), host.world_size)
+        _check_slice(runtime.world_size(), host.world_size)
     elif on_tpu:
         pjrt.initialize_singleprocess()
     _full_matmul_precision()
     return XlaBackend(host, torch_xla.device(), compiled_all_reduce(host.world_size) if on_tpu else host_all_reduce)
 
 
-def _set_environment(threads: int) -> None:
-    """What torch_xla reads when it is imported, or soon after."""
-    assert "torch_xla" not in sys.modules, "torch_xla was imported before its environment was set"
-    os.environ.update(
-        CPU_NUM_DEVICES="1",
-        NPROC=str(threads),  # of XLA's CPU device, which takes all cores otherwise
-    )
+def _check_slice(there: int, started: int) -> None:
+    if there != started:
+        raise UserError(
+            f"this TPU slice has {there} workers, and {started} were started: start torchrun on every host of the "
+            f"slice, with device.workers={there}"
+        )
 
 
 def _full_matmul_precision() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from runner.data.order import DataOrder, cut, deal, flatten, permutation
+from runner.data.order import DataOrder, cut, deal, permutation
 from runner.plan import Plan, make_plan
 
 
@@ -230,10 +230,3 @@ def test_state_of_another_order_is_refused(seed: int, sorted_by_length: bool, ch
     with pytest.raises(ValueError, match="data order"):
         other.load_state_dict(saved.state_dict())
     assert (other.epoch, other.t) == (0, 0)
-
-
-def test_flatten_puts_one_filler_row_where_there_is_no_sample() -> None:
-    """What the loader fetches: every micro-batch in order, and one filler row for a step without any."""
-    steps = [[np.array([4, 2]), np.array([7])], [], [np.array([1])], []]
-    assert list(flatten(steps, filler_id=9)) == [[4, 2], [7], [9], [1], [9]]
-    assert all(type(i) is int for ids in flatten(steps, 9) for i in ids)

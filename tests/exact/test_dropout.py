@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runner.data.loader import FILLER
 from runner.errors import UserError
 from runner.exact import ExactDropout, exact_streams, standard_streams
 from runner.exact.stream import keep_mask
@@ -124,14 +125,17 @@ def test_call_sites_are_counted_from_each_context_on() -> None:
         assert len({tuple(y.flatten().tolist()) for y in outputs}) == 6
 
 
-def test_filler_has_a_stream() -> None:
-    """A micro-batch without samples runs one filler row, whose mask is that of no sample."""
-    x = torch.ones(1, 200)
-    with exact_streams(5)(3, np.zeros(0, dtype=np.int64), CPU):
-        filler = functional.dropout(x, 0.5)
-    assert 50 < filler.count_nonzero() < 150
-    with exact_streams(5)(3, np.array([0]), CPU):
-        assert not torch.equal(functional.dropout(x, 0.5), filler)
+def test_fillers_have_a_stream() -> None:
+    """A filler row's mask is that of no sample, and the samples beside it have the masks that they have alone."""
+    x = torch.ones(4, 200)
+    with exact_streams(5)(3, np.array([2, FILLER, 0, FILLER]), CPU):
+        beside = functional.dropout(x, 0.5)
+    assert 50 < beside[1].count_nonzero() < 150
+    assert torch.equal(beside[1], beside[3])
+    for row, sample in ((0, 2), (2, 0)):
+        with exact_streams(5)(3, np.array([sample]), CPU):
+            assert torch.equal(functional.dropout(x[:1], 0.5)[0], beside[row])
+        assert not torch.equal(beside[row], beside[1])
 
 
 def test_other_functions_and_streams_are_left_alone() -> None:

@@ -53,9 +53,9 @@ def test_transformers_are_accepted_and_left_as_they_were(
     torch.manual_seed(0)
     model = recipe(shape).build_model(prepared).to(dtype).train(training)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    generators = repr(random_state(CPU))
+    generators = repr(random_state())
     check_model(recipe(shape), prepared, model, CPU)
-    assert repr(random_state(CPU)) == generators
+    assert repr(random_state()) == generators
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert {module.training for module in model.modules()} == {training}
@@ -101,7 +101,7 @@ class Tokens:
     def __init__(self, augment: Callable[[Tensor], object] | None = None, padding_side: str = "right") -> None:
         self._augment, self._padding_side = augment, padding_side
 
-    def collate(self, rows: Mapping[str, Any], prepared: Any) -> Batch:
+    def collate(self, rows: Mapping[str, Any], prepared: Any, length: int | None = None) -> Batch:
         tokens = pad_sequence(rows["tokens"], batch_first=True, padding_side=self._padding_side)
         shown = tokens != 0
         if self._augment:

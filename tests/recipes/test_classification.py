@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from recipes.classification import METRICS, Corpus, LabelledText, SequenceClassi
 from runner.data.cache import Cache
 from runner.data.table import Table, write_table
 from runner.errors import UserError
-from runner.recipe import IGNORED_LABEL, Prepared, filler
+from runner.recipe import IGNORED_LABEL, Prepared, without_targets
 
 TRAIN = LabelledText(["the book fell", "a dog slept on the old book", "ran"], [0, 2, 1])
 EVAL = LabelledText(["the dog ran", "unheard of"], [1, 0])
@@ -122,6 +123,17 @@ def test_collate(prepared: Prepared) -> None:
     assert all(tensor.is_contiguous() for tensor in batch.values())
 
 
+@pytest.mark.parametrize("length", [5, 6, 16])
+def test_collate_pads_to_the_length_it_is_given(prepared: Prepared, length: int) -> None:
+    """Where a length is given every row is padded to it, tokens staying where they are, and the mask hides the rest."""
+    shortest, given = (recipe().collate(prepared.train[[2, 0]], prepared, to) for to in (None, length))
+    assert given["input_ids"].shape == given["attention_mask"].shape == (2, length)
+    for name in ("input_ids", "attention_mask"):
+        assert torch.equal(given[name][:, :5], shortest[name])
+        assert not given[name][:, 5:].any()  # the pad token is 0, too
+    assert torch.equal(given["labels"], shortest["labels"])
+
+
 def test_mask_comes_from_lengths(prepared: Prepared) -> None:
     """A pad token inside a text is text: the mask does not hide it."""
     rows = {name: list(values) for name, values in prepared.train[[0, 2]].items()}
@@ -132,14 +144,15 @@ def test_mask_comes_from_lengths(prepared: Prepared) -> None:
 
 
 def test_padding_does_not_matter(prepared: Prepared) -> None:
-    """A sentence's logits are the same alone and beside a longer one, to 1e-5."""
+    """A sentence's logits are the same alone, beside a longer one and padded to a bucket, to 1e-5."""
     torch.manual_seed(0)
     model = recipe().build_model(prepared).eval()
     with torch.no_grad():
         together = recipe().predict(model, recipe().collate(prepared.train[[0, 1, 2]], prepared))
         for row in range(3):
-            alone = recipe().predict(model, recipe().collate(prepared.train[[row]], prepared))
-            assert torch.allclose(alone[0], together[row], atol=1e-5)
+            for length in (None, 16):
+                alone = recipe().predict(model, recipe().collate(prepared.train[[row]], prepared, length))
+                assert torch.allclose(alone[0], together[row], atol=1e-5)
     assert together.shape == (3, 3)
     assert not torch.allclose(together[0], together[1], atol=1e-2)
 
@@ -182,7 +195,8 @@ def test_loss_is_a_sum_and_a_count(labels: list[int], loss: float, count: int, d
 def test_filler_moves_nothing(prepared: Prepared) -> None:
     """A filler row runs through a real model with loss 0, count 0 and no gradient but zeros."""
     model = recipe().build_model(prepared)
-    loss_sum, count = recipe().loss(model, filler(recipe().collate(prepared.train[[2]], prepared)))
+    batch = without_targets(recipe().collate(prepared.train[[2]], prepared), np.array([True]))
+    loss_sum, count = recipe().loss(model, batch)
     loss_sum.backward()  # type: ignore[no-untyped-call]
     assert (float(loss_sum.detach()), int(count)) == (0.0, 0)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

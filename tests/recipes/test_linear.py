@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +20,7 @@ from runner.data.cache import Cache
 from runner.data.order import permutation
 from runner.errors import UserError
 from runner.experiment import prepare
-from runner.recipe import IGNORED_LABEL, Prepared, filler
+from runner.recipe import IGNORED_LABEL, Prepared, without_targets
 from runner.worker import Job, build_loop
 from tests.pool import WorkerPool
 
@@ -144,7 +145,8 @@ def test_loss_is_a_sum_and_a_count(prepared: Prepared, dtype: torch.dtype) -> No
 def test_filler_moves_nothing(prepared: Prepared) -> None:
     """A filler row has loss 0, count 0 and a gradient of zeros."""
     model = LinearLayer().build_model(prepared)
-    loss_sum, count = LinearLayer().loss(model, filler(LinearLayer().collate(prepared.train[[3]], prepared)))
+    batch = without_targets(LinearLayer().collate(prepared.train[[3]], prepared), np.array([True]))
+    loss_sum, count = LinearLayer().loss(model, batch)
     (gradient,) = torch.autograd.grad(loss_sum, list(model.parameters()))
     assert (float(loss_sum.detach()), int(count), int(gradient.count_nonzero())) == (0.0, 0, 0)
 

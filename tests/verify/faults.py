@@ -127,7 +127,7 @@ def _micro_batch_skipped(loop: Loop, backend: Backend) -> Any:
 
 
 def _filler_that_counts(loop: Loop, backend: Backend) -> Any:
-    return mock.patch("runner.loop.filler", lambda batch: batch)
+    return mock.patch("runner.data.loader.without_targets", lambda batch, rows: batch)
 
 
 FAULTS: dict[str, Fault] = {

@@ -1,0 +1,112 @@
+"""What workers run in the tests of XLA: the shipped loop, and what it can be compared by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from runner.backends import Backend
+from runner.evaluate import evaluate
+from runner.ledger import as_json
+from runner.loop import Loop
+from tests.replicas import make_loop, train_in_two_parts, weights_of
+
+#: 97 samples in global batches of 24: with two workers, one of them has nothing to do in the last step of an epoch.
+TAIL = ["recipe.data.train_samples=97"]
+EXACT = ["equivalence=exact", "recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
+STANDARD = ["recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
+SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
+
+
+def trained(backend: Backend, overrides: list[str]) -> dict[str, Any]:
+    """Train to the end: losses and learning rates by step, logits and weights on the CPU, ledger, compilations."""
+    logged: list[Any] = []
+    loop = make_loop(backend, overrides, logged)
+    loop.train()
+    loop.finish()
+    losses = {step: metrics["train/loss"] for step, metrics in logged if "train/loss" in metrics}
+    result = {
+        "losses": np.array([losses[step] for step in sorted(losses)]),
+        "weights": {name: tensor.cpu() for name, tensor in weights_of(loop).items()},
+        "logits": logits(loop),
+        "metrics": loop.eval_metrics,
+        "ledger": as_json(loop.ledger),
+        "stats": loop.policy.stats(),
+    }
+    loop.policy.close()
+    return result
+
+
+def trained_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dict[str, torch.Tensor]:
+    """Stop, build everything anew, load the state and go on; the weights on the CPU."""
+    weights = train_in_two_parts(backend, overrides, stop)["weights"]
+    return {name: tensor.cpu() for name, tensor in weights.items()}
+
+
+def logits(loop: Loop) -> torch.Tensor:
+    """The evaluation part's, in sample order, as the shipped evaluation hands them to the recipe's metrics."""
+    seen: list[torch.Tensor] = []
+    recipe = loop.recipe
+    object.__setattr__(recipe, "metrics", lambda predictions, table: seen.append(predictions) or {})
+    try:
+        evaluation = loop.config.evaluation
+        evaluate(recipe, loop.prepared, loop.model, loop.backend, loop.precision, evaluation.micro_batch, None)
+    finally:
+        object.__delattr__(recipe, "metrics")
+    return seen[0] if seen else torch.zeros(0)
+
+
+def trained_with_meter(backend: Backend, overrides: list[str], stretch: int) -> dict[str, torch.Tensor]:
+    """Train and look at the losses every `stretch` steps, however long they take."""
+    loop = make_loop(backend, overrides)
+    loop.first_step_at = 0.0
+    type(loop.meter).full = property(lambda meter: len(meter._pending) >= stretch)  # type: ignore[assignment]
+    loop.train()
+    loop.policy.finish()
+    weights = {name: tensor.cpu() for name, tensor in weights_of(loop).items()}
+    loop.policy.close()
+    return weights
+
+
+def compiled_by_step(backend: Backend, overrides: list[str], steps: int) -> tuple[list[int], list[int], str | None]:
+    """Compilations and tensors read back by each optimizer step, evaluation left out, and what the watch says."""
+    from torch_xla.debug import metrics
+
+    def read_back() -> int:
+        data = metrics.metric_data("TransferFromDeviceTime")
+        return 0 if data is None else int(data[0])
+
+    loop = make_loop(backend, overrides)
+    loop._after_step = lambda: None  # type: ignore[method-assign]  # it logs, which reads
+    compilations, reads = [], []
+    for step in range(1, steps + 1):
+        before, read_before = loop.compilations.total(), read_back()
+        loop.train(until=step)
+        after = loop.compilations.total()
+        assert before is not None
+        assert after is not None
+        compilations.append(after.count - before.count)
+        reads.append(read_back() - read_before)
+    loop.policy.close()
+    return compilations, reads, loop.compilations.warning()
+
+
+def with_ragged_batches(backend: Backend, overrides: list[str]) -> tuple[int, str | None]:
+    """Train with a recipe that pads to lengths of its own; its compilations, and what the watch says of them."""
+    loop = make_loop(backend, overrides)
+    collate = loop.recipe.collate
+    calls = 0
+
+    def ragged(rows: Any, prepared: Any, length: int | None = None) -> Any:
+        nonlocal calls
+        calls += 1
+        return collate(rows, prepared, 14 + calls % 16)
+
+    object.__setattr__(loop.recipe, "collate", ragged)
+    loop.train()
+    total = loop.compilations.total()
+    loop.policy.close()
+    assert total is not None
+    return total.count, loop.compilations.warning()
