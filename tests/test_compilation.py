@@ -1,16 +1,12 @@
-"""Compilations: which of them are worth a warning, and what it says. And the speed, which they are no part of."""
+"""Compilations: which of them are worth a warning, and what it says."""
 
 from __future__ import annotations
-
-import time
-from typing import Any
 
 import pytest
 import torch
 
 from runner.backends import Compilations
 from runner.compilation import CompilationWatch
-from runner.meter import Meter
 
 #: What a run needs programs for anyway.
 WARM_UP = 10
@@ -18,8 +14,6 @@ WARM_UP = 10
 
 class Compiler:
     """A backend that has compiled as much as it is told; `None` programs: one that compiles nothing while training."""
-
-    rank, world_size = 0, 1
 
     def __init__(self, programs: int | None = 0) -> None:
         self.programs = programs
@@ -32,12 +26,6 @@ class Compiler:
         assert self.programs is not None
         self.programs += programs
         self.seconds += seconds
-
-    def synchronize(self) -> None:
-        pass
-
-    def sum_numbers(self, numbers: Any) -> list[float]:
-        return [float(number) for number in numbers]
 
 
 def batch(rows: int, tokens: int) -> dict[str, torch.Tensor]:
@@ -59,7 +47,7 @@ def warned(compiled: dict[int, int], before: int = 0, steps: int = 40) -> str | 
     [
         {},
         {1: 100},
-        {step: 9 for step in range(1, WARM_UP + 1)},
+        dict.fromkeys(range(1, WARM_UP + 1), 9),
         {1: 3, 11: 5},
         {11: 1, 12: 1, 20: 1, 30: 1, 40: 1},
         {10: 50, 40: 5},
@@ -75,9 +63,9 @@ def test_a_few_compilations_are_no_nuisance(compiled: dict[int, int]) -> None:
     ("compiled", "count", "last"),
     [
         ({11: 6}, 6, 11),
-        ({step: 1 for step in range(11, 17)}, 6, 16),
+        (dict.fromkeys(range(11, 17), 1), 6, 16),
         ({1: 100, 10: 7, 12: 4, 35: 2}, 6, 35),
-        ({step: 2 for step in range(1, 41)}, 60, 40),
+        (dict.fromkeys(range(1, 41), 2), 60, 40),
     ],
 )
 def test_more_are_told(compiled: dict[int, int], count: int, last: int) -> None:
@@ -152,54 +140,3 @@ def test_a_backend_that_compiles_nothing() -> None:
         watch.after_evaluation()
     assert watch.warning() is None
     assert watch.total() is None
-
-
-# --- the speed ------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Seconds that pass only when they are told to."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-
-def step(meter: Meter, number: int, samples: int = 10) -> None:
-    meter.add(number, torch.tensor(2.0), torch.tensor(samples), samples, 1e-3, samples, samples * number)
-
-
-def test_compiling_is_no_part_of_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 seconds, 4 of which compiled, 1 was training: ten samples are ten a second."""
-    clock, backend = Clock(monkeypatch), Compiler()
-    meter = Meter(backend)  # type: ignore[arg-type]
-    backend.compile(3, seconds=30)
-    step(meter, 1)
-    meter.reduce()  # the clock starts
-    clock.now += 5
-    backend.compile(1, seconds=4)
-    step(meter, 2)
-    meter.reduce()
-    assert meter.samples_per_s == pytest.approx(10)
-    clock.now += 2
-    step(meter, 3)
-    meter.reduce()
-    assert meter.samples_per_s == pytest.approx(5)
-    assert (meter.timed_samples, meter.timed_seconds) == (20, pytest.approx(3))
-
-
-def test_what_an_evaluation_compiles_is_not_taken_off_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock stands while an evaluation compiles: the seconds of training after it stay whole."""
-    clock, backend = Clock(monkeypatch), Compiler()
-    meter = Meter(backend)  # type: ignore[arg-type]
-    step(meter, 1)
-    meter.reduce()
-    meter.pause()
-    clock.now += 9
-    backend.compile(2, seconds=8)
-    meter.resume()
-    clock.now += 10
-    step(meter, 2)
-    meter.reduce()
-    assert meter.samples_per_s == pytest.approx(1)
-    assert (meter.timed_samples, meter.timed_seconds) == (10, pytest.approx(10))

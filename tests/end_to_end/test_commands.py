@@ -11,48 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
 
+from tests.processes import alive_in_session, start, statuses, still_alive_in_session, wait_for
 from tests.replicas import TINY
 
 BIN = Path(sys.executable).parent
 QUICK = [override for override in TINY if not override.startswith(("tracking", "precision"))]
-
-
-def statuses(root: Path) -> list[str]:
-    client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
-    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    return [run.info.status for run in found]
-
-
-def start(root: Path, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
-def wait_for(path: Path, pattern: str, process: subprocess.Popen[str]) -> Path:
-    """The first file under `path` that matches, once there is one with content."""
-    for _ in range(1200):
-        found = [p for p in path.glob(pattern) if p.stat().st_size > 0]
-        if found:
-            return found[0]
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    raise AssertionError(f"no {pattern} under {path}")
-
-
-def alive_in_session(leader: int) -> list[int]:
-    """Processes of a session that still run."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) == leader and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -71,11 +35,7 @@ def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number:
     assert summary["samples_seen"] > 0
     assert json.loads((metrics.parent / "summary.json").read_text())["status"] == "KILLED"
     assert statuses(tmp_path) == ["KILLED"]
-    for _ in range(100):
-        if not alive_in_session(process.pid):
-            break
-        time.sleep(0.05)
-    assert alive_in_session(process.pid) == []
+    assert still_alive_in_session(process.pid) == []
 
 
 def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""A CPU that wants what a compiling device wants, and training on it in test workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from runner.backends import Backend, Compilations, TorchBackend
+from runner.data.loader import FILLER
+from runner.recipe import Batch
+from tests import replicas
+
+
+class Compiling(TorchBackend):
+    """Runs as a plain CPU worker, and is treated as a device that compiles a program for every shape.
+
+    So it gets fixed rows, length buckets and an unfused optimizer, and like the XLA backend it has no data-parallel
+    wrapper and takes one batch ahead. `host`: the worker whose world it joins. Every new shape is a compilation.
+    """
+
+    compiles = True
+
+    def __init__(self, host: TorchBackend) -> None:
+        vars(self).update(vars(host))
+        self._known: set[tuple[int, ...]] = set()
+
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        return model
+
+    @torch.no_grad()
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self.all_reduce(parameter.grad).div_(self.world_size)
+
+    def feed(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
+        ahead: list[tuple[np.ndarray, Batch]] = []
+        for ids, batch in super().feed(batches):
+            ahead.append((ids, batch))
+            if len(ahead) > 1:
+                yield self._compiled(*ahead.pop(0))
+        for ids, batch in ahead:
+            yield self._compiled(ids, batch)
+
+    def _compiled(self, ids: np.ndarray, batch: Batch) -> tuple[np.ndarray, Batch]:
+        self._known.add(tuple(batch["input_ids"].shape))
+        return ids, batch
+
+    def compilations(self) -> Compilations | None:
+        return Compilations(len(self._known), float(len(self._known)), 0)
+
+
+class Shapes:
+    """Notes every micro-batch that a backend feeds: numbers of its rows, and the shape of its inputs."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.seen: list[tuple[list[int], tuple[int, ...]]] = []
+        self._feed = backend.feed
+        backend.feed = self._noting  # type: ignore[method-assign]
+
+    def _noting(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
+        for ids, batch in self._feed(batches):
+            assert {len(tensor) for tensor in batch.values()} == {len(ids)}
+            assert bool((batch["labels"].reshape(len(ids), -1)[torch.from_numpy(ids == FILLER)] == -100).all())
+            self.seen.append((ids.tolist(), tuple(batch["input_ids"].shape)))
+            yield ids, batch
+
+
+def train(backend: TorchBackend, overrides: list[str], compiles: bool) -> dict[str, Any]:
+    """Train to the end, on a device that compiles or on the plain CPU; also every micro-batch's rows and shape."""
+    device = Compiling(backend) if compiles else backend
+    shapes = Shapes(device)
+    return {**replicas.train(device, overrides), "shapes": shapes.seen}
+
+
+def train_in_two_parts(backend: TorchBackend, overrides: list[str], stop: int) -> dict[str, Any]:
+    """As in tests/replicas.py, on a device that compiles."""
+    return replicas.train_in_two_parts(Compiling(backend), overrides, stop)
+
+
+def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless: bool) -> tuple[int, str | None]:
+    """The number of programs of a run on a device that compiles, and the warning; `heedless`: of the given length."""
+    loop = replicas.make_loop(Compiling(backend), overrides)
+    if heedless:
+        collate = loop.recipe.collate
+        object.__setattr__(loop.recipe, "collate", lambda rows, prepared, length=None: collate(rows, prepared))
+    loop.train()
+    compiled = loop.compilations.total()
+    assert compiled is not None
+    loop.policy.close()
+    return compiled.count, loop.compilations.warning()
+
+
+def optimizer_is_fused(backend: TorchBackend, overrides: list[str], compiles: bool) -> set[bool]:
+    """Whether any group of the optimizer uses torch's fused kernels."""
+    loop = replicas.make_loop(Compiling(backend) if compiles else backend, overrides)
+    loop.policy.close()
+    return {bool(group["fused"]) for group in loop.optimizer.param_groups}

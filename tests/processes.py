@@ -1,0 +1,54 @@
+"""Commands as processes of their own: starting them, waiting for what they write, and counting who is left."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from mlflow.tracking import MlflowClient
+
+
+def statuses(root: Path) -> list[str]:
+    client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return [run.info.status for run in found]
+
+
+def start(root: Path, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_for(path: Path, pattern: str, process: subprocess.Popen[str]) -> Path:
+    """The first file under `path` that matches, once there is one with content."""
+    for _ in range(3600):
+        found = [p for p in path.glob(pattern) if p.stat().st_size > 0]
+        if found:
+            return found[0]
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError(f"no {pattern} under {path}")
+
+
+def alive_in_session(leader: int) -> list[int]:
+    """Processes of a session that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == leader and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def still_alive_in_session(leader: int) -> list[int]:
+    """Those that still run a few seconds after the leader has ended: ending takes a process a moment."""
+    for _ in range(100):
+        if not alive_in_session(leader):
+            break
+        time.sleep(0.05)
+    return alive_in_session(leader)

@@ -1,0 +1,193 @@
+"""Batches in few shapes, as a compiling device wants them: padding and fillers change no result, in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runner.data.loader import FILLER
+from tests import replicas
+from tests.compiling import optimizer_is_fused, train, train_in_two_parts, what_is_said_of_shapes
+from tests.pool import WorkerPool
+from tests.replicas import Weights
+from tests.token_recipe import TOKENS
+
+SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
+ADAMW = ["optimizer=adamw", "optimizer.lr=1e-3"]
+EXACT = ["equivalence=exact", "recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
+BUCKETS = (8, 14, 32)
+GIVEN = f"device.length_buckets=[{','.join(map(str, BUCKETS))}]"
+#: The grammar's rows have 5 to 14 tokens; the model has positions for 32.
+LONGEST = 14
+
+Result = dict[str, Any]
+
+
+def largest_difference(a: Weights, b: Weights) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def assert_same(found: list[Result], expected: list[Result], tolerance: float = 1e-12) -> None:
+    """The same weights, metrics and ledger on every worker, and the same losses at every step."""
+    for one, other in zip(found, expected, strict=True):
+        assert largest_difference(one["weights"], other["weights"]) < tolerance
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-9)
+        assert one["ledger"] == other["ledger"]
+        assert [epoch["digest"] for epoch in one["ledger"]] == [epoch["digest"] for epoch in other["ledger"]]
+        assert all(epoch["missing"] == epoch["duplicated"] == 0 for epoch in one["ledger"])
+    losses = [[m["train/loss"] for _, m in r["logged"] if "train/loss" in m] for r in (found[0], expected[0])]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert len(losses[0]) == 10
+
+
+def bucket(tokens: int) -> int:
+    return min(length for length in BUCKETS if length >= tokens)
+
+
+# --- buckets on plain CPU workers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["bert", "gpt2"])
+@pytest.mark.parametrize(("workers", "accumulation", "k"), [(1, 1, 1), (1, 4, 1), (2, 3, 1), (2, 2, 4), (8, 1, 1)])
+def test_length_buckets_change_padding_and_nothing_else(
+    pool: WorkerPool, workers: int, accumulation: int, k: int, shape: str
+) -> None:
+    """Every micro-batch is padded to the first bucket it fits in, with the same rows; dropout is on and exact."""
+    own = [f"recipe.model.shape={shape}", f"accumulation.steps={accumulation}", f"sync.k={k}"]
+    overrides = [*SGD, *EXACT, *own]
+    without = pool.run(workers, train, overrides, False)
+    with_buckets = pool.run(workers, train, [*overrides, GIVEN], False)
+    assert_same(with_buckets, without)
+    for one, other in zip(with_buckets, without, strict=True):
+        assert one["shapes"] == [(ids, (rows, bucket(tokens))) for ids, (rows, tokens) in other["shapes"]]
+    widths = {shape[1] for result in with_buckets for _, shape in result["shapes"]}
+    assert widths <= {8, 14}
+    assert widths != {shape[1] for result in without for _, shape in result["shapes"]}
+
+
+def test_both_buckets_are_met(pool: WorkerPool) -> None:
+    """The test above would prove little if every micro-batch fell into one bucket, or were as long as one before."""
+    shapes = pool.run(1, train, [*SGD, "accumulation.steps=4", GIVEN], False)[0]["shapes"]
+    assert {tokens for _, (_, tokens) in shapes} == {8, 14}
+    shapes = pool.run(1, train, [*SGD, "accumulation.steps=4"], False)[0]["shapes"]
+    assert len({tokens for _, (_, tokens) in shapes}) >= 5
+
+
+def test_rows_are_as_many_as_samples_where_nothing_is_compiled(pool: WorkerPool) -> None:
+    """Buckets alone bring no fillers, but for the one row of a worker that has no sample in the tail."""
+    for rank, result in enumerate(pool.run(8, train, [*SGD, GIVEN], False)):
+        fillers = [ids for ids, _ in result["shapes"] if FILLER in ids]
+        assert fillers == ([] if rank < 4 else [[FILLER]] * 2)
+
+
+# --- a device that compiles -----------------------------------------------------------------------------------
+
+#: Name, settings and how far apart the two devices may end.
+CASES = [
+    ("exact dropout", [*SGD, *EXACT], 1e-12),
+    ("exact dropout, gpt2", [*SGD, *EXACT, "recipe.model.shape=gpt2"], 1e-12),
+    ("exact dropout, buckets", [*SGD, *EXACT, "device.length_buckets=[6,8,10,14]"], 1e-12),
+    ("adamw", [*ADAMW, *EXACT], 1e-9),
+    ("labels on tokens", [*SGD, *TOKENS, "device.length_buckets=[9,14]"], 1e-12),
+]
+
+
+@pytest.mark.parametrize(
+    ("workers", "accumulation", "k"), [(1, 1, 1), (1, 3, 1), (2, 1, 1), (2, 1, 4), (2, 3, 4), (8, 1, 1), (8, 1, 4)]
+)
+@pytest.mark.parametrize(("name", "settings", "tolerance"), CASES, ids=[name for name, _, _ in CASES])
+def test_few_shapes_and_the_same_result(
+    pool: WorkerPool, workers: int, accumulation: int, k: int, name: str, settings: list[str], tolerance: float
+) -> None:
+    """Fixed rows with fillers, buckets and the unfused optimizer end where the plain CPU does, tails included."""
+    overrides = [*settings, f"accumulation.steps={accumulation}", f"sync.k={k}"]
+    plain = pool.run(workers, train, [o for o in overrides if "buckets" not in o], False)
+    compiled = pool.run(workers, train, overrides, True)
+    assert_same(compiled, plain, tolerance)
+    rows = {24 // workers // accumulation, -(-30 // workers)}  # of a micro-batch, and of an evaluation
+    for one, other in zip(compiled, plain, strict=True):
+        samples = [[row for row in ids if row != FILLER] for ids, _ in one["shapes"]]
+        assert samples == [[row for row in ids if row != FILLER] for ids, _ in other["shapes"]]
+        shapes = {shape for _, shape in one["shapes"]}
+        assert {shape[0] for shape in shapes} == rows
+        assert {shape[1] for shape in shapes} <= ({6, 8, 9, 10, 14} if "buckets" in str(settings) else {LONGEST})
+        assert len(shapes) <= (len(rows) if "buckets" not in str(settings) else len(rows) * 4)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_fillers_are_many(pool: WorkerPool, workers: int) -> None:
+    """The test above would prove little without fillers: the tail of 4 on 2 workers has 10 of them in each batch."""
+    results = pool.run(workers, train, [*SGD, *EXACT], True)
+    rows = 24 // workers
+    training = [[ids for ids, _ in result["shapes"] if len(ids) == rows] for result in results]
+    most = [max(ids.count(FILLER) for ids in batches) for batches in training]
+    assert most == ([10, 10] if workers == 2 else [2] * 4 + [3] * 4)
+
+
+def test_plain_micro_batches_are_of_many_shapes(pool: WorkerPool) -> None:
+    """That few shapes are met is the compiling device's doing: the plain CPU's have more than ten."""
+    plain, compiled = (pool.run(1, train, [*SGD, "accumulation.steps=3"], compiles)[0] for compiles in (False, True))
+    assert len({shape for _, shape in plain["shapes"]}) > 10
+    assert len({shape for _, shape in compiled["shapes"]}) == 2
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_fused_kernels_are_for_devices_that_compile_nothing(pool: WorkerPool, optimizer: list[str]) -> None:
+    """The optimizer is torch's fused one on CPUs and GPUs, and the plain one where a program is made of it."""
+    assert pool.run(1, optimizer_is_fused, optimizer, False) == [{True}]
+    assert pool.run(1, optimizer_is_fused, optimizer, True) == [{False}]
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("stop", [3, 5])
+def test_a_resumed_run_ends_with_the_same_weights(pool: WorkerPool, stop: int, k: int) -> None:
+    """Batches sent ahead of their use are sent again after a stop, and none is lost: not one bit changes."""
+    overrides = [*ADAMW, "recipe.model.dropout=0.1", "precision=fp32", f"sync.k={k}", "accumulation.steps=2"]
+    whole = pool.run(2, train, overrides, True)
+    for one, other in zip(whole, pool.run(2, train_in_two_parts, overrides, stop), strict=True):
+        assert largest_difference(one["weights"], other["weights"]) == 0
+        assert one["metrics"] == other["metrics"]
+        assert one["ledger"] == other["ledger"]
+
+
+def test_a_recipe_that_does_not_heed_the_length_is_told(pool: WorkerPool) -> None:
+    """A collate that pads to the longest row makes programs to the end, and the run says so; one that heeds it, few."""
+    # One row in a batch: as many shapes as lengths, rare ones late.
+    overrides = [*SGD, "batch.global_batch=1", "batch.length_sorted=false", "epochs=1", "recipe.data.train_samples=60"]
+    buckets = "device.length_buckets=[14]"
+    ((heeded, nothing),) = pool.run(1, what_is_said_of_shapes, [*overrides, buckets], False)
+    assert (heeded, nothing) == (2, None)
+    ((ignored, _),) = pool.run(1, what_is_said_of_shapes, [*overrides, buckets], True)
+    assert ignored > 5
+
+
+def test_periodic_averaging_communicates_as_ever(pool: WorkerPool) -> None:
+    """Bytes and synchronisations are the plain CPU's; the seconds of gradients inside a program are not known."""
+    for k in (1, 4):
+        plain, compiled = (
+            pool.run(2, train, [*SGD, f"sync.k={k}"], compiles)[0]["stats"] for compiles in (False, True)
+        )
+        assert (plain.synchronisations, plain.bytes) == (compiled.synchronisations, compiled.bytes)
+        assert plain.seconds is not None
+        assert (compiled.seconds is None) is (k == 1)
+
+
+def test_unknown_seconds_are_not_logged(pool: WorkerPool) -> None:
+    """Where the seconds of communication are not known the metric is left out, and what was compiled is there."""
+    logged = pool.run(2, train, SGD, True)[0]["logged"]
+    keys = {name for _, metrics in logged for name in metrics}
+    assert {"comm/bytes", "compile/count", "compile/seconds"} <= keys
+    assert "comm/seconds" not in keys
+    assert all(value is not None for _, metrics in logged for value in metrics.values())
+    plain = {name for _, metrics in pool.run(2, train, SGD, False)[0]["logged"] for name in metrics}
+    assert "comm/seconds" in plain
+    assert not [name for name in plain if name.startswith("compile/")]
+
+
+def test_tails_and_lengths_of_the_data() -> None:
+    """What the tests above count on: a tail of 4 in 24, and 30 rows to evaluate."""
+    plan = replicas.tiny_job([], 1).plan
+    assert plan.samples_per_epoch % plan.global_batch == 4
+    assert "recipe.data.eval_samples=30" in replicas.TINY

@@ -1,0 +1,93 @@
+"""The speed of training: what the clock counts, on a clock and a compiler that are told what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from runner.backends import Compilations
+from runner.meter import Meter
+
+
+class Lonely:
+    """A world of one worker, whose clock and compiler are moved by hand."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
+        self.now, self.compiled, self._compiles = 100.0, 0.0, compiles
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def compilations(self) -> Compilations | None:
+        return Compilations(1, self.compiled, 0) if self._compiles else None
+
+    def synchronize(self) -> None:
+        pass
+
+    def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
+        return [float(number) for number in numbers]
+
+    def go_on(self, seconds: float, compiling: float = 0.0) -> None:
+        """Time passes, part of it with compiling."""
+        self.now += seconds
+        self.compiled += compiling
+
+
+def train(meter: Meter, steps: int, samples: int = 10) -> None:
+    """So many steps, and a reduction after the last."""
+    for number in range(1, steps + 1):
+        meter.add(number, torch.tensor(2.0), torch.tensor(samples), samples, 1e-3, samples, samples * number)
+    meter.reduce()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_speed_is_samples_by_seconds_between_reductions(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first reduction on, and without the time between `pause` and `resume`."""
+    here = Lonely(monkeypatch, compiles)
+    meter = Meter(here)  # type: ignore[arg-type]
+    here.go_on(50)
+    train(meter, 1)  # the clock starts
+    assert meter.samples_per_s == 0
+    here.go_on(4)
+    train(meter, 2)
+    assert meter.samples_per_s == pytest.approx(5)
+    meter.pause()
+    here.go_on(100)
+    meter.resume()
+    here.go_on(1)
+    train(meter, 1)
+    assert meter.samples_per_s == pytest.approx(10)
+    assert (meter.timed_samples, meter.timed_seconds) == (30, pytest.approx(5))
+
+
+def test_compiling_is_no_part_of_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 seconds, 4 of which compiled, 1 was training: ten samples are ten a second. Only once, and not before."""
+    here = Lonely(monkeypatch, compiles=True)
+    meter = Meter(here)  # type: ignore[arg-type]
+    here.go_on(40, compiling=30)
+    train(meter, 1)
+    here.go_on(5, compiling=4)
+    train(meter, 1)
+    assert meter.samples_per_s == pytest.approx(10)
+    here.go_on(2)
+    train(meter, 1)
+    assert meter.samples_per_s == pytest.approx(5)
+    assert (meter.timed_samples, meter.timed_seconds) == (20, pytest.approx(3))
+
+
+def test_what_an_evaluation_compiles_is_not_taken_off_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands while an evaluation compiles: the seconds of training after it stay whole."""
+    here = Lonely(monkeypatch, compiles=True)
+    meter = Meter(here)  # type: ignore[arg-type]
+    train(meter, 1)
+    meter.pause()
+    here.go_on(9, compiling=8)
+    meter.resume()
+    here.go_on(10)
+    train(meter, 1)
+    assert meter.samples_per_s == pytest.approx(1)
+    assert (meter.timed_samples, meter.timed_seconds) == (10, pytest.approx(10))
