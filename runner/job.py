@@ -113,6 +113,7 @@ def _run(
         facts=experiment.facts,
         folder=folder.resolve(),
         device_type=experiment.placement.device_type,
+        local_workers=experiment.placement.local_workers,
         threads=experiment.placement.threads_per_worker,
         started_at=started_at,
     )

@@ -39,13 +39,17 @@ from runner.tracking.metrics_log import MetricsLog
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker is told. `started_at`: when the command started, in seconds since the epoch."""
+    """All that a worker is told.
+
+    `local_workers`: on each machine. `started_at`: when the command started, in seconds since the epoch.
+    """
 
     config: Config
     plan: Plan
     facts: DataFacts
     folder: Path
     device_type: str
+    local_workers: int
     threads: int
     started_at: float
 
@@ -60,6 +64,7 @@ class Job:
             facts=from_plain(DataFacts, data["facts"]),
             folder=Path(data["folder"]),
             device_type=data["device_type"],
+            local_workers=data["local_workers"],
             threads=data["threads"],
             started_at=data["started_at"],
         )
@@ -130,8 +135,16 @@ def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store
 def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
     """This worker's device, and its place in the world that meets at `store`."""
     torch.set_num_threads(job.threads)
-    cache = Cache(job.config.cache_dir).root
-    return build_backend(job.device_type, rank, world_size, local_rank, store, cache=cache, threads=job.threads)
+    return build_backend(
+        job.device_type,
+        rank,
+        world_size,
+        local_rank,
+        store,
+        local_workers=job.local_workers,
+        cache=Cache(job.config.cache_dir).root,
+        threads=job.threads,
+    )
 
 
 def build_loop(job: Job, backend: Backend, log: Log) -> Loop:

@@ -20,15 +20,23 @@ def xla_installed() -> bool:
 
 
 def build_backend(
-    device_type: str, rank: int, world_size: int, local_rank: int, store: dist.Store, *, cache: Path, threads: int
+    device_type: str,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    store: dist.Store,
+    *,
+    local_workers: int,
+    cache: Path,
+    threads: int,
 ) -> Backend:
     """One worker's device, and its place among the workers that meet at `store`.
 
-    `device_type`: `cpu`, `cuda` or `xla`. `cache`: the folder for what may be kept from run to run. `threads`: of this
-    worker's computations on a CPU.
+    `device_type`: `cpu`, `cuda` or `xla`. `local_workers`: of this world on this machine. `cache`: the folder for what
+    may be kept from run to run. `threads`: of this worker's computations on a CPU.
     """
     if device_type != "xla":
         return TorchBackend(device_type, rank, world_size, local_rank, store)
     from runner.backends import xla
 
-    return xla.connect(TorchBackend("cpu", rank, world_size, local_rank, store), cache / "xla", threads)
+    return xla.connect(TorchBackend("cpu", rank, world_size, local_rank, store), local_workers, cache / "xla", threads)

@@ -42,11 +42,12 @@ def tpu_workers() -> int:
     return int(tpu.num_local_processes()) if tpu.num_available_chips() else 0
 
 
-def connect(host: TorchBackend, cache: Path, threads: int) -> XlaBackend:
+def connect(host: TorchBackend, local_workers: int, cache: Path, threads: int) -> XlaBackend:
     """Take this worker's device and meet the other workers.
 
-    `host`: the link over which the host's data travel, and whose rank and world size are this worker's. `cache`: the
-    folder under which compiled programs are kept. `threads`: of XLA's CPU device.
+    `host`: the link over which the host's data travel, and whose rank and world size are this worker's.
+    `local_workers`: how many of these workers this machine has. `cache`: the folder under which compiled programs are
+    kept. `threads`: of XLA's CPU device.
     """
     on_tpu = tpu_workers() > 0
     os.environ.update(
@@ -63,7 +64,7 @@ def connect(host: TorchBackend, cache: Path, threads: int) -> XlaBackend:
         runtime.initialize_cache(str(cache / str(host.local_rank)))
     if on_tpu and host.world_size > 1:
         # What torch_xla does itself for workers that torch's elastic launcher has started.
-        pjrt.initialize_multiprocess(host.local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+        pjrt.initialize_multiprocess(host.local_rank, local_workers)
         _check_slice(runtime.world_size(), host.world_size)
     elif on_tpu:
         pjrt.initialize_singleprocess()

@@ -69,6 +69,10 @@ def verify(arguments: Sequence[str], console: Console) -> int:
         raise UserError("runner.verify starts workers for both setups itself: call it without torchrun")
     dirs = config_dirs(options.config_dir)
     a, b = (_experiment(name, [*options.common, *_split(name, getattr(options, name))], dirs) for name in ("a", "b"))
+    if all(experiment.placement.device_type == "xla" and not experiment.placement.rehearsed for experiment in (a, b)):
+        raise UserError(
+            "--a and --b are both on the TPU, which serves one setup at a time: compare each with device=cpu"
+        )
     certificate = certify(b.setup, a.setup)
     steps = min(options.steps, a.plan.optimizer_steps, b.plan.optimizer_steps)
     for name, experiment in (("a", a), ("b", b)):
@@ -131,8 +135,16 @@ def _job(experiment: Experiment, folder: Path, workers: int) -> Job:
         # Evaluating changes no weight, and takes time.
         evaluation=dataclasses.replace(experiment.config.evaluation, every_steps=sys.maxsize, patience=None),
     )
-    device_type, threads = experiment.placement.device_type, threads_per_worker(workers)
-    return Job(config, experiment.plan, experiment.facts, folder, device_type, threads, time.time())
+    return Job(
+        config=config,
+        plan=experiment.plan,
+        facts=experiment.facts,
+        folder=folder,
+        device_type=experiment.placement.device_type,
+        local_workers=experiment.placement.local_workers,
+        threads=threads_per_worker(workers),
+        started_at=time.time(),
+    )
 
 
 class _Status:
