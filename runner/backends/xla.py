@@ -34,12 +34,15 @@ AllReduce = Callable[[Tensor], None]
 
 def tpu_workers() -> int:
     """How many workers the TPU of this host has; 0 where there is none, or where PJRT_DEVICE names another device."""
-    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
-    if os.environ.get("PJRT_DEVICE", "TPU") != "TPU" or _GOOGLE not in {path.read_text().strip() for path in vendors}:
+    if os.environ.get("PJRT_DEVICE", "TPU") != "TPU" or _GOOGLE not in _pci_vendors():
         return 0  # without importing torch_xla, which takes seconds
     from torch_xla._internal import tpu
 
     return int(tpu.num_local_processes()) if tpu.num_available_chips() else 0
+
+
+def _pci_vendors() -> set[str]:
+    return {path.read_text().strip() for path in Path("/sys/bus/pci/devices").glob("*/vendor")}
 
 
 def connect(host: TorchBackend, local_workers: int, cache: Path, threads: int) -> XlaBackend:
