@@ -25,7 +25,8 @@ def _serve(connection: Connection, device_type: str) -> None:
         module, function, arguments, rank, world_size, meeting = task
         try:
             store = dist.FileStore(meeting, world_size)
-            backend = build_backend(device_type, rank, world_size, rank, store, cache=Path(meeting).parent, threads=1)
+            place = {"local_workers": world_size, "cache": Path(meeting).parent, "threads": 1}
+            backend = build_backend(device_type, rank, world_size, rank, store, **place)
             result = getattr(importlib.import_module(module), function)(backend, *arguments)
             backend.close()
             connection.send((True, result))

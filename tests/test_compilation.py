@@ -32,11 +32,11 @@ def batch(rows: int, tokens: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.zeros(rows, tokens), "labels": torch.zeros(rows)}
 
 
-def warned(compiled: dict[int, int], before: int = 0, steps: int = 40) -> str | None:
-    """What is said after so many steps, those of `compiled` having compiled so many programs."""
-    backend = Compiler(before)
+def warned(compiled: dict[int, int]) -> str | None:
+    """What is said after 40 steps, those of `compiled` having compiled so many programs."""
+    backend = Compiler()
     watch = CompilationWatch(backend)  # type: ignore[arg-type]
-    for step in range(1, steps + 1):
+    for step in range(1, 41):
         backend.compile(compiled.get(step, 0))
         watch.after_step(step, batch(4, step))
     return watch.warning()
@@ -56,7 +56,13 @@ def warned(compiled: dict[int, int], before: int = 0, steps: int = 40) -> str | 
 def test_a_few_compilations_are_no_nuisance(compiled: dict[int, int]) -> None:
     """Nothing is said of the first 10 steps, however much they compile, nor of up to 5 compilations after them."""
     assert warned(compiled) is None
-    assert warned(compiled, before=1000) is None  # what building the model has compiled is no step's
+
+
+def test_what_came_before_is_no_steps() -> None:
+    """A run that goes on at step 20 answers for nothing that was compiled before it."""
+    watch = CompilationWatch(Compiler(1000))  # type: ignore[arg-type]
+    watch.after_step(20, batch(4, 16))
+    assert watch.warning() is None
 
 
 @pytest.mark.parametrize(

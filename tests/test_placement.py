@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +265,14 @@ def test_a_tpu_that_is_there_need_not_be_rehearsed(workers: int | None, monkeypa
     """Under rehearse=never a TPU that is there runs as ever."""
     on_machine(monkeypatch, 0, tpus=4)
     assert not place(Device(DeviceKind.tpu, workers, Rehearse.never), None).rehearsed
+
+
+def test_looking_for_a_tpu_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch_xla is installed and PJRT_DEVICE names another device, the answer comes without importing it."""
+    monkeypatch.setattr(placement_module, "xla_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch_xla", None)  # an import of it fails
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert placement_module._tpu_workers() == 0
 
 
 def test_only_a_tpu_setup_looks_for_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,10 @@ WRONG: list[tuple[list[str], list[str]]] = [
     # Devices
     (["device=gpu4", "device.rehearse=never"], ["device.kind=gpu", "device.rehearse=auto"]),
     (["device=tpu8", "device.rehearse=never"], ["device.kind=tpu"]),
+    (["device=tpu8", "gradient_checkpointing=true"], ["gradient_checkpointing=true", "TPU", "accumulation.steps"]),
+    (["device.length_buckets=[]"], ["device.length_buckets=[]", "null"]),
+    (["device.length_buckets=[0,32]"], ["device.length_buckets=[0, 32]", "at least 1 token"]),
+    (["device.length_buckets=32"], ["device.length_buckets", "list"]),
     (["device=gpu4", "precision=tf32"], ["precision=tf32", "gpu4"]),
     (["device=tpu8", "precision=fp16"], ["precision=fp16", "TPU"]),
     (["device=tpu8", "compile=true"], ["compile=true", "TPU"]),

@@ -87,6 +87,8 @@ def test_summary_and_plan_say_what_was_run(finished: Path) -> None:
     assert ledger["sound"] is True
     assert 0 < summary["first_step_s"] < summary["wall_s"]
     assert summary["comm_bytes"] > 0 < summary["comm_s"]
+    assert summary["compilations"] is None  # nothing is compiled on a CPU,
+    assert summary["warnings"] == []  # and nothing is wrong
 
 
 def test_metrics_file_has_every_step(finished: Path) -> None:
@@ -201,6 +203,36 @@ def test_gradient_checkpointing_changes_no_weight(here: Path) -> None:
         run(f"gradient_checkpointing={flag}", "tracking=none", f"hydra.run.dir=outputs/{flag}", "precision=fp64")
         losses.append(read(here / "outputs" / flag, "summary.json")["train_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def test_length_buckets_change_no_result(here: Path) -> None:
+    """Two workers that pad to buckets train on the same samples to the same losses and metrics, dropout on."""
+    exact = ["equivalence=exact", "recipe.model.dropout=0.1", "precision=fp64", "device=cpu2", "tracking=none"]
+    found = {}
+    for name, buckets in (("null", "null"), ("given", "[14,8,32]")):
+        assert run(*exact, f"device.length_buckets={buckets}", f"hydra.run.dir=outputs/{name}") == 0
+        found[name] = [read(here / "outputs" / name, f"{of}.json") for of in ("summary", "ledger")]
+    (summary, ledger), (other, other_ledger) = found["given"], found["null"]
+    assert summary["train_loss"] == pytest.approx(other["train_loss"], rel=1e-12)
+    assert summary["eval"] == pytest.approx(other["eval"], rel=1e-9)
+    assert ledger["digest"] == other_ledger["digest"]
+    assert yaml.safe_load((here / "outputs" / "given" / "config.yaml").read_text())["device"]["length_buckets"] == [
+        *(14, 8, 32)
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_buckets_that_are_too_short_are_one_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    """A row that no bucket takes ends the run with one sentence and exit code 2, and before anything is trained."""
+    short = ["device=cpu", f"device.workers={workers}", "device.length_buckets=[4,8]", "tracking=none"]
+    assert run(*short) == cli.EXIT_USER_ERROR
+    assert capsys.readouterr().err.strip() == (
+        "error: device.length_buckets=[4, 8] ends below the longest row of the data, 12 tokens: "
+        "add 12, or lower the recipe's max_length"
+    )
+    assert not (only_folder(here) / "metrics.jsonl").exists() or not (only_folder(here) / "metrics.jsonl").read_text()
 
 
 def test_a_worker_that_fails_ends_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
