@@ -1,5 +1,5 @@
 # `make run` and `make test` need Python 3.10 or newer, git and make; everything else goes into .venv. The targets that
-# end in -xla do the same on torch_xla, in .venv-xla (7 GB, since torch's own package of that release brings CUDA along).
+# end in -xla do the same on torch_xla, in .venv-xla (9 GB, since torch's own package of that release brings CUDA along).
 PYTHON ?= python3
 BIN := .venv/bin
 XLA_BIN := .venv-xla/bin

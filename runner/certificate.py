@@ -156,7 +156,9 @@ def _dropout(setup: Setup) -> str:
         return "by sample"
     plan = setup.plan
     order = "sorted" if setup.config.batch.length_sorted else "unsorted"
-    return f"{plan.world_size} × {plan.accumulation_steps} {order} shares, {setup.device_type}"
+    buckets = setup.config.device.length_buckets
+    padding = f", padded to {buckets}" if buckets is not None else ""
+    return f"{plan.world_size} × {plan.accumulation_steps} {order} shares{padding}, {setup.device_type}"
 
 
 def _versions(setup: Setup) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,12 +11,6 @@ from runner.backends import Backend, Compilations
 
 #: Optimizer steps in which compiling is to be expected, and the compilations after them that are still no nuisance.
 _WARM_UP_STEPS, _A_HANDFUL = 10, 5
-
-
-@dataclass(frozen=True)
-class _Late:
-    step: int
-    shapes: str
 
 
 class CompilationWatch:
@@ -27,7 +21,8 @@ class CompilationWatch:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._late: list[_Late] = []
+        self._late: Counter[str] = Counter()
+        self._last_late_step = 0
         self._before = self._count()
 
     def _count(self) -> int:
@@ -38,7 +33,8 @@ class CompilationWatch:
         """Note what optimizer step `step` (counted from 1) has compiled, `batch` being its last micro-batch."""
         new = self._new()
         if new and step > _WARM_UP_STEPS:
-            self._late += [_Late(step, _shapes(batch))] * new
+            self._late[_shapes(batch)] += new
+            self._last_late_step = step
 
     def after_evaluation(self) -> None:
         """Leave out what an evaluation has compiled: it has programs of its own, the same ones each time."""
@@ -53,13 +49,13 @@ class CompilationWatch:
 
     def warning(self) -> str | None:
         """One sentence if there were more than a handful of compilations after the first steps."""
-        if len(self._late) <= _A_HANDFUL:
+        if self._late.total() <= _A_HANDFUL:
             return None
-        shapes = list(dict.fromkeys(late.shapes for late in self._late))
+        shapes = list(self._late)
         shown = "; ".join(shapes[:3]) + (f"; and {len(shapes) - 3} more" if len(shapes) > 3 else "")
         return (
-            f"{len(self._late)} compilations after the first {_WARM_UP_STEPS} optimizer steps, the last in step "
-            f"{self._late[-1].step}, for {shown}: batches should come in few shapes (does the recipe's collate pad to "
+            f"{self._late.total()} compilations after the first {_WARM_UP_STEPS} optimizer steps, the last in step "
+            f"{self._last_late_step}, for {shown}: batches should come in few shapes (does the recipe's collate pad to "
             "the length it is given? device.length_buckets says which lengths there are)"
         )
 

@@ -153,6 +153,9 @@ def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserEr
         # A shell leaves the ~ of setting=~/path alone, and Hydra takes it for an operator.
         mend = "write $HOME for ~" if re.match(r"[^=]*=~", error.override or "") else first_line(error)
         return UserError(f"'{error.override}' cannot be read as setting=value: {mend}")
+    if match := re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text):
+        key, values = match.groups()
+        return UserError(f"{key}={values} is several values: write {key}=[{values}] for a list, or sweep with -m")
     for override in overrides:
         if empty := re.fullmatch(r"([\w/]*)=(null|[\d.]*)", override):  # Hydra's own message names no setting
             what = f"no choice of the group '{empty.group(1)}'" if empty.group(1) else "no setting=value"
@@ -170,6 +173,8 @@ def _plain_words(what: str, key: str) -> str:
         return f"'{match.group(1)}' is not one of {match.group(2)}"
     if match := re.match(r"Value '(.*)' is not a valid bool", what):
         return f"'{match.group(1)}' is neither true nor false"
+    if "is not a ListConfig" in what:
+        return f"it is a list ({key}=[…,…])"
     if "is not Optional" in what:
         return "it cannot be null"
     return what

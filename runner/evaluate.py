@@ -15,6 +15,9 @@ from runner.data.order import deal
 from runner.precision import Precision
 from runner.recipe import Prepared, Recipe
 
+#: Micro-batches after which the host waits for predictions: so many of them the device has to hold.
+_FETCHED_TOGETHER = 16
+
 
 @torch.no_grad()
 def evaluate(
@@ -41,14 +44,17 @@ def evaluate(
 
     was_training = model.training
     model.eval()
+    parts: list[Tensor] = []
     on_device: list[tuple[np.ndarray, Tensor]] = []
     for ids, batch in backend.feed(batches(table, micro_batches, recipe, prepared, shapes)):
         with backend.forward_pass(), precision.autocast():
             on_device.append((ids, recipe.predict(model, batch)))
         backend.mark_step()
+        if len(on_device) == _FETCHED_TOGETHER:
+            parts += _fetched(on_device)
+            on_device = []
+    parts += _fetched(on_device)
     model.train(was_training)
-    # Fetched only now, and cut only here: the host has not waited before, and the device has seen few shapes.
-    parts = [part.cpu().double()[ids != FILLER] for ids, part in on_device]
 
     order = torch.cat(backend.gather_rows(torch.from_numpy(mine)))
     # A worker without a sample still has to say what shape a prediction has: it takes part with zero rows.
@@ -60,3 +66,8 @@ def evaluate(
     predictions[order] = gathered
     metrics: dict[str, float] = backend.share(recipe.metrics(predictions, table) if backend.rank == 0 else None)
     return metrics
+
+
+def _fetched(predictions: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:
+    """Without the fillers, which are cut off here only: the device sees few shapes."""
+    return [rows.cpu().double()[torch.from_numpy(ids != FILLER)] for ids, rows in predictions]

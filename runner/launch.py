@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import multiprocessing
@@ -44,11 +43,8 @@ def start_forkserver() -> None:
     It imports torch and the model code while the parent composes the configuration, so that a worker starts with
     everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
     """
-    preloaded = PRELOADED
-    if importlib.util.find_spec("torch_xla") is not None:
-        os.environ["PJRT_SELECT_DEFAULT_DEVICE"] = "0"  # a backend will; torch_xla says so when it does by itself
-        preloaded = [*PRELOADED, "torch_xla"]
-    multiprocessing.set_forkserver_preload(preloaded)
+    # Not torch_xla: importing it changes layers and functions of torch for workers on the CPU, too.
+    multiprocessing.set_forkserver_preload(PRELOADED)
     # Ctrl-C is the parent's to answer: a server interrupted in the middle of its imports would print where it was.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the other name's, if it comes later
 from torch.utils._pytree import tree_map_only
 
 from runner.backends import Backend
@@ -66,7 +66,8 @@ class Loop:
         self.learning_rate = LearningRate(plan, config.schedule)
         lengths = np.asarray(prepared.train.column("length"))
         self.order = DataOrder(plan, config.seed, backend.rank, lengths if config.batch.length_sorted else None)
-        self._layout = layout(lengths, plan.micro_batch, config.device.length_buckets, backend.compiles)
+        buckets = config.device.length_buckets
+        self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
         self.ledger = Ledger()
         self.meter = Meter(backend)
         self.compilations = CompilationWatch(backend)
@@ -126,7 +127,10 @@ class Loop:
             yield step, own, itertools.islice(on_device, len(own))
 
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
-        """One optimizer step: this worker's share of one global batch. The host never waits for the device in it."""
+        """One optimizer step: this worker's share of one global batch.
+
+        The host does not wait for the device in it, but for what a sync policy and the fp16 scaler have to know.
+        """
         epoch, policy = self.order.epoch, self.policy
         samples_seen = self.plan.samples_before(self.optimizer_step)
         lr = self.learning_rate.apply(self.optimizer, samples_seen)
@@ -147,7 +151,7 @@ class Loop:
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
                 with self.backend.forward_pass(), self.precision.autocast(), dropout:
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
-                self.scaler.scale(loss_sum / divisor).backward()
+                self.scaler.scale(loss_sum / self.backend.number(divisor, loss_sum.dtype)).backward()
             step_loss += loss_sum.detach()
             step_count += count
         if policy.takes_part(local_count):

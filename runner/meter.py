@@ -86,6 +86,7 @@ class Meter:
         self._mark = None
 
     def resume(self) -> None:
+        self._compiling_since_last()
         self._mark = time.perf_counter()
 
     def reduce(self) -> list[StepRecord]:

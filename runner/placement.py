@@ -77,7 +77,7 @@ def place(device: Device, world_size: int | None) -> Placement:
             f"set device.workers={world_size}, or start {workers}"
         )
     local = workers if world_size is None else int(os.environ.get("LOCAL_WORLD_SIZE", workers))
-    if tpus and local not in (1, tpus):
+    if tpus and local != tpus and workers != 1:
         raise UserError(
             f"device.workers={workers} does not fit the TPU of this host, which has {tpus} worker(s): set "
             f"device.workers={tpus}, or 1"
@@ -110,7 +110,8 @@ def _missing(kind: DeviceKind, local_workers: int, gpus: int, tpus: int) -> str:
     if kind is DeviceKind.tpu and not xla_installed():
         return "torch_xla is not installed (the extra `tpu`)"
     if kind is DeviceKind.tpu and not tpus:
-        return "this machine has no TPU"
+        chosen = os.environ.get("PJRT_DEVICE")
+        return "this machine has no TPU" if chosen in (None, "TPU") else f"PJRT_DEVICE={chosen} is set"
     return ""
 
 
@@ -129,6 +130,10 @@ def check_device_serves(config: Config, placement: Placement) -> None:
             raise UserError(f"precision=tf32 exists on NVIDIA GPUs only, not on {where}: use precision=fp32 or bf16")
         if torch.cuda.get_device_capability()[0] < 8:
             raise UserError("precision=tf32 needs a GPU of compute capability 8.0 or newer: use precision=fp32 or fp16")
+    if placement.kind == "tpu" and not placement.rehearsed and name is PrecisionName.fp64:
+        raise UserError(
+            "precision=fp64 is not in a TPU's hardware, only on the CPU that rehearses it: use precision=fp32"
+        )
     if placement.kind == "tpu" and name is PrecisionName.fp16:
         raise UserError("precision=fp16 is not served by TPUs, whose half precision is bf16: use precision=bf16")
     if config.gradient_checkpointing and placement.kind == "tpu":

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,6 +28,7 @@ from runner.data.cache import Cache
 from runner.errors import UserError
 from runner.exact import check_model, exact_streams, standard_streams
 from runner.loop import Log, Loop
+from runner.moving import moved
 from runner.plain import from_plain, to_plain
 from runner.plan import Plan
 from runner.precision import Precision
@@ -159,7 +161,7 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     exact = config.equivalence.mode is EquivalenceMode.exact
     if exact:
         check_model(recipe, prepared, model, backend.eager_device)
-    model = model.to(backend.device)
+    model = moved(model, backend.device)
     policy = build_sync_policy(config.sync, model, backend)
     own_seed = worker_seed(config.seed, backend.rank)
     set_seed(own_seed)
@@ -179,14 +181,23 @@ def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger), indent=1))
     loop.policy.close()
+    warnings = _warnings(loop)
     if log is None:
         return None
     log.close()
     if loop.best.weights is not None:
         loop.model.load_state_dict(loop.best.weights)
-    results = _results(loop, job)
-    loop.recipe.save(loop.model.cpu(), loop.prepared, job.folder / "model")
+    results = {**_results(loop, job), "warnings": warnings}
+    loop.recipe.save(moved(loop.model, torch.device("cpu")), loop.prepared, job.folder / "model")
     return results
+
+
+def _warnings(loop: Loop) -> list[str]:
+    """What any worker has to say about its compilations. A collective."""
+    said = (loop.compilations.warning() or "").encode()
+    of_rank = loop.backend.gather_rows(torch.from_numpy(np.frombuffer(said, dtype=np.uint8).copy()))
+    texts = [bytes(rows.numpy()).decode() for rows in of_rank]
+    return [f"worker {rank}: {text}" for rank, text in enumerate(texts) if text]
 
 
 def _no_log(step: int, metrics: dict[str, float]) -> None:
@@ -218,7 +229,7 @@ def _apply_options(config: Config, model: torch.nn.Module) -> None:
 def _results(loop: Loop, job: Job) -> dict[str, Any]:
     meter, stats, kept = loop.meter, loop.policy.stats(), loop.best
     best = {"step": kept.step, job.config.evaluation.metric: kept.value}
-    compiled, warning = loop.compilations.total(), loop.compilations.warning()
+    compiled = loop.compilations.total()
     return {
         "optimizer_steps": loop.optimizer_step,
         "samples_seen": sum(record.samples_seen for record in loop.ledger.epochs),
@@ -228,7 +239,6 @@ def _results(loop: Loop, job: Job) -> dict[str, Any]:
         "comm_bytes": stats.bytes,
         "comm_s": stats.seconds,
         "compilations": dataclasses.asdict(compiled) if compiled is not None else None,
-        "warnings": [warning] if warning is not None else [],
         "train_loss": meter.loss_total / max(meter.count_total, 1),
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,
         "best": best,

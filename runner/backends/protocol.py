@@ -65,6 +65,10 @@ class Backend(Protocol):
         """The same batches on the device, sent there ahead of their use where that is possible."""
         ...
 
+    def number(self, value: float, dtype: torch.dtype) -> Tensor | float:
+        """A number that changes from step to step, in the form that leaves a step the same program."""
+        ...
+
     def forward_pass(self) -> AbstractContextManager[object]:
         """The context of a forward pass, in which a model is told if it must not look at its tensors' values."""
         ...

@@ -127,6 +127,9 @@ class TorchBackend:
         # From pinned memory the copy runs beside the host and beside what the device computes.
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
+    def number(self, value: float, dtype: torch.dtype) -> Tensor | float:
+        return value
+
     def forward_pass(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 

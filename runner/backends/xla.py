@@ -36,6 +36,7 @@ def tpu_workers() -> int:
     """How many workers the TPU of this host has; 0 where there is none, or where PJRT_DEVICE names another device."""
     if os.environ.get("PJRT_DEVICE", "TPU") != "TPU" or _GOOGLE not in _pci_vendors():
         return 0  # without importing torch_xla, which takes seconds
+    os.environ.setdefault("PJRT_SELECT_DEFAULT_DEVICE", "0")  # or importing torch_xla says which one it selects
     from torch_xla._internal import tpu
 
     return int(tpu.num_local_processes()) if tpu.num_available_chips() else 0
@@ -60,12 +61,14 @@ def connect(host: TorchBackend, local_workers: int, cache: Path, threads: int) -
     )
     import torch_xla
     from torch_xla import runtime
-    from torch_xla._internal import pjrt
+    from torch_xla._internal import pjrt, tpu
 
     if on_tpu:  # XLA's CPU compiler writes programs that it cannot read back
         # One folder for each worker: they all compile the same programs, at the same time.
         runtime.initialize_cache(str(cache / str(host.local_rank)))
     if on_tpu and host.world_size > 1:
+        # Before the chips are taken: on one host of many that waits for the others.
+        _check_slice(tpu.num_expected_global_devices(), host.world_size)
         # What torch_xla does itself for workers that torch's elastic launcher has started.
         pjrt.initialize_multiprocess(host.local_rank, local_workers)
         _check_slice(runtime.world_size(), host.world_size)
@@ -78,8 +81,8 @@ def connect(host: TorchBackend, local_workers: int, cache: Path, threads: int) -
 def _check_slice(there: int, started: int) -> None:
     if there != started:
         raise UserError(
-            f"this TPU slice has {there} workers, and {started} were started: start torchrun on every host of the "
-            f"slice, with device.workers={there}"
+            f"torch_xla sees {there} TPU devices, and {started} workers were started: start torchrun on every host of "
+            "the slice, with as many processes as it has chips (chips with two cores, as in TPU v2, are not served)"
         )
 
 
@@ -163,6 +166,9 @@ class XlaBackend:
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         if self.world_size == 1:
             return
+        # Workers whose rows are of another length are in another program by now. What follows is the same for all:
+        # how a TPU would take to one collective in two programs, nobody could try.
+        self.mark_step()
         gradients = [p.grad for p in parameters if p.grad is not None]
         flat = self.all_reduce(_flatten_dense_tensors(gradients)).div_(self.world_size)
         for gradient, average in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
@@ -179,6 +185,10 @@ class XlaBackend:
             ahead = sent
         if ahead is not None:
             yield ahead
+
+    def number(self, value: float, dtype: torch.dtype) -> Tensor | float:
+        # One number of a tensor of one: of a 0 or 1 that comes alone torch_xla makes a constant of the program.
+        return torch.tensor([value], dtype=dtype, device=self.device).squeeze(0)
 
     @contextlib.contextmanager
     def forward_pass(self) -> Iterator[None]:
@@ -221,7 +231,8 @@ class XlaBackend:
     def restore_random_state(self, state: Tensor | int | None) -> None:
         from torch_xla.core import xla_model
 
-        xla_model.set_rng_state(state)
+        if isinstance(state, int):  # saved on such a device
+            xla_model.set_rng_state(state)
 
     def barrier(self) -> None:
         self._host.barrier()

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.errors import UserError
-
 #: Halves of the longest row that become buckets of their own, at most, and the shortest bucket that is worth a program.
 _BUCKETS, _SHORTEST = 4, 16
 
@@ -33,18 +31,13 @@ def layout(lengths: np.ndarray, rows: int, buckets: Sequence[int] | None, compil
     """The layout for a table whose rows have these lengths.
 
     `rows`: of the largest micro-batch. `buckets`: `device.length_buckets`. `compiles`: whether the device compiles a
-    program for every shape, so that few are wanted even if no buckets are given. Raises UserError for buckets that the
-    longest row does not fit in.
+    program for every shape, so that few are wanted even if no buckets are given.
     """
     longest = int(lengths.max(initial=1))
-    if buckets is not None and longest > max(buckets):
-        raise UserError(
-            f"device.length_buckets={list(buckets)} ends below the longest row of the data, {longest} tokens: "
-            f"add {longest}, or lower the recipe's max_length"
-        )
-    if buckets is not None:
-        return Layout(tuple(sorted(set(buckets))), rows if compiles else None)
-    return Layout(halvings(longest), rows) if compiles else Layout(None, None)
+    if buckets is None:
+        return Layout(halvings(longest), rows) if compiles else Layout(None, None)
+    # Never beyond the longest row, for which alone the model is known to have positions.
+    return Layout((*sorted({bucket for bucket in buckets if bucket < longest}), longest), rows if compiles else None)
 
 
 def halvings(longest: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from runner.data.layout import Layout
-from runner.data.table import Table
+from runner.data.table import ROW, Table
 from runner.recipe import Batch, Prepared, Recipe, without_targets
 
 #: In place of a row number: a row that is there for the shape's sake, and counts nowhere.
@@ -25,8 +25,9 @@ def batches(
     lengths = np.asarray(table.column("length"))
     shortest = int(np.argmin(lengths))
     for samples in ids:
-        numbers = np.full(layout.rows or max(len(samples), 1), FILLER, dtype=np.int64)
-        numbers[: len(samples)] = samples
-        rows = np.where(numbers == FILLER, shortest, numbers)
-        batch = recipe.collate(table[rows.tolist()], prepared, layout.length(int(lengths[rows].max())))
-        yield numbers, without_targets(batch, numbers == FILLER)
+        wanted = np.full(layout.rows or max(len(samples), 1), shortest, dtype=np.int64)
+        wanted[: len(samples)] = samples
+        is_filler = np.arange(len(wanted)) >= len(samples)
+        rows = table[wanted.tolist()]
+        batch = recipe.collate(rows, prepared, layout.length(int(lengths[wanted].max())))
+        yield np.where(is_filler, FILLER, rows[ROW]), without_targets(batch, is_filler)

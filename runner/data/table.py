@@ -57,9 +57,6 @@ class Table:
         # The row numbers travel with the rows, so that what is recorded as trained on is what was fetched.
         return {ROW: np.asarray(rows, dtype=np.int64), **{name: self._take(name, rows) for name in self._values}}
 
-    # The name that torch's DataLoader calls with a whole batch of indices.
-    __getitems__ = __getitem__
-
     def _take(self, name: str, rows: Sequence[int]) -> Any:
         values, offsets = self._values[name], self._offsets.get(name)
         if offsets is None:

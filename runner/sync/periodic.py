@@ -66,7 +66,9 @@ class PeriodicAveraging:
         # Every worker knows the whole count from the data order, so weights travel already weighted.
         total = self._global_count_since
         weight = self._count_since / total if total else 1 / self._backend.world_size
-        flat = _flatten_dense_tensors([t.detach() for t in self._averaged]).mul_(weight)
+        flat = _flatten_dense_tensors([t.detach() for t in self._averaged])
+        # Not in place: of a single tensor the flat one is a view, whose collective torch_xla would lose.
+        flat = flat * self._backend.number(weight, flat.dtype)
         self._backend.all_reduce(flat)
         torch._foreach_copy_(self._averaged, list(_unflatten_dense_tensors(flat, self._averaged)))
         self._backend.mark_step()

@@ -13,6 +13,7 @@ from torch_xla.debug import metrics
 
 from runner.backends.xla import XlaBackend, compiled_all_reduce, host_all_reduce
 from runner.loop import Loop
+from runner.sync import PeriodicAveraging
 from runner.worker import build_loop
 from tests.replicas import tiny_job
 
@@ -49,9 +50,16 @@ def _one_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))  # what was not executed must not be, in another test
 
 
-def lowered(overrides: list[str], all_reduce: Any, executed: int = 0) -> tuple[str, Loop]:
+class _Worker(_Host):
+    """Another one of the eight."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank  # type: ignore[misc]
+
+
+def lowered(overrides: list[str], all_reduce: Any, executed: int = 0, rank: int = 0) -> tuple[str, Loop]:
     """Train on a backend as on a TPU with eight workers: the program after the first `executed` ones, as HLO."""
-    backend = XlaBackend(_Host(), torch_xla.device(), all_reduce)  # type: ignore[arg-type]
+    backend = XlaBackend(_Worker(rank), torch_xla.device(), all_reduce)  # type: ignore[arg-type]
     loop = build_loop(tiny_job(["precision=fp32", *overrides], WORKERS), backend, lambda step, metrics: None)
     marks = 0
     hlo = ""
@@ -60,7 +68,8 @@ def lowered(overrides: list[str], all_reduce: Any, executed: int = 0) -> tuple[s
         nonlocal marks, hlo
         marks += 1
         if marks > executed:
-            hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters()])
+            gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
+            hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters(), *gradients])
             raise _Lowered
         torch_xla.sync()
 
@@ -77,18 +86,49 @@ def all_reduces(hlo: str) -> list[str]:
     return [line for line in hlo.splitlines() if " all-reduce(" in line]
 
 
-@pytest.mark.parametrize("overrides", [["optimizer=sgd"], ["optimizer=adamw"], ["optimizer=adamw", "precision=bf16"]])
-def test_a_synchronous_step_is_one_program_with_one_all_reduce(overrides: list[str]) -> None:
-    """Forward, backward, one all-reduce of all gradients over all eight workers, and the update; no host in between."""
-    hlo, loop = lowered(overrides, compiled_all_reduce(WORKERS))
+OPTIMIZERS = [["optimizer=sgd"], ["optimizer=adamw"], ["optimizer=adamw", "precision=bf16"]]
+
+
+@pytest.mark.parametrize("overrides", OPTIMIZERS)
+def test_a_synchronous_step_has_one_all_reduce(overrides: list[str]) -> None:
+    """After forward and backward comes one program with one all-reduce, of all gradients over all eight workers, and
+    the update; the host reads nothing in between."""
+    hlo, loop = lowered(overrides, compiled_all_reduce(WORKERS), executed=1)
     (reduction,) = all_reduces(hlo)
     assert f"replica_groups={EIGHT}" in reduction
     gradients = sum(p.numel() for p in loop.model.parameters())
     assert f"f32[{gradients}]" in reduction
+    assert " dot(" not in hlo
     assert not HOST_TRAFFIC.search(hlo)
     assert metrics.counter_value("aten::_local_scalar_dense") is None
     assert metrics.metric_data("TransferFromDeviceTime") is None
-    assert metrics.metric_data("ExecuteTime") is None  # the whole step was recorded before anything ran
+    executed, *_ = metrics.metric_data("ExecuteTime") or (0,)
+    assert executed <= 1  # forward and backward; it may still be on its way
+
+
+@pytest.mark.parametrize("overrides", OPTIMIZERS)
+def test_forward_and_backward_are_one_program_without_a_collective(overrides: list[str]) -> None:
+    """What depends on the shape of a worker's own rows has no collective in it."""
+    hlo, _ = lowered(overrides, compiled_all_reduce(WORKERS))
+    assert " dot(" in hlo
+    assert not all_reduces(hlo)
+    assert not HOST_TRAFFIC.search(hlo)
+
+
+def test_workers_meet_in_the_same_program() -> None:
+    """The first worker's rows and the last one's fall into different buckets; the program in which they meet is the
+    same to the letter."""
+    overrides = ["optimizer=sgd", "device.length_buckets=[8,9,10,11,12,13]"]
+    own, common = (
+        [lowered(overrides, compiled_all_reduce(WORKERS), executed, rank)[0] for rank in (0, 7)] for executed in (0, 1)
+    )
+    assert _unnumbered(own[0]) != _unnumbered(own[1])
+    assert _unnumbered(common[0]) == _unnumbered(common[1])
+    assert all_reduces(common[0])
+
+
+def _unnumbered(hlo: str) -> str:
+    return re.sub(r"\.\d+", "", hlo)
 
 
 def test_a_local_step_has_no_collective() -> None:
@@ -109,10 +149,27 @@ def test_an_average_is_one_program_with_one_all_reduce() -> None:
     assert not HOST_TRAFFIC.search(hlo)
 
 
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_an_average_is_the_same_program_whatever_a_worker_has_trained_on(tensors: int) -> None:
+    """One weight or many, a share of the samples, none or all of them: one program, with the one all-reduce."""
+    programs = set()
+    for own_count in (0, 6, 7, 48):
+        backend = XlaBackend(_Host(), torch_xla.device(), compiled_all_reduce(WORKERS))  # type: ignore[arg-type]
+        model = torch.nn.Linear(3, 2, bias=tensors == 2).to(backend.device)
+        policy = PeriodicAveraging(model, backend, 4)
+        torch_xla.sync()
+        backend.mark_step = lambda: None  # type: ignore[method-assign]  # it would be executed
+        policy.after_step(3, own_count, 48)
+        programs.add(_unnumbered(torch_xla._XLAC._get_xla_tensors_hlo([*model.parameters()])))
+        torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
+    (program,) = programs
+    assert len(all_reduces(program)) == 1
+
+
 def test_the_collective_off_a_tpu_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same test sees that the gloo collective takes gradients to the host before the step ends."""
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: None)
-    hlo, _ = lowered(["optimizer=sgd"], host_all_reduce)
+    hlo, _ = lowered(["optimizer=sgd"], host_all_reduce, executed=1)
     assert not all_reduces(hlo)
     assert metrics.metric_data("TransferFromDeviceTime") is not None
 

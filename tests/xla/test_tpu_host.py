@@ -33,6 +33,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     os.environ.pop("PJRT_DEVICE", None)
     monkeypatch.setattr(xla, "_pci_vendors", lambda: {"0x8086", "0x1ae0"})
     monkeypatch.setattr(tpu, "num_available_chips", lambda: 8)
+    monkeypatch.setattr(tpu, "num_tpu_workers", lambda: 2)  # hosts
+    monkeypatch.setattr(tpu, "num_logical_cores_per_chip", lambda: 1)
     monkeypatch.setattr(runtime, "initialize_cache", lambda path: calls.append(("cache", path)))
     monkeypatch.setattr(pjrt, "initialize_multiprocess", lambda rank, count: calls.append(("chips", rank, count)))
     monkeypatch.setattr(pjrt, "initialize_singleprocess", lambda: calls.append(("one chip",)))
@@ -74,7 +76,10 @@ def test_one_worker_takes_one_chip(asked: list[Any], tmp_path: Path, monkeypatch
 def test_a_slice_that_was_not_started_on_all_hosts(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sentence with both numbers and the mend."""
+    """One sentence with both numbers and the mend, before chips are taken that would wait for the other host's."""
     monkeypatch.setattr(_Host, "world_size", 8)
-    with pytest.raises(UserError, match=r"has 16 workers, and 8 were started: start torchrun .* device.workers=16"):
+    with pytest.raises(
+        UserError, match="sees 16 TPU devices, and 8 workers were started: start torchrun on every host"
+    ):
         xla.connect(_Host(), 8, tmp_path, 1)  # type: ignore[arg-type]
+    assert ("chips", 3, 8) not in asked
