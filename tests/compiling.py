@@ -54,11 +54,16 @@ class Compiling(TorchBackend):
         return Compilations(len(self._known), float(len(self._known)), 0)
 
 
+#: Numbers of a micro-batch's rows, and the shape of its inputs.
+Shape = tuple[list[int], tuple[int, ...]]
+
+
 class Shapes:
-    """Notes every micro-batch that a backend feeds: numbers of its rows, and the shape of its inputs."""
+    """Notes every micro-batch that a backend feeds, for training and for evaluations."""
 
     def __init__(self, backend: Backend) -> None:
-        self.seen: list[tuple[list[int], tuple[int, ...]]] = []
+        self.trained: list[Shape] = []
+        self.evaluated: list[Shape] = []
         self._feed = backend.feed
         backend.feed = self._noting  # type: ignore[method-assign]
 
@@ -66,7 +71,8 @@ class Shapes:
         for ids, batch in self._feed(batches):
             assert {len(tensor) for tensor in batch.values()} == {len(ids)}
             assert bool((batch["labels"].reshape(len(ids), -1)[torch.from_numpy(ids == FILLER)] == -100).all())
-            self.seen.append((ids.tolist(), tuple(batch["input_ids"].shape)))
+            seen = self.trained if torch.is_grad_enabled() else self.evaluated
+            seen.append((ids.tolist(), tuple(batch["input_ids"].shape)))
             yield ids, batch
 
 
@@ -74,7 +80,7 @@ def train(backend: TorchBackend, overrides: list[str], compiles: bool) -> dict[s
     """Train to the end, on a device that compiles or on the plain CPU; also every micro-batch's rows and shape."""
     device = Compiling(backend) if compiles else backend
     shapes = Shapes(device)
-    return {**replicas.train(device, overrides), "shapes": shapes.seen}
+    return {**replicas.train(device, overrides), "trained": shapes.trained, "evaluated": shapes.evaluated}
 
 
 def train_in_two_parts(backend: TorchBackend, overrides: list[str], stop: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from runner.data.loader import FILLER
 from tests import replicas
-from tests.compiling import optimizer_is_fused, train, train_in_two_parts, what_is_said_of_shapes
+from tests.compiling import Shape, optimizer_is_fused, train, train_in_two_parts, what_is_said_of_shapes
 from tests.pool import WorkerPool
 from tests.replicas import Weights
 from tests.token_recipe import TOKENS
@@ -16,6 +16,7 @@ from tests.token_recipe import TOKENS
 SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
 ADAMW = ["optimizer=adamw", "optimizer.lr=1e-3"]
 EXACT = ["equivalence=exact", "recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
+#: The rows to train on have 5 to 12 tokens, those to evaluate 10 at most: the last two buckets are beyond them.
 BUCKETS = (8, 14, 32)
 GIVEN = f"device.length_buckets=[{','.join(map(str, BUCKETS))}]"
 #: Tokens of the longest row of the 100 to train on, and of the 30 to evaluate: one program each without buckets.
@@ -42,8 +43,22 @@ def assert_same(found: list[Result], expected: list[Result], tolerance: float = 
     assert len(losses[0]) == 10
 
 
-def bucket(tokens: int) -> int:
-    return min(length for length in BUCKETS if length >= tokens)
+def bucketed(shapes: list[Shape], longest: int) -> list[Shape]:
+    """What buckets make of these shapes of batches that are as long as their longest rows.
+
+    `longest`: tokens of the longest row of the data at hand, beyond which nothing is padded.
+    """
+    lengths = (*(length for length in BUCKETS if length < longest), longest)
+    return [(ids, (rows, min(length for length in lengths if length >= tokens))) for ids, (rows, tokens) in shapes]
+
+
+def widths(shapes: list[Shape]) -> set[int]:
+    return {shape[1] for _, shape in shapes}
+
+
+def samples(shapes: list[Shape]) -> list[list[int]]:
+    """The rows of each micro-batch without the fillers."""
+    return [[row for row in ids if row != FILLER] for ids, _ in shapes]
 
 
 # --- buckets on plain CPU workers -----------------------------------------------------------------------------
@@ -63,24 +78,25 @@ def test_length_buckets_change_padding_and_nothing_else(
     with_buckets = pool.run(workers, train, [*overrides, GIVEN], False)
     assert_same(with_buckets, without)
     for one, other in zip(with_buckets, without, strict=True):
-        assert one["shapes"] == [(ids, (rows, bucket(tokens))) for ids, (rows, tokens) in other["shapes"]]
-    widths = {shape[1] for result in with_buckets for _, shape in result["shapes"]}
-    assert widths <= {8, 14}
-    assert widths != {shape[1] for result in without for _, shape in result["shapes"]}
+        assert one["trained"] == bucketed(other["trained"], LONGEST[0])
+        assert one["evaluated"] == bucketed(other["evaluated"], LONGEST[1])
+        assert widths(one["trained"]) <= {8, 12}
+        assert widths(one["evaluated"]) <= {8, 10}
+        assert widths(one["trained"]) != widths(other["trained"])
 
 
 def test_both_buckets_are_met(pool: WorkerPool) -> None:
     """The test above would prove little if every micro-batch fell into one bucket, or were as long as one before."""
-    shapes = pool.run(1, train, [*SGD, "accumulation.steps=4", GIVEN], False)[0]["shapes"]
-    assert {tokens for _, (_, tokens) in shapes} == {8, 14}
-    shapes = pool.run(1, train, [*SGD, "accumulation.steps=4"], False)[0]["shapes"]
-    assert len({tokens for _, (_, tokens) in shapes}) >= 5
+    overrides = [*SGD, "accumulation.steps=4"]
+    with_buckets, without = (pool.run(1, train, [*overrides, *own], False)[0] for own in ([GIVEN], []))
+    assert widths(with_buckets["trained"]) == {8, 12}
+    assert len(widths(without["trained"])) >= 5
 
 
 def test_rows_are_as_many_as_samples_where_nothing_is_compiled(pool: WorkerPool) -> None:
     """Buckets alone bring no fillers, but for the one row of a worker that has no sample in the tail."""
     for rank, result in enumerate(pool.run(8, train, [*SGD, GIVEN], False)):
-        fillers = [ids for ids, _ in result["shapes"] if FILLER in ids]
+        fillers = [ids for ids, _ in [*result["trained"], *result["evaluated"]] if FILLER in ids]
         assert fillers == ([] if rank < 4 else [[FILLER]] * 2)
 
 
@@ -112,32 +128,30 @@ def test_few_shapes_and_the_same_result(pool: WorkerPool, name: str, split: tupl
     plain = pool.run(workers, train, [o for o in overrides if not o.startswith("device.length_buckets")], False)
     compiled = pool.run(workers, train, overrides, True)
     assert_same(compiled, plain, tolerance)
-    rows = (24 // workers // accumulation, -(-30 // workers))  # of a micro-batch, and of an evaluation
-    widths = {"buckets": (6, 8, 10, 14), "labels on tokens": (9, 14)}.get(name)
-    allowed = {(count, width) for count in rows for width in widths} if widths else set(zip(rows, LONGEST, strict=True))
+    buckets = [int(length) for o in settings if o.startswith("device.length_buckets") for length in o[23:-1].split(",")]
     for one, other in zip(compiled, plain, strict=True):
-        samples = [[row for row in ids if row != FILLER] for ids, _ in one["shapes"]]
-        assert samples == [[row for row in ids if row != FILLER] for ids, _ in other["shapes"]]
-        shapes = {shape for _, shape in one["shapes"]}
-        assert shapes <= allowed
-        assert {count for count, _ in shapes} == set(rows)
+        # Rows of a micro-batch and of an evaluation.
+        for part, rows in (("trained", 24 // workers // accumulation), ("evaluated", -(-30 // workers))):
+            assert samples(one[part]) == samples(other[part])
+            assert {shape[0] for _, shape in one[part]} == {rows}
+            longest = max(widths(one[part]))
+            assert widths(one[part]) <= {longest, *buckets}
+            assert buckets or longest == LONGEST[part == "evaluated"]
 
 
 @pytest.mark.parametrize("workers", [2, 8])
 def test_fillers_are_many(pool: WorkerPool, workers: int) -> None:
     """The test above would prove little without fillers: the tail of 4 on 2 workers has 10 of them in each batch."""
     results = pool.run(workers, train, [*SGD, "epochs=1"], True)
-    rows = 24 // workers
-    training = [[ids for ids, _ in result["shapes"] if len(ids) == rows] for result in results]
-    most = [max(ids.count(FILLER) for ids in batches) for batches in training]
+    most = [max(ids.count(FILLER) for ids, _ in result["trained"]) for result in results]
     assert most == ([10, 10] if workers == 2 else [2] * 4 + [3] * 4)
 
 
 def test_plain_micro_batches_are_of_many_shapes(pool: WorkerPool) -> None:
     """That few shapes are met is the compiling device's doing: the plain CPU's have more than ten."""
     plain, compiled = (pool.run(1, train, [*SGD, "accumulation.steps=3"], compiles)[0] for compiles in (False, True))
-    assert len({shape for _, shape in plain["shapes"]}) > 10
-    assert len({shape for _, shape in compiled["shapes"]}) == 2
+    assert len({shape for _, shape in plain["trained"]}) > 10
+    assert {shape for _, shape in compiled["trained"]} == {(8, LONGEST[0])}
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])

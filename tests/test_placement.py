@@ -24,6 +24,7 @@ from runner.schema import Config, Device, Precision
 @pytest.fixture(autouse=True)
 def _no_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
 
 
 def on_machine(
@@ -226,7 +227,7 @@ def test_a_tpu_slice_of_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (placed.workers, placed.local_workers) == (16, 4)
 
 
-@pytest.mark.parametrize("local", [2, 3, 8, 16])
+@pytest.mark.parametrize("local", [1, 2, 3, 8, 16])
 def test_a_slice_with_other_workers_on_a_host(local: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that do not fit this host's TPU are refused with both numbers and the command that would do."""
     on_machine(monkeypatch, 0, tpus=4)
@@ -236,6 +237,14 @@ def test_a_slice_with_other_workers_on_a_host(local: int, monkeypatch: pytest.Mo
     message = str(caught.value)
     assert message.startswith(f"{local} processes were started on this host, whose TPU has 4 worker(s): ")
     assert message.endswith("start 4 on each host, torchrun --nproc-per-node=4")
+
+
+def test_one_worker_under_torchrun_has_one_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world of one is one worker of this host's TPU, as it is without torchrun."""
+    on_machine(monkeypatch, 0, tpus=4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    placed = place(Device(DeviceKind.tpu), 1)
+    assert (placed.label, placed.device_type, placed.workers, placed.rehearsed) == ("tpu", "xla", 1, False)
 
 
 def test_a_world_without_a_tpu_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +267,14 @@ def test_a_tpu_that_may_not_be_rehearsed(tpus: int | None, missing: str, monkeyp
         f"device.kind=tpu with 8 worker(s) cannot run here: {missing}; "
         "choose device=cpu, or device.rehearse=auto to rehearse it on the CPU"
     )
+
+
+def test_a_tpu_that_another_device_was_chosen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PJRT_DEVICE keeps torch_xla from the TPU, that is what is said to be in the way."""
+    on_machine(monkeypatch, 0, tpus=0)
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    with pytest.raises(UserError, match=r"cannot run here: PJRT_DEVICE=CPU is set; choose device=cpu, "):
+        place(Device(DeviceKind.tpu, 8, Rehearse.never), None)
 
 
 @pytest.mark.parametrize("workers", [4, 1, None])
@@ -437,9 +454,13 @@ def test_settings_that_a_tpu_does_not_serve(
 def test_precisions_that_a_tpu_serves(
     tpus: int | None, precision: PrecisionName, defaults: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other precisions are not refused, on a TPU and in its rehearsals alike."""
+    """Other precisions are not refused, on a TPU and in its rehearsals alike, but for fp64, which can be rehearsed."""
     on_machine(monkeypatch, 0, tpus=tpus)
     config = dataclasses.replace(defaults, device=Device(DeviceKind.tpu, 4), precision=Precision(precision))
+    if tpus and precision is PrecisionName.fp64:
+        with pytest.raises(UserError, match=r"^precision=fp64 is not in a TPU's hardware, .*: use precision=fp32$"):
+            check_device_serves(config, place(config.device, None))
+        return
     check_device_serves(config, place(config.device, None))
 
 

@@ -35,13 +35,6 @@ def test_rows_come_back_in_the_order_asked_for(table: Table, rows: list[int]) ->
         assert taken[name].tolist() == [COLUMNS[name][row] for row in rows]
 
 
-def test_loader_asks_for_the_same(table: Table) -> None:
-    """The name that torch's DataLoader calls gives the same rows."""
-    ours, theirs = table[[3, 1]], table.__getitems__([3, 1])
-    assert [row.tolist() for row in ours["input_ids"]] == [row.tolist() for row in theirs["input_ids"]]
-    assert ours["label"].tolist() == theirs["label"].tolist() == [2**40, 0]
-
-
 def test_columns_and_size(table: Table) -> None:
     """A column of single numbers is int64 and as long as the table."""
     assert len(table) == 4

@@ -90,6 +90,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["device.length_buckets=[]"], ["device.length_buckets=[]", "null"]),
     (["device.length_buckets=[0,32]"], ["device.length_buckets=[0, 32]", "at least 1 token"]),
     (["device.length_buckets=32"], ["device.length_buckets", "list"]),
+    (["device.length_buckets=16,32"], ["device.length_buckets=16,32", "device.length_buckets=[16,32]", "-m"]),
     (["device=gpu4", "precision=tf32"], ["precision=tf32", "gpu4"]),
     (["device=tpu8", "precision=fp16"], ["precision=fp16", "TPU"]),
     (["device=tpu8", "compile=true"], ["compile=true", "TPU"]),

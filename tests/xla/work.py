@@ -20,6 +20,14 @@ STANDARD = ["recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
 SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
 
 
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest number; of a thousandth for numbers that are noise around 0.
+
+    Such are the biases of attention keys, which move no output and have a gradient of nothing but rounding.
+    """
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
+
+
 def trained(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     """Train to the end: losses and learning rates by step, logits and weights on the CPU, ledger, compilations."""
     logged: list[Any] = []
