@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from runner.backends import Backend, Compilations, TorchBackend
 from runner.data.loader import FILLER
 from runner.recipe import Batch
+from runner.worker import _warnings
 from tests import replicas
 
 
@@ -89,16 +91,29 @@ def train_in_two_parts(backend: TorchBackend, overrides: list[str], stop: int) -
 
 
 def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless: bool) -> tuple[int, str | None]:
-    """The number of programs of a run on a device that compiles, and the warning; `heedless`: of the given length."""
+    """The number of programs of a run on a device that compiles, and the warning.
+
+    `heedless`: of the given length; every batch is padded by another number of tokens, up to 20.
+    """
     loop = replicas.make_loop(Compiling(backend), overrides)
     if heedless:
-        collate = loop.recipe.collate
-        object.__setattr__(loop.recipe, "collate", lambda rows, prepared, length=None: collate(rows, prepared))
+        collate, more = loop.recipe.collate, itertools.cycle(range(20))
+        object.__setattr__(
+            loop.recipe, "collate", lambda rows, prepared, length: collate(rows, prepared, length + next(more))
+        )
     loop.train()
     compiled = loop.compilations.total()
     assert compiled is not None
     loop.policy.close()
     return compiled.count, loop.compilations.warning()
+
+
+def warnings_of_all(backend: TorchBackend, said: list[str | None]) -> list[str]:
+    """What a run's summary is told of compilations, if the workers have this to say."""
+    loop = replicas.make_loop(Compiling(backend), [])
+    loop.compilations.warning = lambda: said[backend.rank]  # type: ignore[method-assign]
+    loop.policy.close()
+    return _warnings(loop)
 
 
 def optimizer_is_fused(backend: TorchBackend, overrides: list[str], compiles: bool) -> set[bool]:

@@ -8,7 +8,14 @@ import pytest
 
 from runner.data.loader import FILLER
 from tests import replicas
-from tests.compiling import Shape, optimizer_is_fused, train, train_in_two_parts, what_is_said_of_shapes
+from tests.compiling import (
+    Shape,
+    optimizer_is_fused,
+    train,
+    train_in_two_parts,
+    warnings_of_all,
+    what_is_said_of_shapes,
+)
 from tests.pool import WorkerPool
 from tests.replicas import Weights
 from tests.token_recipe import TOKENS
@@ -148,9 +155,9 @@ def test_fillers_are_many(pool: WorkerPool, workers: int) -> None:
 
 
 def test_plain_micro_batches_are_of_many_shapes(pool: WorkerPool) -> None:
-    """That few shapes are met is the compiling device's doing: the plain CPU's have more than ten."""
+    """That few shapes are met is the compiling device's doing: the plain CPU's are ten."""
     plain, compiled = (pool.run(1, train, [*SGD, "accumulation.steps=3"], compiles)[0] for compiles in (False, True))
-    assert len({shape for _, shape in plain["trained"]}) > 10
+    assert len({shape for _, shape in plain["trained"]}) == 10
     assert {shape for _, shape in compiled["trained"]} == {(8, LONGEST[0])}
 
 
@@ -173,14 +180,22 @@ def test_a_resumed_run_ends_with_the_same_weights(pool: WorkerPool, k: int, stop
 
 
 def test_a_recipe_that_does_not_heed_the_length_is_told(pool: WorkerPool) -> None:
-    """A collate that pads to the longest row makes programs to the end, and the run says so; one that heeds it, few."""
-    # One row in a batch: as many shapes as lengths, rare ones late.
-    overrides = [*SGD, "batch.global_batch=1", "batch.length_sorted=false", "epochs=1", "recipe.data.train_samples=60"]
-    buckets = "device.length_buckets=[14]"
-    ((heeded, nothing),) = pool.run(1, what_is_said_of_shapes, [*overrides, buckets], False)
-    assert (heeded, nothing) == (2, None)
-    ((ignored, _),) = pool.run(1, what_is_said_of_shapes, [*overrides, buckets], True)
-    assert ignored > 5
+    """A collate that pads as it likes makes programs to the end, and is told so; one that heeds the length, one."""
+    overrides = [*SGD, "batch.global_batch=4", "batch.drop_last=true", "epochs=1"]
+    assert pool.run(1, what_is_said_of_shapes, overrides, False) == [(2, None)]  # of training and of the evaluation
+    ((programs, said),) = pool.run(1, what_is_said_of_shapes, overrides, True)
+    assert programs > 20
+    assert said is not None
+    assert said.startswith("10 compilations after the first 10 optimizer steps, the last in step 20, for input_ids [4,")
+
+
+def test_every_worker_may_have_something_to_say(pool: WorkerPool) -> None:
+    """Warnings of all workers, whose shapes differ, come to all of them with their ranks; mostly there are none."""
+    said = [None, "batches, in tokens × rows", "x"]
+    expected = ["worker 1: batches, in tokens × rows", "worker 2: x"]
+    assert pool.run(3, warnings_of_all, said) == [expected] * 3
+    assert pool.run(2, warnings_of_all, [None, None]) == [[], []]
+    assert pool.run(1, warnings_of_all, ["x"]) == [["worker 0: x"]]
 
 
 def test_periodic_averaging_communicates_as_ever(pool: WorkerPool) -> None:

@@ -339,6 +339,13 @@ def test_how_much_the_learning_rate_differs(overrides: str, baseline: str, chang
             "",
         ),
         ({**EXACT, "device_type": "cuda"}, {}, "dropout", ("by sample", "1 × 1 sorted shares, cpu"), ""),
+        (
+            {"overrides": "device.length_buckets=[16,32]"},
+            {},
+            "dropout",
+            ("1 × 1 sorted shares, padded to [16, 32], cpu", "1 × 1 sorted shares, cpu"),
+            "",
+        ),
         ({"has_dropout": False}, EXACT, "dropout", ("none in the model", "by sample"), ""),
         (
             {"versions": {"python": "3.12.1", "torch": "2.13.0"}},
@@ -387,6 +394,13 @@ def test_every_split_has_a_dropout_of_its_own() -> None:
 
     assert len(streams("standard")) == 4
     assert len(streams("exact")) == 1
+
+
+def test_exact_dropout_does_not_follow_the_padding() -> None:
+    """Other buckets drop other units from a worker's own stream, and the same ones where the sample decides."""
+    for mode, level in (("exact", EQUIVALENT), ("standard", COMPARABLE)):
+        one, other = (setup(f"equivalence={mode} device.length_buckets={of}") for of in ("[16,32]", "[32]"))
+        assert certify(one, other).level == level
 
 
 def test_a_model_without_dropout_has_none_to_differ_in() -> None:
