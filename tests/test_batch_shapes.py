@@ -80,7 +80,7 @@ def test_length_buckets_change_padding_and_nothing_else(
 ) -> None:
     """Every micro-batch is padded to the first bucket it fits in, with the same rows; dropout is on and exact."""
     own = [f"recipe.model.shape={shape}", f"accumulation.steps={accumulation}", f"sync.k={k}"]
-    overrides = [*SGD, *EXACT, *own]
+    overrides = [*SGD, *EXACT, *own, "evaluation.micro_batch=4"]
     without = pool.run(workers, train, overrides, False)
     with_buckets = pool.run(workers, train, [*overrides, GIVEN], False)
     assert_same(with_buckets, without)
@@ -94,10 +94,12 @@ def test_length_buckets_change_padding_and_nothing_else(
 
 def test_both_buckets_are_met(pool: WorkerPool) -> None:
     """The test above would prove little if every micro-batch fell into one bucket, or were as long as one before."""
-    overrides = [*SGD, "accumulation.steps=4"]
+    overrides = [*SGD, "accumulation.steps=4", "evaluation.micro_batch=4"]
     with_buckets, without = (pool.run(1, train, [*overrides, *own], False)[0] for own in ([GIVEN], []))
     assert widths(with_buckets["trained"]) == {8, 12}
+    assert widths(with_buckets["evaluated"]) == {8, 10}
     assert len(widths(without["trained"])) >= 5
+    assert len(widths(without["evaluated"])) >= 4
 
 
 def test_rows_are_as_many_as_samples_where_nothing_is_compiled(pool: WorkerPool) -> None:

@@ -45,5 +45,5 @@ def halvings(longest: int) -> tuple[int, ...]:
 
     The longest bucket is not rounded up to a rounder number, for which the model may have no positions.
     """
-    sizes = (-(-longest // 2**i) for i in range(_BUCKETS))
+    sizes = {-(-longest // 2**i) for i in range(_BUCKETS)}
     return tuple(sorted(size for size in sizes if size == longest or size >= _SHORTEST))
