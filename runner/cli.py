@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from runner.errors import UserError
 from runner.paths import config_dirs
+
+if TYPE_CHECKING:
+    from runner.sweep.command import SweepRequest
+    from runner.sweep.sweep import Sweep
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -38,6 +43,17 @@ def verify_main(arguments: Sequence[str]) -> int:
         from runner.verify.command import verify
 
         return verify(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
+def track_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.track` with these arguments; the exit code."""
+
+    def action() -> int:
+        from runner.track import track
+
+        return track(arguments, Console(highlight=False))
 
     return guarded(action)
 
@@ -87,7 +103,7 @@ def _run(arguments: list[str], started_at: float) -> int:
     if is_external():
         from runner.torchrun import run_as_rank
 
-        return run_as_rank(arguments, lambda options: _enter_hydra(options, started_at))
+        return run_as_rank(arguments, lambda options: _run_one(options, started_at))
     from runner.launch import start_forkserver
 
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
@@ -97,10 +113,14 @@ def _run(arguments: list[str], started_at: float) -> int:
         )
     options = HydraOptions(arguments)
     if options.only_shows:
-        return _enter_hydra(options, started_at)
+        return _show(options)
     start_forkserver()
+    if options.multirun:
+        from runner.sweep.command import run_sweep
+
+        return run_sweep(sweep_preflight(options, started_at), functools.partial(_run_jobs, options))
     preflight(options)
-    return _enter_hydra(options, started_at)
+    return _run_one(options, started_at)
 
 
 def _quiet_libraries() -> None:
@@ -115,16 +135,21 @@ class HydraOptions:
     def __init__(self, arguments: Sequence[str]) -> None:
         from hydra._internal.utils import get_args_parser
 
+        from runner.sweep.resume import KEY, take_resume
+
         parser = get_args_parser()
         parser.error = _refuse_option  # argparse exits after printing usage
         parsed = parser.parse_intermixed_args(list(arguments))
-        self.overrides: list[str] = parsed.overrides
+        #: The id of the sweep that goes on, which is no setting of a run and nothing that Hydra knows.
+        self.overrides, self.resumed = take_resume(parsed.overrides)
         #: The same arguments, options first: Hydra's parser would refuse overrides on both sides of `-m`.
         self.ordered = list(arguments)
-        for override in self.overrides:
+        for override in parsed.overrides:
             self.ordered.remove(override)
         self.ordered += self.overrides
         self.multirun: bool = parsed.multirun
+        if self.resumed and not self.multirun:
+            raise UserError(f"{KEY}={self.resumed} goes on with a sweep of several jobs: add -m")
         #: Help, completion and printing of the configuration: nothing is run.
         self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
         if parsed.experimental_rerun:
@@ -144,29 +169,11 @@ def _refuse_option(message: str) -> None:
 
 
 def preflight(options: HydraOptions) -> None:
-    """Find everything that a user can have got wrong before a folder is made. Raises UserError.
-
-    Of a sweep only the composition is checked, over every value that is swept: a combination that cannot be run is a
-    failed job among others.
-    """
-    from runner.compose import compose, settings, sweep_points
+    """Find everything that a user can have got wrong about a run before a folder is made. Raises UserError."""
+    from runner.compose import compose, settings
     from runner.experiment import prepare
     from runner.tracking.preflight import check_tracking
-    from runner.tracking.secrets import masked
 
-    if options.multirun:
-        for override in options.overrides:
-            if masked(override) != override:
-                raise UserError(
-                    f"{masked(override)} holds credentials, and Hydra writes a sweep's overrides to a file: "
-                    "put the address into MLFLOW_TRACKING_URI"
-                )
-        points = [compose(overrides, options.config_dirs) for overrides in sweep_points(options.overrides)]
-        _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
-        check_tracking(settings(points[0]).tracking)
-        if "MLFLOW_RUN_ID" in os.environ:
-            raise UserError("MLFLOW_RUN_ID is set, and the jobs of a sweep cannot all be that run: unset it")
-        return
     cfg = compose(options.overrides, options.config_dirs)
     if cfg.hydra.sweeper.params:
         raise UserError("hydra.sweeper.params is set (by sweep=…?), so this is a sweep of several jobs: add -m")
@@ -177,6 +184,44 @@ def preflight(options: HydraOptions) -> None:
         raise UserError(f"hydra.run.dir={cfg.hydra.run.dir} holds a run already: choose another folder")
     _check_folder("cache_dir", config.cache_dir)
     check_tracking(config.tracking)
+
+
+def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
+    """The same about a sweep; which jobs it has, and where. Raises UserError.
+
+    Only the composition is checked, over every value that is swept: a combination that cannot be run is a failed job
+    among others.
+    """
+    from runner.compose import compose, parsed, settings, sweep_points, with_sweeper_params
+    from runner.sweep.command import SweepRequest
+    from runner.sweep.grid import grid_of
+    from runner.sweep.resume import find_sweep
+    from runner.tracking.preflight import check_tracking
+    from runner.tracking.secrets import masked
+
+    for override in options.overrides:
+        if masked(override) != override:
+            raise UserError(
+                f"{masked(override)} holds credentials, and Hydra writes a sweep's overrides to a file: "
+                "put the address into MLFLOW_TRACKING_URI"
+            )
+    first = compose(next(sweep_points(options.overrides)), options.config_dirs)
+    overrides = with_sweeper_params(options.overrides, first.hydra)
+    points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
+    _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
+    tracking = settings(points[0]).tracking
+    check_tracking(tracking)
+    if "MLFLOW_RUN_ID" in os.environ:
+        raise UserError("MLFLOW_RUN_ID is set, and the jobs of a sweep cannot all be that run: unset it")
+    folder = Path(points[0].hydra.sweep.dir)
+    return SweepRequest(
+        command=tuple(options.overrides),
+        grid=grid_of(parsed(overrides), points[0].hydra),
+        hydra=points[0].hydra,
+        tracking=tracking,
+        folder=find_sweep(options.resumed, folder.parent) if options.resumed else folder,
+        started_at=started_at,
+    )
 
 
 def _check_folder(setting: str, folder: str) -> None:
@@ -191,30 +236,47 @@ def _check_folder(setting: str, folder: str) -> None:
         raise UserError(f"{shown}: {existing} cannot be written to; choose another folder")
 
 
-def _enter_hydra(options: HydraOptions, started_at: float) -> int:
+def _run_one(options: HydraOptions, started_at: float) -> int:
+    from runner.job import Outcome, run_single
+
+    outcome = Outcome()
+    _enter_hydra(options.ordered, functools.partial(run_single, started_at=started_at, outcome=outcome))
+    if outcome.error is not None:
+        raise outcome.error
+    return 0
+
+
+def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
+    from runner.sweep.job import run_in_sweep
+
+    # Hydra would name a folder by its own clock; this one has been opened already.
+    folder = f"hydra.sweep.dir='{sweep.folder}'"
+    ordered = [argument for argument in options.ordered if not argument.startswith("hydra.sweep.dir=")]
+    _enter_hydra([*ordered, folder], functools.partial(run_in_sweep, sweep=sweep))
+
+
+def _show(options: HydraOptions) -> int:
+    """Help, completion and printing of the configuration: Hydra's own, and no job."""
+    _enter_hydra(options.ordered, lambda cfg: None)
+    return 0
+
+
+def _enter_hydra(arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
     import hydra
 
     from runner.compose import CONFIG_NAME, register
-    from runner.job import Sweep, run_job
     from runner.paths import conf_dir
 
     register()
     # Hydra would print its own report and exit with 1; here every error goes to the one outer handler.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [sys.argv[0], *options.ordered]
-    sweep = Sweep(started_at)
+    sys.argv = [sys.argv[0], *arguments]
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)
     def hydra_main(cfg: Any) -> float | None:
-        return run_job(cfg, sweep)
+        return job(cfg)
 
-    try:
-        hydra_main()
-    except Exception:
-        if sweep.failures:
-            return sweep.report()
-        raise
-    return sweep.report()
+    hydra_main()
 
 
 def _plan(arguments: list[str]) -> int:
@@ -224,7 +286,7 @@ def _plan(arguments: list[str]) -> int:
 
     options = HydraOptions(arguments)
     if options.only_shows:
-        return _enter_hydra(options, 0.0)
+        return _show(options)
     if options.multirun:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup at a time")
     experiment = prepare(settings(compose(options.overrides, options.config_dirs)))

@@ -13,7 +13,6 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -97,11 +96,9 @@ def sweep_points(overrides: Sequence[str]) -> Iterator[list[str]]:
     A sweep's grid can be large; composing each value once, beside the first value of the others, finds every
     misspelt setting or choice before the first job starts.
     """
-    with _conf():
-        # glob() looks its choices up in the configuration folders.
-        parsed = _parse(overrides, GlobalHydra.instance().config_loader())
-    swept = [o for o in parsed if o.is_sweep_override()]
-    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    given = parsed(overrides)
+    swept = [o for o in given if o.is_sweep_override()]
+    fixed = [o.input_line or "" for o in given if not o.is_sweep_override()]
     values = {id(o): _values(o) for o in swept}
     first = {key: choices[0] for key, choices in values.items()}
     yield fixed + list(first.values())
@@ -117,11 +114,22 @@ def _values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def _parse(overrides: Sequence[str], config_loader: ConfigLoader) -> list[Override]:
-    try:
-        return OverridesParser.create(config_loader).parse_overrides(list(overrides))
-    except HydraException as error:
-        raise composition_error(error) from error
+def parsed(overrides: Sequence[str]) -> list[Override]:
+    """What Hydra makes of these overrides, sweeps of values among them. Raises UserError."""
+    with _conf():
+        # glob() looks its choices up in the configuration folders.
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        try:
+            return parser.parse_overrides(list(overrides))
+        except HydraException as error:
+            raise composition_error(error) from error
+
+
+def with_sweeper_params(overrides: Sequence[str], hydra: DictConfig) -> list[str]:
+    """`overrides`, and what a bundle (`sweep=…`) has put into `hydra.sweeper.params` and they do not set themselves."""
+    given = {override.partition("=")[0] for override in overrides}
+    params = hydra.sweeper.get("params") or {}
+    return [*(f"{key}={value}" for key, value in params.items() if key not in given), *overrides]
 
 
 def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,7 @@ from runner.certificate import Certificate, Setup, certify
 from runner.choices import BatchMode, Goal, PrecisionName
 from runner.errors import UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
+from runner.plain import to_plain
 from runner.plan import Plan, make_plan
 from runner.recipe import DataFacts, Recipe
 from runner.schema import Config, Precision
@@ -31,6 +33,14 @@ class Experiment:
     @property
     def plan(self) -> Plan:
         return self.setup.plan
+
+    @property
+    def setup_digest(self) -> str:
+        """Equal for runs that differ in nothing but the seed and in where they are logged and cached."""
+        apart = ("seed", "tracking", "cache_dir")
+        config = {key: value for key, value in to_plain(self.config).items() if key not in apart}
+        content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
     def setup_name(self) -> str:

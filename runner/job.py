@@ -8,14 +8,12 @@ import os
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
@@ -26,86 +24,98 @@ from runner.compose import settings
 from runner.errors import UserError, first_line
 from runner.experiment import Experiment, prepare
 from runner.launch import WorkerFailed, launch
+from runner.placement import threads_per_worker
 from runner.plain import to_plain
 from runner.plan_tables import certificate_table, plan_tables
 from runner.schema import Tracking
 from runner.torchrun import current_world, run_joined
 from runner.tracking.metrics_log import MetricsReader
 from runner.tracking.secrets import masked, without_credentials
-from runner.tracking.tracker import build_tracker
+from runner.tracking.tracker import build_tracker, card_of
 from runner.watch import Watch
 from runner.worker import Job, run_launched
 
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
 
 
+@dataclass(frozen=True)
+class Role:
+    """What a run is within its command; the default is a run by itself.
+
+    `tags`: for the tracking store. `varied`: the settings that a sweep varied, with this run's values. `parent_key`: of
+    the sweep's card. `at_once`: how many jobs share this machine. `progress`: a line about the whole sweep.
+    """
+
+    tags: Mapping[str, str] = field(default_factory=dict)
+    varied: Mapping[str, str] = field(default_factory=dict)
+    parent_key: str | None = None
+    at_once: int = 1
+    progress: Callable[[], str] | None = None
+
+
 @dataclass
-class Sweep:
-    """What the jobs of one command came to; a single run is a sweep of one. `started_at`: of the command."""
+class Outcome:
+    """What became of a run by itself, since Hydra would print an error of its own about one that is raised."""
 
-    started_at: float
-    finished: int = 0
-    failures: list[tuple[str, Exception]] = field(default_factory=list)
-    how_to_open: Sequence[str] = ()
-
-    def report(self) -> int:
-        """Say which jobs failed, if any; the exit code of the command."""
-        total = self.finished + len(self.failures)
-        if total > 1 and self.how_to_open:
-            print(*self.how_to_open, sep="\n")
-        if not self.failures:
-            return 0
-        if total > 1:
-            console = Console(stderr=True, highlight=False, soft_wrap=True)
-            console.print(f"[bold]{self.finished} of {total} jobs finished[/]; failed:")
-            for name, error in self.failures:
-                console.print(f"  {escape(name)}: {escape(_in_a_line(error))}")
-        return 2 if all(isinstance(error, UserError) for _, error in self.failures) else 1
+    error: Exception | None = None
 
 
-def _in_a_line(error: Exception) -> str:
-    # A worker's traceback ends with the sentence that matters.
+def run_single(cfg: DictConfig, started_at: float, outcome: Outcome) -> float | None:
+    """Run the one job of a command; its objective. `started_at`: when the command started."""
+    handle_signals()
+    console = Console(highlight=False)
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        experiment = prepare(settings(cfg))
+        _announce(experiment, console)
+        summary, how_to_open = run(experiment, folder, started_at, console, Role())
+    except Exception as error:  # noqa: BLE001 - it is raised again where Hydra does not see it
+        note_failure(folder, error)
+        outcome.error = error
+        return None
+    console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
+    return objective(summary)
+
+
+def objective(summary: Mapping[str, Any]) -> float | None:
+    """What an optimizing sweeper optimises: the recipe's metric at the end of the run."""
+    value: float | None = summary["eval"].get(summary["metric"])
+    return value
+
+
+def handle_signals() -> None:
+    """Let Ctrl-C and SIGTERM end a run in good order: KILLED, with its books closed."""
+    _set_handler(signal.SIGINT, signal.default_int_handler)
+    _set_handler(signal.SIGTERM, _terminated)
+
+
+def note_failure(folder: Path, error: Exception) -> None:
+    """Say in a run's `summary.json` why it failed; there may be nothing else to say."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {"status": FAILED}
+    said = {"error": masked(in_a_line(error)), "user_error": isinstance(error, UserError)}
+    write_summary(folder, {**summary, **said})
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Leave `summary.json`, whole for who looks meanwhile: its status says that the run has ended."""
+    draft = folder / ".summary.json"
+    draft.write_text(json.dumps(summary, indent=1))
+    draft.rename(folder / "summary.json")
+
+
+def in_a_line(error: Exception) -> str:
+    """An error's one sentence; a worker's traceback ends with it."""
     return str(error).strip().splitlines()[-1] if isinstance(error, WorkerFailed) else first_line(error)
 
 
-def run_job(cfg: DictConfig, sweep: Sweep) -> float | None:
-    """Run one job; its objective. An error is printed here and kept in `sweep`; in a sweep Hydra is told as well."""
-    _set_handler(signal.SIGINT, signal.default_int_handler)
-    _set_handler(signal.SIGTERM, _terminated)
-    hydra = HydraConfig.get()
-    is_sweep = hydra.mode == RunMode.MULTIRUN
-    name = f"job {hydra.job.num} ({masked(hydra.job.override_dirname)})" if is_sweep else "run"
-    console = Console(highlight=False)
-    if is_sweep:
-        console.rule(escape(name))
-    started_at = time.time() if sweep.finished or sweep.failures else sweep.started_at
-    folder = Path(hydra.runtime.output_dir)
-    try:
-        experiment = prepare(settings(cfg))
-        _announce(experiment, console, in_full=not is_sweep)
-        summary = _run(experiment, folder, started_at, console, sweep if is_sweep else None)
-    except Exception as error:
-        sweep.failures.append((name, error))
-        if not (folder / "summary.json").exists():  # it failed before there was anything else to say
-            (folder / "summary.json").write_text(json.dumps({"status": FAILED, "error": _in_a_line(error)}, indent=1))
-        if isinstance(error, (UserError, WorkerFailed)):
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
-        else:
-            traceback.print_exception(error)
-        if is_sweep:
-            raise
-        return None
-    sweep.finished += 1
-    objective: float | None = summary["eval"].get(experiment.config.evaluation.metric)
-    return objective
-
-
-def _run(
-    experiment: Experiment, folder: Path, started_at: float, console: Console, sweep: Sweep | None
-) -> dict[str, Any]:
-    """Train; `sweep`: the sweep that this is a job of, which then says how to look at its runs."""
+def run(
+    experiment: Experiment, folder: Path, started_at: float, console: Console, role: Role
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Train; the content of `summary.json`, and lines that say how to look at the run."""
     config = experiment.config
     _write_plan(experiment, folder)
+    threads = threads_per_worker(experiment.placement.local_workers * role.at_once)
     job = Job(
         # Workers need no tracker, and so no address with its credentials.
         config=dataclasses.replace(config, tracking=Tracking(TrackerName.none)),
@@ -114,17 +124,20 @@ def _run(
         folder=folder.resolve(),
         device_type=experiment.placement.device_type,
         local_workers=experiment.placement.local_workers,
-        threads=experiment.placement.threads_per_worker,
+        threads=threads,
         started_at=started_at,
     )
-    tracker = build_tracker(config.tracking, experiment, folder)
+    tracker = build_tracker(config.tracking, card_of(experiment, role.tags, role.parent_key), folder)
     status, result = FAILED, {}
     try:
-        with Watch(folder, experiment, tracker, console):
+        with Watch(folder, experiment, tracker, console, role.progress):
             result = _train(job, experiment)
         status = FINISHED
     except KeyboardInterrupt:
         status = KILLED
+        raise
+    except Exception as error:
+        tracker.tag("error", masked(in_a_line(error)))
         raise
     finally:
         # The books are closed once, whatever is pressed meanwhile; torchrun passes every signal on a second time, too.
@@ -133,22 +146,20 @@ def _run(
         if result.get("stopped_early"):
             experiment = _certified_anew(experiment, result["samples_seen"], folder)
             tracker.tag("certificate", experiment.certificate.level)
-        summary = _summary(status, experiment, result, started_at, tracker.wait_until_open())
+        summary = _summary(status, experiment, result, started_at, tracker.wait_until_open(), role)
         if not _ledger_sound(folder):
             summary["certificate"] = NOT_COMPARABLE
             _withdraw(folder)
             tracker.tag("certificate", NOT_COMPARABLE)
             console.print("[bold red]The ledger is not sound[/]: see ledger.json; this run is not comparable.")
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        if summary["machine"]:
+            tracker.tag("machine", summary["machine"])
+        write_summary(folder, summary)
         tracker.finish(status)
         for number, handler in handlers.items():
             _set_handler(number, handler)
     _report(summary, experiment, folder, console)
-    if sweep is not None:
-        sweep.how_to_open = tracker.how_to_open()
-    else:
-        console.print("\n".join(tracker.how_to_open()), soft_wrap=True, markup=False)
-    return summary
+    return summary, tracker.how_to_open()
 
 
 def _set_handler(number: signal.Signals, handler: Any) -> Any:
@@ -202,26 +213,24 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     (folder / "certificate.json").write_text(json.dumps(experiment.certificate.as_json(), indent=1))
 
 
-def _announce(experiment: Experiment, console: Console, in_full: bool) -> None:
-    """Say what will be run: with all tables, or in a line where many jobs follow each other."""
+def _announce(experiment: Experiment, console: Console) -> None:
+    """Say in full what will be run."""
     if banner := experiment.placement.banner():
         console.print(banner)
-    if in_full:
-        console.print(plan_tables(experiment))
-        console.print(certificate_table(experiment.certificate))
-        return
-    plan = experiment.plan
-    console.print(
-        f"{escape(experiment.setup_name)}: global batch {plan.global_batch}, learning rate {plan.lr:.4g}, "
-        f"{plan.optimizer_steps:,} optimizer steps; {experiment.certificate.level} to one fp32 worker",
-        soft_wrap=True,
-    )
+    console.print(plan_tables(experiment))
+    console.print(certificate_table(experiment.certificate))
 
 
 def _summary(
-    status: str, experiment: Experiment, result: Mapping[str, Any], started_at: float, mlflow_run_id: str | None
+    status: str,
+    experiment: Experiment,
+    result: Mapping[str, Any],
+    started_at: float,
+    mlflow_run_id: str | None,
+    role: Role,
 ) -> dict[str, Any]:
     """The content of `summary.json`; what training did not get to is null."""
+    evaluation = experiment.config.evaluation
     numbers = (
         "optimizer_steps",
         "samples_seen",
@@ -234,13 +243,20 @@ def _summary(
         "train_loss",
         "stopped_early",
         "best",
+        "machine",
     )
     return {
         "status": status,
         "setup": experiment.setup_name,
+        "setup_digest": experiment.setup_digest,
+        "seed": experiment.config.seed,
+        "varied": dict(role.varied),
+        "metric": evaluation.metric,
+        "goal": evaluation.goal.name,
         "rehearsed": experiment.placement.rehearsed,
         "wall_s": time.time() - started_at,
         **{name: result.get(name) for name in numbers},
+        "jobs_at_once": role.at_once,
         "eval": result.get("eval", {}),
         "warnings": result.get("warnings", []),
         "certificate": experiment.certificate.level,

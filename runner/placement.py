@@ -43,11 +43,6 @@ class Placement:
             "not its speed."
         )
 
-    @property
-    def threads_per_worker(self) -> int:
-        """CPU threads for one of the workers of this machine."""
-        return threads_per_worker(self.local_workers)
-
 
 def available_cores() -> int:
     """The cores that this process may use, which in a container are fewer than the machine has."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from runner.experiment import Experiment
 from runner.tracking.metrics_log import Metric, MetricsReader
@@ -16,15 +19,25 @@ from runner.tracking.tracker import Tracker
 
 #: Seconds between two looks at the metrics file, and between two lines where there is no terminal.
 _LOOK_EVERY, _LINE_EVERY = 0.25, 5.0
+#: Seconds between two looks at the folders of a sweep's jobs.
+_SWEEP_EVERY = 2.0
 
 
 class Watch:
     """A thread of the parent that reads `metrics.jsonl` and feeds the display. Used as a context."""
 
-    def __init__(self, folder: Path, experiment: Experiment, tracker: Tracker, console: Console) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        tracker: Tracker,
+        console: Console,
+        sweep: Callable[[], str] | None = None,
+    ) -> None:
+        """`sweep`: a line about the sweep that the run is a job of, as it is when asked."""
         self._reader = MetricsReader(folder)
         self._tracker = tracker
-        self._display = (Bar if console.is_terminal else Lines)(experiment, console)
+        self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
 
@@ -77,10 +90,12 @@ def _evaluation_text(metrics: list[Metric]) -> str:
 
 
 class Bar:
-    """A progress bar, for terminals."""
+    """A progress bar, for terminals; below it a line about the sweep, if there is one."""
 
-    def __init__(self, experiment: Experiment, console: Console) -> None:
+    def __init__(self, experiment: Experiment, console: Console, sweep: Callable[[], str] | None) -> None:
         self._console = console
+        self._sweep = sweep
+        self._sweep_asked = 0.0
         self._total = experiment.plan.optimizer_steps
         self._numbers = _Numbers()
         self._progress = Progress(
@@ -90,20 +105,24 @@ class Bar:
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=console,
-            transient=True,
         )
+        self._overall = Text()
+        self._live = Live(Group(self._progress, self._overall), console=console, transient=True, refresh_per_second=10)
         self._task: TaskID | None = None
 
     def __enter__(self) -> Bar:
-        self._progress.start()
+        self._live.start()
         self._task = self._progress.add_task("starting", total=self._total, numbers="")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
     def show(self, metrics: list[Metric]) -> None:
         assert self._task is not None
+        if self._sweep is not None and time.monotonic() - self._sweep_asked > _SWEEP_EVERY:
+            self._overall.plain = f"sweep  {self._sweep()}"
+            self._sweep_asked = time.monotonic()
         if text := _evaluation_text(metrics):
             self._console.print(text)
         self._numbers.take(metrics)

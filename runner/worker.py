@@ -28,7 +28,9 @@ from runner.data.cache import Cache
 from runner.errors import UserError
 from runner.exact import check_model, exact_streams, standard_streams
 from runner.loop import Log, Loop
+from runner.machine import describe_machine
 from runner.moving import moved
+from runner.placement import available_cores
 from runner.plain import from_plain, to_plain
 from runner.plan import Plan
 from runner.precision import Precision
@@ -243,4 +245,5 @@ def _results(loop: Loop, job: Job) -> dict[str, Any]:
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,
         "best": best,
         "stopped_early": loop.optimizer_step < job.plan.optimizer_steps,
+        "machine": describe_machine(job.device_type, available_cores()),
     }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from runner.choices import TrackerName
 from runner.experiment import Experiment
 from runner.schema import Tracking
+from runner.tracking.card import RunCard, dataset_of, run_params, run_tags
+from runner.tracking.secrets import masked
+from runner.tracking.store import default_store
 
 
 class Tracker(Protocol):
@@ -38,6 +42,11 @@ class Tracker(Protocol):
 class NoTracker:
     """Logs nowhere but in the run's folder."""
 
+    def __init__(self, card: RunCard, folder: Path) -> None:
+        self._card = card
+        self._folder = folder
+        self._last_tags: dict[str, str] = {}
+
     def start(self) -> None:
         pass
 
@@ -45,18 +54,45 @@ class NoTracker:
         return None
 
     def tag(self, name: str, value: str) -> None:
-        pass
+        self._last_tags[name] = value
 
     def finish(self, status: str) -> None:
-        pass
+        self._card.settled(self._folder, status, self._last_tags)
 
     def how_to_open(self) -> Sequence[str]:
         return []
 
 
-def build_tracker(tracking: Tracking, experiment: Experiment, folder: Path) -> Tracker:
+def store_of(tracking: Tracking) -> str | None:
+    """The tracking URI that runs are logged to; None where they are logged to their folder only."""
     if tracking.kind is TrackerName.none:
-        return NoTracker()
+        return None
+    return tracking.uri or default_store(Path.cwd())
+
+
+def card_of(experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None) -> RunCard:
+    """A run's card. `tags`: beside those that every run has; `parent_key`: of the sweep that it is a job of."""
+    tracking = experiment.config.tracking
+    store = store_of(tracking)
+    return RunCard(
+        experiment=tracking.experiment,
+        run_name=tracking.run_name or experiment.setup_name,
+        params={name: str(value) for name, value in run_params(experiment).items()},
+        tags={**run_tags(experiment), **tags},
+        store=None if store is None else masked(store),
+        dataset=dataset_of(experiment),
+        parent_key=parent_key,
+        into_run=os.environ.get("MLFLOW_RUN_ID") if store is not None else None,
+        log_model=tracking.log_model,
+    )
+
+
+def build_tracker(tracking: Tracking, card: RunCard, folder: Path) -> Tracker:
+    """The tracker of a run; its card is left in the run's folder, from which it can be delivered later, too."""
+    card.write(folder)
+    store = store_of(tracking)
+    if store is None:
+        return NoTracker(card, folder)
     from runner.tracking.mlflow_tracker import MlflowTracker
 
-    return MlflowTracker(tracking, experiment, folder)
+    return MlflowTracker(card, folder, store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shlex
@@ -12,12 +11,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from runner.arguments import ArgumentParser
 from runner.certificate import certify
 from runner.choices import LedgerMode, TrackerName
 from runner.compose import compose, settings
@@ -36,13 +36,8 @@ from runner.world import is_external
 EXIT_SAME, EXIT_DIFFERENT = 0, 1
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; python -m runner.verify --help shows how it is used")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="python -m runner.verify",
         description="Replay two setups in lockstep, and name the first step and tensor in which they differ by more "
         "than rounding. Exit code 0: they do not; 1: they do; 2: a mistake in the settings.",

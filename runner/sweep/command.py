@@ -1,0 +1,128 @@
+"""A sweep from its command to its answer: opened, run by Hydra, closed, compared."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from runner.job import handle_signals
+from runner.schema import Tracking
+from runner.sweep.grid import Grid, at_once, in_process
+from runner.sweep.parent_run import ParentRun, parent_card
+from runner.sweep.progress import Overview, line_of
+from runner.sweep.resume import KEY, close_books, only_one
+from runner.sweep.states import FAILED, FINISHED, KILLED, JobState, attempts, latest
+from runner.sweep.sweep import Sweep
+from runner.tracking.sync import deliver
+from runner.tracking.tracker import store_of
+
+EXIT_FAILED, EXIT_USER_ERROR = 1, 2
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What the preflight has found out about a sweep. `folder`: of a sweep that goes on, or for a new one."""
+
+    command: tuple[str, ...]
+    grid: Grid
+    hydra: Any
+    tracking: Tracking
+    folder: Path
+    started_at: float
+
+
+def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
+    """Run all jobs that are missing; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
+    handle_signals()
+    console = Console(highlight=False)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    with only_one(request.folder):
+        close_books(request.folder)
+        sweep, parent = _open(request)
+        jobs = "jobs as its sweeper draws them" if sweep.jobs is None else f"{len(sweep.jobs)} jobs"
+        console.print(f"sweep [bold]{sweep.id}[/]: {jobs} over {escape(', '.join(sweep.varied) or 'nothing')}")
+        status = FAILED
+        try:
+            with contextlib.nullcontext() if sweep.in_process else Overview(sweep, console):
+                _tolerantly(run_jobs, sweep)
+            status = FINISHED
+        except KeyboardInterrupt:
+            status = KILLED
+            console.print(f"to go on: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
+            raise
+        finally:
+            _close(sweep, parent, status)
+    return _report(sweep, console)
+
+
+def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:
+    """Hydra raises the error of the first failed job after the last one; the jobs' folders tell them all."""
+    try:
+        run_jobs(sweep)
+    except Exception:
+        if not any(state.status == FAILED for state in _states(sweep)):
+            raise
+
+
+def _states(sweep: Sweep) -> list[JobState]:
+    return latest(attempts(Path(sweep.folder)), sweep.jobs)
+
+
+def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
+    uri = store_of(request.tracking)
+    jobs = request.grid.jobs
+    card = parent_card(request.tracking, request.folder, request.grid.varied, None if jobs is None else len(jobs))
+    sweep = Sweep(
+        folder=str(request.folder.absolute()),
+        command=request.command,
+        varied=request.grid.varied,
+        jobs=jobs,
+        at_once=at_once(request.hydra, None if jobs is None else len(jobs)),
+        in_process=in_process(request.hydra),
+        key=card.key if uri is not None else None,
+        started_at=request.started_at,
+        tracking=request.tracking,
+    )
+    sweep.write()
+    if uri is None:
+        return sweep, None
+    parent = ParentRun(card, sweep, uri)
+    parent.open()
+    return sweep, parent
+
+
+def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
+    close_books(Path(sweep.folder))
+    if parent is None:
+        return
+    states = _states(sweep)
+    uri = store_of(sweep.tracking)
+    assert uri is not None
+    for state in attempts(Path(sweep.folder)):
+        if state.status == KILLED and (state.folder / "tracking.json").exists():
+            deliver(state.folder, uri, KILLED)  # nobody else is left to close its run
+    failed = any(state.status != FINISHED for state in states)
+    counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
+    parent.close(FAILED if status == FINISHED and failed else status, counts)
+
+
+def _report(sweep: Sweep, console: Console) -> int:
+    """Say what the jobs came to; the exit code of the command."""
+    states = _states(sweep)
+    failed = [state for state in states if state.status != FINISHED]
+    console.print()
+    console.print(f"sweep [bold]{sweep.id}[/]: {escape(line_of(sweep))}")
+    if not failed:
+        return 0
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors.print(f"[bold]{len(states) - len(failed)} of {len(states)} jobs finished[/]; failed:")
+    for state in failed:
+        errors.print(f"  {escape(state.shown)}: {escape(state.error or state.status)}")
+    errors.print(f"to run them again: the same command with [bold]{KEY}={escape(sweep.id)}[/]")
+    return EXIT_USER_ERROR if all(state.user_error for state in failed) else EXIT_FAILED

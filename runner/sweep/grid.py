@@ -1,0 +1,56 @@
+"""Which jobs a command asks for, before Hydra makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import filter_overrides
+from hydra.errors import HydraException
+
+from runner.errors import UserError
+from runner.placement import available_cores
+from runner.sweep.sweep import job_name
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`jobs`: their names, None where an optimizing sweeper draws them; `varied`: settings that differ between them."""
+
+    jobs: tuple[str, ...] | None
+    varied: tuple[str, ...]
+
+
+def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
+    """The jobs of parsed overrides, `hydra.sweeper.params` among them, under the node `hydra` of the configuration.
+
+    Raises UserError for a range that only an optimizing sweeper can draw from.
+    """
+    swept = dict.fromkeys(o.get_key_element().lstrip("+") for o in overrides if o.is_sweep_override())
+    if not str(hydra.sweeper["_target_"]).endswith(".BasicSweeper"):
+        return Grid(None, tuple(swept))
+    try:
+        (batch,) = BasicSweeper.split_arguments(list(overrides), None)
+    except HydraException as error:
+        raise UserError(f"{error}: give values (seed=0,1,2), or choose an optimizing sweeper") from error
+    return Grid(tuple(job_name(filter_overrides(job)) for job in batch), tuple(swept))
+
+
+def at_once(hydra: Any, jobs: int | None) -> int:
+    """How many jobs run side by side on this machine, as far as the launcher's settings say."""
+    launcher = str(hydra.launcher["_target_"])
+    limit = jobs or available_cores()
+    if "joblib" in launcher:
+        wanted = int(hydra.launcher.n_jobs or 1)
+        return max(1, min(limit, wanted if wanted > 0 else available_cores() + 1 + wanted))
+    if launcher.endswith("submitit_launcher.LocalLauncher"):
+        return limit  # it starts them all
+    return 1
+
+
+def in_process(hydra: Any) -> bool:
+    """Whether the launcher runs jobs in the process of the command."""
+    return str(hydra.launcher["_target_"]).endswith(".BasicLauncher")

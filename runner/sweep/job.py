@@ -1,0 +1,130 @@
+"""One job of a sweep: skipped if it was done before, marked if it fails, and never the end of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.markup import escape
+
+from runner.compose import register, settings
+from runner.errors import UserError
+from runner.experiment import Experiment, prepare
+from runner.job import FAILED, Role, handle_signals, in_a_line, note_failure, objective, run
+from runner.launch import WorkerFailed, start_forkserver
+from runner.schema import Tracking
+from runner.sweep.progress import line_of
+from runner.sweep.states import finished_run, note_start, read_summary
+from runner.sweep.sweep import Sweep, job_name, tags_of
+from runner.tracking.card import FILE_NAME as CARD_FILE
+from runner.tracking.card import RunCard, user_tags
+from runner.tracking.secrets import masked
+from runner.tracking.tracker import build_tracker, store_of
+
+
+def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
+    """Run one job, in whatever process; its objective. Raises what went wrong, which Hydra keeps to itself."""
+    register()
+    handle_signals()
+    if not sweep.in_process:
+        start_forkserver()
+    hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
+    folder = Path(hydra.runtime.output_dir)
+    experiment: Experiment | None = None
+    trouble: Exception | None = None
+    try:
+        experiment = prepare(settings(cfg))
+        done = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
+        if done is not None:
+            return objective(read_summary(done))
+    except Exception as error:  # noqa: BLE001 - raised again below, where the job has a folder to say it in
+        trouble = error
+    with _output(_free(folder), sweep) as (folder, console):
+        varied = sweep.varied_by(overrides)
+        shown = ", ".join(f"{key}={value}" for key, value in varied.items()) or "the job"
+        started_at = time.time()
+        note_start(folder, job_name(overrides), shown, started_at)
+        console.rule(f"[bold]{escape(shown)}[/]")
+        console.print(line_of(sweep), style="dim")
+        role = Role(
+            tags=tags_of(sweep, varied),
+            varied=varied,
+            parent_key=sweep.key,
+            at_once=sweep.at_once,
+            progress=lambda: line_of(sweep),
+        )
+        try:
+            if experiment is None:
+                assert trouble is not None
+                raise trouble
+            _announce(experiment, console)
+            summary, _ = run(experiment, folder, started_at, console, role)
+        except Exception as error:
+            _mark_failed(error, folder, sweep.tracking, role, shown)
+            raise
+        return objective(summary)
+
+
+@contextlib.contextmanager
+def _output(folder: Path, sweep: Sweep) -> Iterator[tuple[Path, Console]]:
+    """A job's folder, and where it says what it does: jobs that run side by side would mix up their lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if sweep.in_process:
+        yield folder, Console(highlight=False)
+        return
+    with (folder / "console.log").open("w", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+        yield folder, Console(highlight=False, file=file, width=120)
+
+
+def _free(folder: Path) -> Path:
+    """The folder that Hydra has made for a job, or one beside it if an earlier attempt is in there."""
+    free, number = folder, 1
+    while free.exists() and any(free.iterdir()):
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _announce(experiment: Experiment, console: Console) -> None:
+    """Say in a line what is run: many jobs follow each other."""
+    if banner := experiment.placement.banner():
+        console.print(banner)
+    plan = experiment.plan
+    console.print(
+        f"{escape(experiment.setup_name)}: global batch {plan.global_batch}, learning rate {plan.lr:.4g}, "
+        f"{plan.optimizer_steps:,} optimizer steps; {experiment.certificate.level} to one fp32 worker",
+        soft_wrap=True,
+    )
+
+
+def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role, name: str) -> None:
+    """Say it on the screen, in the job's folder, and in the tracking store even if no run was opened there."""
+    note_failure(folder, error)
+    if isinstance(error, (UserError, WorkerFailed)):
+        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+    else:
+        traceback.print_exception(error, file=sys.stderr)
+    if (folder / CARD_FILE).exists():
+        return
+    store = store_of(tracking)
+    card = RunCard(
+        experiment=tracking.experiment,
+        run_name=name,
+        params=dict(role.varied),
+        tags={**user_tags(), **role.tags},
+        store=None if store is None else masked(store),
+        parent_key=role.parent_key,
+    )
+    tracker = build_tracker(tracking, card, folder)
+    tracker.tag("error", masked(in_a_line(error)))
+    tracker.start()
+    tracker.finish(FAILED)

@@ -1,0 +1,64 @@
+"""Finding an interrupted sweep again, and putting its books in order before it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.errors import UserError, did_you_mean
+from runner.job import write_summary
+from runner.sweep.states import KILLED, RUNNING, attempts
+from runner.sweep.sweep import FILE_NAME
+
+KEY = "resume_sweep"
+
+
+def take_resume(overrides: list[str]) -> tuple[list[str], str | None]:
+    """The overrides without `resume_sweep=…`, and its value. Raises UserError if it is given twice or is empty."""
+    given = [override for override in overrides if override.lstrip("+").partition("=")[0] == KEY]
+    if not given:
+        return overrides, None
+    value = given[0].partition("=")[2].strip("'\"")
+    if len(given) > 1 or not value or "," in value:
+        raise UserError(f"{' '.join(given)} is not one sweep: give the id that the sweep printed, {KEY}=…")
+    return [override for override in overrides if override not in given], value
+
+
+def find_sweep(identifier: str, sweeps: Path) -> Path:
+    """The folder of the sweep with this id, or of the MLflow run with this id. Raises UserError.
+
+    `sweeps`: the folder in which sweeps make theirs.
+    """
+    folders = [path.parent for path in sweeps.glob(f"*/{FILE_NAME}")]
+    direct = Path(identifier)
+    if (direct / FILE_NAME).exists():
+        return direct
+    for folder in folders:
+        card = folder / "tracking.json"
+        if folder.name == identifier or (card.exists() and json.loads(card.read_text())["run_id"] == identifier):
+            return folder
+    names = [folder.name for folder in folders]
+    hint = did_you_mean(identifier, names) if names else ": there are no sweeps"
+    raise UserError(f"{KEY}={identifier} is no sweep in {sweeps}{hint}")
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold a sweep's folder for this process. Raises UserError if another one works in it."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"the sweep {folder.name} is still running: wait for it, or interrupt it first") from error
+        yield
+
+
+def close_books(folder: Path) -> None:
+    """Say KILLED of every job that ended without saying anything: its process was killed."""
+    for state in attempts(folder):
+        if state.status == RUNNING:
+            note = {"status": KILLED, "error": "the process was killed", "eval": {}}
+            write_summary(state.folder, note)

@@ -1,0 +1,60 @@
+"""A sweep as each of its jobs knows it, in whatever process or machine the job runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.plain import to_plain
+from runner.schema import Tracking
+from runner.tracking.secrets import without_credentials
+
+FILE_NAME = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What the jobs of one command have in common; plain data, since launchers send it to other processes.
+
+    `folder`: holds the jobs' folders; its name is the sweep's id. `command`: the overrides. `varied`: the settings that
+    differ between jobs. `jobs`: every job by name, None where a sweeper decides as it goes. `at_once`: how many run
+    side by side on this machine. `in_process`: whether they run in the command's own process. `key`: of the sweep's card
+    in the tracking store, None if it is not tracked. `started_at`: seconds since the epoch. `tracking`: where the sweep
+    itself is logged.
+    """
+
+    folder: str
+    command: tuple[str, ...]
+    varied: tuple[str, ...]
+    jobs: tuple[str, ...] | None
+    at_once: int
+    in_process: bool
+    key: str | None
+    started_at: float
+    tracking: Tracking
+
+    @property
+    def id(self) -> str:
+        return Path(self.folder).name
+
+    def write(self) -> None:
+        """Leave `sweep.json` in the sweep's folder."""
+        content = {"id": self.id, **to_plain(self)}
+        Path(self.folder, FILE_NAME).write_text(json.dumps(without_credentials(content), indent=1))
+
+    def varied_by(self, overrides: Sequence[str]) -> dict[str, str]:
+        """What a job with these overrides has as its own, among the settings that vary."""
+        pairs = (override.lstrip("+").partition("=") for override in overrides)
+        return {key: value for key, _, value in pairs if key in self.varied}
+
+
+def job_name(overrides: Sequence[str]) -> str:
+    """A job by what it overrides."""
+    return " ".join(overrides)
+
+
+def tags_of(sweep: Sweep, varied: Mapping[str, str]) -> dict[str, str]:
+    """The tags by which a store's user finds the jobs of a sweep, and what is special about each."""
+    return {"sweep.id": sweep.id, **{f"varied.{key}": value for key, value in varied.items()}}

@@ -1,0 +1,65 @@
+"""Bringing runs to a tracking store after they have ended: the same delivery that a running job has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UserError
+from runner.tracking.card import FILE_NAME as CARD_FILE
+from runner.tracking.card import RunCard
+from runner.tracking.delivery import Delivery
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """`closed`: whether the run has ended, and the store knows it."""
+
+    folder: Path
+    run_id: str
+    closed: bool
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folders of runs in a folder, itself among them; a sweep's own stands before its jobs'. Raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give a run's folder, a sweep's, or one that holds them")
+    found = sorted((path.parent for path in folder.rglob(CARD_FILE)), key=lambda path: (len(path.parts), path))
+    if not found:
+        raise UserError(f"{folder} holds no run: no folder in it has a {CARD_FILE}")
+    return found
+
+
+def store_for(folder: Path, given: str | None) -> str:
+    """The store that the runs below a folder were logged to, unless another is given. Raises UserError."""
+    if given:
+        return given
+    stores = {RunCard.read(run).store for run in runs_below(folder)}
+    (store,) = stores if len(stores) == 1 else (None,)
+    if store is None or "***@" in store or "=***" in store:
+        why = (
+            "was logged to no store"
+            if stores == {None}
+            else "does not say the credentials of its store"
+            if store is not None
+            else "holds runs of several stores"
+        )
+        raise UserError(f"{folder} {why}: say where to with --tracking-uri or MLFLOW_TRACKING_URI")
+    return store
+
+
+def deliver(folder: Path, uri: str, status: str | None = None) -> Delivered:
+    """Bring what is missing of a run, and close it if it has ended.
+
+    `status`: how a run ended that could not say so itself, because its process was killed.
+    """
+    card = RunCard.read(folder)
+    delivery = Delivery(card, folder, uri, resumed=True)
+    delivery.open()
+    delivery.ship()
+    if card.status is None and status is not None:
+        delivery.settle(status, {})
+    if delivery.card.status is not None:
+        delivery.close()
+    assert delivery.run_id is not None
+    return Delivered(folder, delivery.run_id, delivery.card.status is not None)
