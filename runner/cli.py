@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from runner.sweep.sweep import Sweep
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+#: Columns of `runner.compare` where the output is no terminal.
+PIPED_WIDTH = 120
 
 
 def main(arguments: Sequence[str], started_at: float) -> int:
@@ -54,6 +56,19 @@ def track_main(arguments: Sequence[str]) -> int:
         from runner.track import track
 
         return track(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
+def compare_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.compare` with these arguments; the exit code."""
+
+    def action() -> int:
+        from runner.compare.command import compare
+
+        # Nothing but a table is wide: a pipe has no width of its own, and rich would take 80 columns.
+        piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        return compare(arguments, Console(highlight=False, width=PIPED_WIDTH if piped else None))
 
     return guarded(action)
 

@@ -45,7 +45,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     with only_one(request.folder):
         close_books(request.folder)
         sweep, parent = _open(request)
-        jobs = "jobs as its sweeper draws them" if sweep.jobs is None else f"{len(sweep.jobs)} jobs"
+        jobs = "jobs as its sweeper draws them" if sweep.total is None else f"{sweep.total} jobs"
         console.print(f"sweep [bold]{sweep.id}[/]: {jobs} over {escape(', '.join(sweep.varied) or 'nothing')}")
         status = FAILED
         try:
@@ -76,14 +76,15 @@ def _states(sweep: Sweep) -> list[JobState]:
 
 def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
-    jobs = request.grid.jobs
-    card = parent_card(request.tracking, request.folder, request.grid.varied, None if jobs is None else len(jobs))
+    grid = request.grid
+    card = parent_card(request.tracking, request.folder, grid.varied)
     sweep = Sweep(
         folder=str(request.folder.absolute()),
         command=request.command,
-        varied=request.grid.varied,
-        jobs=jobs,
-        at_once=at_once(request.hydra, None if jobs is None else len(jobs)),
+        varied=grid.varied,
+        jobs=grid.jobs,
+        total=grid.total,
+        at_once=at_once(request.hydra, grid.total),
         in_process=in_process(request.hydra),
         key=card.key if uri is not None else None,
         started_at=request.started_at,

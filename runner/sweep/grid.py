@@ -8,7 +8,6 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException
 
 from runner.errors import UserError
@@ -18,9 +17,13 @@ from runner.sweep.sweep import job_name
 
 @dataclass(frozen=True)
 class Grid:
-    """`jobs`: their names, None where an optimizing sweeper draws them; `varied`: settings that differ between them."""
+    """`jobs`: their names, None where an optimizing sweeper draws them. `total`: how many, None if it does not say.
+
+    `varied`: settings that differ between them.
+    """
 
     jobs: tuple[str, ...] | None
+    total: int | None
     varied: tuple[str, ...]
 
 
@@ -31,12 +34,14 @@ def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
     """
     swept = dict.fromkeys(o.get_key_element().lstrip("+") for o in overrides if o.is_sweep_override())
     if not str(hydra.sweeper["_target_"]).endswith(".BasicSweeper"):
-        return Grid(None, tuple(swept))
+        return Grid(None, hydra.sweeper.get("n_trials"), tuple(swept))
     try:
         (batch,) = BasicSweeper.split_arguments(list(overrides), None)
     except HydraException as error:
         raise UserError(f"{error}: give values (seed=0,1,2), or choose an optimizing sweeper") from error
-    return Grid(tuple(job_name(filter_overrides(job)) for job in batch), tuple(swept))
+    own = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
+    jobs = tuple(map(job_name, own))
+    return Grid(jobs, len(jobs), tuple(swept))
 
 
 def at_once(hydra: Any, jobs: int | None) -> int:

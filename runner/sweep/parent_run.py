@@ -14,7 +14,7 @@ from runner.tracking.secrets import masked
 from runner.tracking.tracker import store_of
 
 
-def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...], jobs: int | None) -> RunCard:
+def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...]) -> RunCard:
     """The card of a sweep's parent run: the one that lies in its folder, or a new one, which is written there."""
     if (folder / CARD_FILE).exists():
         return RunCard.read(folder)

@@ -52,7 +52,7 @@ def in_words(seconds: float) -> str:
 def line_of(sweep: Sweep) -> str:
     """The progress line of a sweep, from its folder."""
     states = latest(attempts(Path(sweep.folder)), sweep.jobs)
-    return progress_line(states, None if sweep.jobs is None else len(sweep.jobs), sweep.at_once)
+    return progress_line(states, sweep.total, sweep.at_once)
 
 
 class Overview:

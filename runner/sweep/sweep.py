@@ -19,16 +19,17 @@ class Sweep:
     """What the jobs of one command have in common; plain data, since launchers send it to other processes.
 
     `folder`: holds the jobs' folders; its name is the sweep's id. `command`: the overrides. `varied`: the settings that
-    differ between jobs. `jobs`: every job by name, None where a sweeper decides as it goes. `at_once`: how many run
-    side by side on this machine. `in_process`: whether they run in the command's own process. `key`: of the sweep's card
-    in the tracking store, None if it is not tracked. `started_at`: seconds since the epoch. `tracking`: where the sweep
-    itself is logged.
+    differ between jobs. `jobs`: every job by name, None where a sweeper decides as it goes; `total`: how many, None if
+    that is not known. `at_once`: how many run side by side on this machine. `in_process`: whether they run in the
+    command's own process. `key`: of the sweep's card in the tracking store, None if it is not tracked. `started_at`:
+    seconds since the epoch. `tracking`: where the sweep itself is logged.
     """
 
     folder: str
     command: tuple[str, ...]
     varied: tuple[str, ...]
     jobs: tuple[str, ...] | None
+    total: int | None
     at_once: int
     in_process: bool
     key: str | None
