@@ -2,6 +2,7 @@
 # end in -xla do the same on torch_xla, in .venv-xla (9 GB, since torch's own package of that release brings CUDA along).
 PYTHON ?= python3
 BIN := .venv/bin
+PORT ?= 5000
 XLA_BIN := .venv-xla/bin
 TEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 XLA_TEST := HF_HUB_OFFLINE=1 $(XLA_BIN)/python -m pytest
@@ -9,10 +10,14 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-ve
 	--custom-compile-command "make lock"
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all run-xla test-xla lint types lock clean
+.PHONY: run ui test test-all run-xla test-xla lint types lock clean
 
 run: .venv/installed
 	$(BIN)/python -m runner
+
+# MLflow's pages of the runs below this folder, on http://127.0.0.1:5000; another port with PORT=…
+ui: .venv/installed
+	$(BIN)/python -m runner.track ui --port $(PORT)
 
 test: lint types
 	$(TEST) -m "not long"

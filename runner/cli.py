@@ -210,7 +210,8 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     from runner.compose import compose, parsed, settings, sweep_points, with_sweeper_params
     from runner.sweep.command import SweepRequest
     from runner.sweep.grid import grid_of
-    from runner.sweep.resume import find_sweep
+    from runner.sweep.resume import KEY, find_sweep
+    from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
     from runner.tracking.preflight import check_tracking
     from runner.tracking.secrets import masked
 
@@ -229,12 +230,16 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     if "MLFLOW_RUN_ID" in os.environ:
         raise UserError("MLFLOW_RUN_ID is set, and the jobs of a sweep cannot all be that run: unset it")
     folder = Path(points[0].hydra.sweep.dir)
+    if options.resumed:
+        folder = find_sweep(options.resumed, folder.parent)
+    elif (folder / SWEEP_FILE).exists():
+        raise UserError(f"hydra.sweep.dir={folder} holds a sweep already: go on with {KEY}={folder}, or choose another")
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid_of(parsed(overrides), points[0].hydra),
         hydra=points[0].hydra,
         tracking=tracking,
-        folder=find_sweep(options.resumed, folder.parent) if options.resumed else folder,
+        folder=folder,
         started_at=started_at,
     )
 
@@ -265,9 +270,9 @@ def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
     from runner.sweep.job import run_in_sweep
 
     # Hydra would name a folder by its own clock; this one has been opened already.
-    folder = f"hydra.sweep.dir='{sweep.folder}'"
-    ordered = [argument for argument in options.ordered if not argument.startswith("hydra.sweep.dir=")]
-    _enter_hydra([*ordered, folder], functools.partial(run_in_sweep, sweep=sweep))
+    quoted = sweep.folder.replace("'", r"\'")
+    arguments = [*options.ordered, f"hydra.sweep.dir='{quoted}'"]
+    _enter_hydra(arguments, functools.partial(run_in_sweep, sweep=sweep))
 
 
 def _show(options: HydraOptions) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from runner.errors import UserError
 from runner.job import handle_signals
 from runner.schema import Tracking
 from runner.sweep.grid import Grid, at_once, in_process
+from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
 from runner.sweep.progress import Overview, line_of
 from runner.sweep.resume import KEY, close_books, only_one
@@ -58,7 +61,22 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
             raise
         finally:
             _close(sweep, parent, status)
-    return _report(sweep, console)
+    code = _report(sweep, console)
+    _compare(sweep, console)
+    return code
+
+
+def _compare(sweep: Sweep, console: Console) -> None:
+    """What the runs come to, in tables, plots and a report that lies beside them and with the parent run."""
+    from runner.compare.command import compare
+
+    folder = os.path.relpath(sweep.folder)
+    store = ["--tracking-uri", sweep.tracking.uri] if sweep.tracking.uri else []
+    console.print()
+    try:
+        compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
+    except UserError as error:
+        console.print(f"nothing to compare: {error}", markup=False, soft_wrap=True)
 
 
 def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:

@@ -47,7 +47,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             return objective(read_summary(done))
     except Exception as error:  # noqa: BLE001 - raised again below, where the job has a folder to say it in
         trouble = error
-    with _output(_free(folder), sweep) as (folder, console):
+    with _output(free_folder(folder), sweep) as (folder, console):
         varied = sweep.varied_by(overrides)
         shown = ", ".join(f"{key}={value}" for key, value in varied.items()) or "the job"
         started_at = time.time()
@@ -84,8 +84,8 @@ def _output(folder: Path, sweep: Sweep) -> Iterator[tuple[Path, Console]]:
         yield folder, Console(highlight=False, file=file, width=120)
 
 
-def _free(folder: Path) -> Path:
-    """The folder that Hydra has made for a job, or one beside it if an earlier attempt is in there."""
+def free_folder(folder: Path) -> Path:
+    """A folder for a job, or one beside it if something of an earlier attempt is in there."""
     free, number = folder, 1
     while free.exists() and any(free.iterdir()):
         number += 1

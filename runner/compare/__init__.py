@@ -1,0 +1,1 @@
+"""`python -m runner.compare`: what a set of runs says about setups, and how surely."""

@@ -1,0 +1,281 @@
+"""The three pictures of a comparison. Each is made only where there is something to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runner.compare.comparison import Block, Comparison, Row
+from runner.compare.labels import place_labels
+from runner.compare.setups import Setup
+from runner.compare.verdict import DIFFERENCE_LEVEL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (
+    "#1b6ca8",
+    "#c8553d",
+    "#3f8f5b",
+    "#8a5aab",
+    "#b98b1d",
+    "#4a4e57",
+    "#2fa4a9",
+    "#c2518b",
+    "#7b8f2a",
+    "#7d5a3c",
+)
+_BASELINE = "#111418"
+_PHASES = {"start-up to first step": "#b8bec8", "training": "#1b6ca8", "communication": "#c8553d"}
+_REST = ("evaluation and saving", "#d9c89a")
+_STYLE = Path(__file__).with_name("plots.mplstyle")
+
+
+def write_plots(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write those plots for which there are data; their paths."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    drawings: dict[str, Callable[[Comparison], Figure | None]] = {
+        "metric_vs_speed.png": metric_vs_speed,
+        "loss_vs_samples.png": loss_vs_samples,
+        "time_breakdown.png": time_breakdown,
+    }
+    written = []
+    with matplotlib.rc_context(fname=_STYLE):
+        for name, draw in drawings.items():
+            figure = draw(comparison)
+            if figure is not None:
+                figure.savefig(folder / name, facecolor="white")
+                written.append(folder / name)
+    return written
+
+
+def _panels(number: int, wide: bool, heights: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel per block: two beside each other, or below each other where panels are `wide`."""
+    from matplotlib.figure import Figure
+
+    columns = 1 if wide or number == 1 else 2
+    rows = math.ceil(number / columns)
+    heights = heights or [4.6 if wide else 3.8] * rows
+    figure = Figure(figsize=(9.5 if columns == 2 or wide else 6.5, sum(heights)), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    panels = list(grid.flat)
+    for unused in panels[number:]:
+        unused.remove()
+    return figure, panels[:number]
+
+
+def metric_vs_speed(comparison: Comparison) -> Figure | None:
+    """Metric against speed-up, a point per setup. Rehearsed setups have no speed-up and are not drawn."""
+    blocks = [block for block in comparison.blocks if len(_timed(block)) > 0]
+    if not blocks:
+        return None
+    figure, panels = _panels(len(blocks), wide=max(len(_timed(block)) for block in blocks) > 8)
+    for block, axes in zip(blocks, panels, strict=True):
+        _metric_vs_speed(axes, block, comparison.margin)
+        axes.set_title(block.title)
+    figure.canvas.draw()
+    for block, axes in zip(blocks, panels, strict=True):
+        _label_setups(axes, block)
+    return figure
+
+
+def _timed(block: Block) -> list[Row]:
+    return [row for row in block.rows if row.speed_up is not None and math.isfinite(row.metric.value)]
+
+
+def _families(block: Block) -> dict[tuple[int, str], list[Row]]:
+    """Rows by number of workers and method: one colour each."""
+    families: dict[tuple[int, str], list[Row]] = {}
+    for row in _timed(block):
+        families.setdefault(row.setup.family, []).append(row)
+    return families
+
+
+def _family_name(rows: Sequence[Row]) -> str:
+    """What the names of a family have in common, `4 GPUs · k`; of a single setup its name."""
+    names = [row.setup.name for row in rows]
+    if len(names) == 1:
+        return names[0]
+    first, last = min(names), max(names)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:common].rstrip("0123456789 =·") or "other"
+
+
+def _metric_vs_speed(axes: Axes, block: Block, margin: float) -> None:
+    base = block.rows[0].metric.value
+    axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
+    axes.axhline(base, color=_BASELINE, lw=0.6, ls=":")
+    axes.errorbar([1], [base], yerr=_half_widths([block.rows[0]]), fmt="D", ms=5, color=_BASELINE, lw=0.9, capsize=2)
+    for colour, rows in zip(_cycle(len(_families(block))), _families(block).values(), strict=True):
+        x = [row.speed_up.value for row in rows if row.speed_up is not None]
+        y = [row.metric.value for row in rows]
+        if len(rows) > 2:
+            axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
+        axes.errorbar(
+            x, y, yerr=_half_widths(rows), xerr=_speed_errors(rows), fmt="none", ecolor=colour, lw=0.8, alpha=0.5
+        )
+        aside = [block.side_by_side(row) for row in rows]
+        faces = ["white" if one else colour for one in aside]
+        label = _family_name(rows) if len(rows) > 2 else None
+        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=label)
+    axes.set_xscale("log")
+    _speed_axis(axes, [1.0, *(row.speed_up.value for row in _timed(block) if row.speed_up is not None)])
+    _metric_axis(axes, [row.metric.value for row in (block.rows[0], *_timed(block))], margin)
+    hollow = "; hollow: other jobs ran at the same time" if any(map(block.side_by_side, _timed(block))) else ""
+    axes.set_xlabel(f"speed-up over the baseline (bars: 95% intervals{hollow})")
+    axes.set_ylabel(block.key.metric)
+    axes.legend(loc="best", handlelength=1.2)
+
+
+def _cycle(number: int) -> list[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(number)]
+
+
+def _half_widths(rows: Sequence[Row]) -> list[float]:
+    intervals = [row.metric.interval(DIFFERENCE_LEVEL) for row in rows]
+    return [interval.half_width if interval is not None else 0.0 for interval in intervals]
+
+
+def _speed_errors(rows: Sequence[Row]) -> list[list[float]]:
+    speeds = [row.speed_up for row in rows if row.speed_up is not None]
+    low = [speed.value - speed.interval.low if speed.interval is not None else 0.0 for speed in speeds]
+    high = [speed.interval.high - speed.value if speed.interval is not None else 0.0 for speed in speeds]
+    return [low, high]
+
+
+def _speed_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A log axis with ticks that one can read; bars may leave it, points never do."""
+    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+    low, high = min(values) / 1.15, max(values) * 1.25
+    steps = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100]
+    ticks = [step for step in steps if low <= step <= high]
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+
+
+def _metric_axis(axes: Axes, values: Sequence[float], margin: float) -> None:
+    low, high = min(values), max(values)
+    # The margin is shown whole unless it would press the points together.
+    pad = max(0.12 * (high - low), min(1.3 * margin, 2 * (high - low) or 1.3 * margin))
+    axes.set_ylim(low - pad, high + pad)
+
+
+def _label_setups(axes: Axes, block: Block) -> None:
+    points, texts, colours = [(1.0, block.rows[0].metric.value)], [block.baseline.name], [_BASELINE]
+    for colour, rows in zip(_cycle(len(_families(block))), _families(block).values(), strict=True):
+        for row in rows:
+            assert row.speed_up is not None
+            points.append((row.speed_up.value, row.metric.value))
+            texts.append(_label(row, rows))
+            colours.append(colour)
+    place_labels(axes, points, texts, colours)
+
+
+def _label(row: Row, family: Sequence[Row]) -> str:
+    """The step alone where a family has its line and its name in the legend."""
+    name = row.setup.name
+    return name if len(family) <= 2 else name[len(_family_name(family)) :].strip(" =·") or name
+
+
+def loss_vs_samples(comparison: Comparison) -> Figure | None:
+    """Training loss against samples seen: each seed thin, the mean of a setup's seeds thick."""
+    blocks = [block for block in comparison.blocks if any(_curves(row.setup) for row in block.rows)]
+    if not blocks:
+        return None
+    figure, panels = _panels(len(blocks), wide=max(len(block.rows) for block in blocks) > 6)
+    for block, axes in zip(blocks, panels, strict=True):
+        setups = [row.setup for row in block.rows if _curves(row.setup)]
+        for colour, setup in zip(_spread_colours(len(setups)), setups, strict=True):
+            _draw_curves(axes, setup, colour)
+        axes.set_title(block.title)
+        axes.set_xlabel("samples seen")
+        axes.set_ylabel("training loss, smoothed")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(loc="best", ncols=1 + len(setups) // 9)
+    return figure
+
+
+def _spread_colours(number: int) -> list[str]:
+    if number <= len(_COLOURS):
+        return list(_COLOURS[:number])
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["turbo"](0.05 + 0.9 * i / (number - 1))) for i in range(number)]
+
+
+def _curves(setup: Setup) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(samples, smoothed loss) of each run that logged at least two losses."""
+    curves = []
+    for run in setup.runs:
+        points = np.array([point for point in run.curve if math.isfinite(point[1])])
+        if len(points) > 1:
+            curves.append((points[:, 0], smoothed(points[:, 1])))
+    return curves
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean over a centred window of a twentieth of the curve, cut short at both ends."""
+    half = len(values) // 40
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    start, end = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (sums[end] - sums[start]) / (end - start)
+
+
+def _draw_curves(axes: Axes, setup: Setup, colour: str) -> None:
+    curves = _curves(setup)
+    for samples, losses in curves:
+        axes.plot(samples, losses, color=colour, lw=0.6, alpha=0.35)
+    grid = np.linspace(max(samples[0] for samples, _ in curves), min(samples[-1] for samples, _ in curves), 200)
+    mean = np.mean([np.interp(grid, samples, losses) for samples, losses in curves], axis=0)
+    axes.plot(grid, mean, color=colour, lw=1.8, label=setup.name)
+
+
+def time_breakdown(comparison: Comparison) -> Figure | None:
+    """Where a run's wall-clock time goes, mean over a setup's runs. Rehearsed runs are left out."""
+    blocks = [(block, timed) for block in comparison.blocks if (timed := _with_phases(block))]
+    if not blocks:
+        return None
+    heights = [1.1 + 0.34 * len(timed) for _, timed in blocks]
+    figure, panels = _panels(len(blocks), wide=True, heights=heights)
+    for (block, timed), axes in zip(blocks, panels, strict=True):
+        left = np.zeros(len(timed))
+        names = [setup.name for setup in timed]
+        parts = [mean_phases(setup) for setup in timed]
+        for name, colour in (*_PHASES.items(), _REST):
+            widths = np.array([part[name] for part in parts])
+            axes.barh(names, widths, left=left, color=colour, label=name, height=0.68)
+            left += widths
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_title(block.title, pad=22)
+        axes.set_xlabel("seconds")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1)
+    return figure
+
+
+def _with_phases(block: Block) -> list[Setup]:
+    return [row.setup for row in block.rows if not row.setup.rehearsed and any(run.phases for run in row.setup.runs)]
+
+
+def mean_phases(setup: Setup) -> dict[str, float]:
+    """Seconds by phase, in the order of the bars; communication is taken out of training, which holds it."""
+    phases = [run.phases for run in setup.runs if run.phases is not None]
+    first, training, wall = (fmean(getattr(one, name) for one in phases) for name in ("first_step", "training", "wall"))
+    known = [one.communication for one in phases if one.communication is not None]
+    communication = min(fmean(known), training) if known else 0.0
+    rest = max(wall - first - training, 0.0)
+    return dict(zip([*_PHASES, _REST[0]], [first, training - communication, communication, rest], strict=True))

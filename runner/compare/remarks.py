@@ -1,0 +1,65 @@
+"""What a reader has to know of a block's intervals: few seeds, seeds without a partner, the bootstrap's opinion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from runner.compare.comparison import Block
+from runner.compare.statistics import BOOTSTRAP_FROM, bootstrap_interval, t_quantile
+from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
+
+FEW_SEEDS = 5
+
+
+def remarks(block: Block) -> Iterator[str]:
+    """Sentences, none of them about one run."""
+    if block.baseline_note:
+        yield f"{block.baseline_note[0].upper()}{block.baseline_note[1:]}."
+    yield from _few_seeds(block)
+    for row in block.rows:
+        if row.left_out:
+            seeds = ", ".join(map(str, row.left_out))
+            yield f"{row.setup.name}: seed {seeds} has no partner and is left out of the paired difference."
+    yield from _bootstrap(block)
+    for row in block.rows:
+        if row.comparability is not None and row.comparability.unknown:
+            names = ", ".join(row.comparability.unknown)
+            yield f"{row.setup.name}: its certificate and the baseline's do not both record {names}: unknown."
+
+
+def _few_seeds(block: Block) -> Iterator[str]:
+    few = min(len(row.setup.runs) for row in block.rows)
+    if few >= FEW_SEEDS or len(block.rows) < 2:
+        return
+    if few == 1:
+        yield "Setups with one seed have no interval at all, and no verdict but undecided: run at least 2 more seeds."
+        return
+    widths = [
+        interval.half_width
+        for row in block.rows
+        if row.difference is not None and (interval := row.difference.interval(DIFFERENCE_LEVEL)) is not None
+    ]
+    factor = t_quantile(DIFFERENCE_LEVEL, few - 1) / math.sqrt(few)
+    sentence = f"{few} seeds rarely decide: a 95% interval of {few} pairs reaches {factor:.1f} standard deviations "
+    sentence += "each way"
+    if widths:
+        sentence += f", here ±{min(widths):.2g} to ±{max(widths):.2g} ({median(widths):.2g} in the middle)"
+    yield sentence + "."
+
+
+def _bootstrap(block: Block) -> Iterator[str]:
+    for row in block.rows:
+        if row.difference is None or row.verdict is None or len(row.difference.pairs) < BOOTSTRAP_FROM:
+            continue
+        intervals = [bootstrap_interval(row.difference.pairs, level) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL)]
+        shown = " and ".join(
+            f"{100 * one.level:.0f}% from {one.low:+.3g} to {one.high:+.3g}" for one in intervals if one is not None
+        )
+        if not shown:
+            continue
+        sentence = f"{row.setup.name}: the bootstrap's interval is {shown}"
+        if row.verdict.disagreement is not None:
+            sentence += f"; it would say {row.verdict.disagreement}, where t says {row.verdict.kind}, which stands"
+        yield sentence + "."
