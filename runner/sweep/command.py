@@ -44,10 +44,11 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     """Run all jobs that are missing; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
     handle_signals()
     console = Console(highlight=False)
+    together = at_once(request.hydra, request.grid.total)
     request.folder.mkdir(parents=True, exist_ok=True)
     with only_one(request.folder):
         close_books(request.folder)
-        sweep, parent = _open(request)
+        sweep, parent = _open(request, together)
         jobs = "jobs as its sweeper draws them" if sweep.total is None else f"{sweep.total} jobs"
         console.print(f"sweep [bold]{sweep.id}[/]: {jobs} over {escape(', '.join(sweep.varied) or 'nothing')}")
         status = FAILED
@@ -92,7 +93,7 @@ def _states(sweep: Sweep) -> list[JobState]:
     return latest(attempts(Path(sweep.folder)), sweep.jobs)
 
 
-def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
+def _open(request: SweepRequest, together: int) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
     grid = request.grid
     card = parent_card(request.tracking, request.folder, grid.varied)
@@ -102,7 +103,7 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
         varied=grid.varied,
         jobs=grid.jobs,
         total=grid.total,
-        at_once=at_once(request.hydra, grid.total),
+        at_once=together,
         in_process=in_process(request.hydra),
         key=card.key if uri is not None else None,
         started_at=request.started_at,

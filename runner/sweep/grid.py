@@ -8,7 +8,6 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 
 from runner.errors import UserError
 from runner.placement import available_cores
@@ -35,21 +34,26 @@ def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
     swept = dict.fromkeys(o.get_key_element().lstrip("+") for o in overrides if o.is_sweep_override())
     if not str(hydra.sweeper["_target_"]).endswith(".BasicSweeper"):
         return Grid(None, hydra.sweeper.get("n_trials"), tuple(swept))
-    try:
-        (batch,) = BasicSweeper.split_arguments(list(overrides), None)
-    except HydraException as error:
-        raise UserError(f"{error}: give values (seed=0,1,2), or choose an optimizing sweeper") from error
+    for override in overrides:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line} is a range to draw from, which Hydra's basic sweeper does not do: give values "
+                f"({override.get_key_element()}=…,…), or an optimizing sweeper (hydra/sweeper=optuna)"
+            )
+    (batch,) = BasicSweeper.split_arguments(list(overrides), None)
     own = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
     jobs = tuple(map(job_name, own))
     return Grid(jobs, len(jobs), tuple(swept))
 
 
 def at_once(hydra: Any, jobs: int | None) -> int:
-    """How many jobs run side by side on this machine, as far as the launcher's settings say."""
+    """How many jobs run side by side on this machine, as far as the launcher's settings say. Raises UserError."""
     launcher = str(hydra.launcher["_target_"])
     limit = jobs or available_cores()
     if "joblib" in launcher:
-        wanted = int(hydra.launcher.n_jobs or 1)
+        wanted = int(hydra.launcher.n_jobs)
+        if not wanted:
+            raise UserError("hydra.launcher.n_jobs=0 cannot be: it is the number of jobs at once, -1 for one per core")
         return max(1, min(limit, wanted if wanted > 0 else available_cores() + 1 + wanted))
     if launcher.endswith("submitit_launcher.LocalLauncher"):
         return limit  # it starts them all
