@@ -55,10 +55,6 @@ class RunCard:
         card.write(folder)
         return card
 
-    def settled(self, folder: Path, status: str, tags: Mapping[str, str]) -> RunCard:
-        """This card of a run that has ended, written to its folder."""
-        return self.changed(folder, status=status, last_tags=dict(tags), ended=int(time.time() * 1000))
-
     def write(self, folder: Path) -> None:
         draft = folder / f".{FILE_NAME}"
         draft.write_text(json.dumps(dataclasses.asdict(self), indent=1))
@@ -71,6 +67,11 @@ class RunCard:
             return RunCard(**json.loads((folder / FILE_NAME).read_text()))
         except TypeError as error:
             raise ValueError(f"{folder / FILE_NAME} holds no run: {error}") from error
+
+
+def ending(status: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """What changes on the card of a run that ends now. `tags`: set or changed by its end."""
+    return {"status": status, "last_tags": dict(tags), "ended": int(time.time() * 1000)}
 
 
 def run_params(experiment: Experiment) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.tracking.card import FILE_NAME as CARD_FILE
-from runner.tracking.card import KEY_TAG, RunCard
+from runner.tracking.card import KEY_TAG, RunCard, ending
 from runner.tracking.metrics_log import Metric, MetricsReader
 from runner.tracking.store import experiment_in
 
@@ -32,6 +33,7 @@ class Delivery:
     def __init__(self, card: RunCard, folder: Path, uri: str, *, resumed: bool = False) -> None:
         """`resumed`: an earlier process may have delivered some of it."""
         self.card = card
+        self._card_lock = threading.Lock()  # how a run ended is noted while a request may hang in another thread
         self._folder = folder
         self._uri = uri
         self._reader = MetricsReader(folder)
@@ -59,7 +61,7 @@ class Delivery:
             training = InputTag("mlflow.data.context", "training")
             self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[training])])
         if self.card.run_id != run_id:
-            self.card = self.card.changed(self._folder, run_id=run_id)
+            self._note(run_id=run_id)
         self.run_id = run_id
 
     def _run(self) -> Any:
@@ -106,12 +108,16 @@ class Delivery:
     def reopen(self) -> None:
         """Let a run that has ended go on."""
         if self.card.status is not None:
-            self.card = self.card.changed(self._folder, status=None, ended=None, delivered=False)
+            self._note(status=None, ended=None, delivered=False)
             self._client.update_run(self.run_id, status="RUNNING")
 
     def settle(self, status: str, tags: Mapping[str, str]) -> None:
         """Note how the run ended, on its card first: the store may be away."""
-        self.card = self.card.settled(self._folder, status, tags)
+        self._note(**ending(status, tags))
+
+    def _note(self, **changes: Any) -> None:
+        with self._card_lock:
+            self.card = self.card.changed(self._folder, **changes)
 
     def close(self) -> None:
         """Bring the files, the tags that the end of the run has changed, and its status."""
@@ -124,4 +130,4 @@ class Delivery:
         model = self._folder / "model"
         if self.card.log_model and model.is_dir():  # last: it may take long, and the run is over
             self._client.log_artifacts(self.run_id, str(model), "model")
-        self.card = self.card.changed(self._folder, delivered=True)
+        self._note(delivered=True)

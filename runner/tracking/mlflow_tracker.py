@@ -32,7 +32,6 @@ class MlflowTracker:
         self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
         self._trouble: Exception | None = None
         self._patience = _LAST_SHIPMENT_S
-        self._status = "RUNNING"
         self._opened = threading.Event()
 
     @property
@@ -46,7 +45,6 @@ class MlflowTracker:
         while not self._ending.wait(0 if self.run_id is None and self._trouble is None else _SHIP_EVERY):
             self._attempt(self._ship)
         deadline = time.monotonic() + self._patience
-        self._delivery.settle(self._status, self._last_tags)
         while not self._attempt(self._ship) or not self._attempt(self._delivery.close):
             if time.monotonic() > deadline:
                 return
@@ -82,7 +80,7 @@ class MlflowTracker:
 
     def finish(self, status: str) -> None:
         self._patience = _LAST_SHIPMENT_S if status == "FINISHED" else _LAST_SHIPMENT_S / 6
-        self._status = status
+        self._delivery.settle(status, self._last_tags)
         self._ending.set()
         # A model that was asked for is waited for, however large; everything else has a limit.
         self._thread.join(None if self._delivery.card.log_model else 2 * self._patience)

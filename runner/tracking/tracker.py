@@ -10,7 +10,7 @@ from typing import Protocol
 from runner.choices import TrackerName
 from runner.experiment import Experiment
 from runner.schema import Tracking
-from runner.tracking.card import RunCard, dataset_of, run_params, run_tags
+from runner.tracking.card import RunCard, dataset_of, ending, run_params, run_tags
 from runner.tracking.secrets import masked
 from runner.tracking.store import default_store
 
@@ -57,7 +57,7 @@ class NoTracker:
         self._last_tags[name] = value
 
     def finish(self, status: str) -> None:
-        self._card.settled(self._folder, status, self._last_tags)
+        self._card.changed(self._folder, **ending(status, self._last_tags))
 
     def how_to_open(self) -> Sequence[str]:
         return []
