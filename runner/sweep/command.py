@@ -22,6 +22,8 @@ from runner.sweep.progress import Overview, line_of
 from runner.sweep.resume import KEY, close_books, only_one
 from runner.sweep.states import FAILED, FINISHED, KILLED, JobState, attempts, latest
 from runner.sweep.sweep import Sweep
+from runner.tracking.card import FILE_NAME as CARD_FILE
+from runner.tracking.mlflow_tracker import say, short
 from runner.tracking.sync import deliver
 from runner.tracking.tracker import store_of
 
@@ -77,7 +79,7 @@ def _compare(sweep: Sweep, console: Console) -> None:
     try:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
     except UserError as error:
-        console.print(f"nothing to compare: {error}", markup=False, soft_wrap=True)
+        say(f"the comparison is not complete: {error}")
 
 
 def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:
@@ -122,14 +124,26 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
     if parent is None:
         return
     states = _states(sweep)
+    failed = any(state.status != FINISHED for state in states)
+    counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
+    parent.settle(FAILED if status == FINISHED and failed else status, counts)
+    try:
+        _close_runs(sweep)
+        parent.close()
+    except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may hide what the jobs came to
+        say(
+            f"MLflow has not taken everything ({short(error)}): python -m runner.track sync "
+            f"{os.path.relpath(sweep.folder)} brings what is missing"
+        )
+
+
+def _close_runs(sweep: Sweep) -> None:
+    """Tell the store of jobs whose process was killed: nobody else is left to do it."""
     uri = store_of(sweep.tracking)
     assert uri is not None
     for state in attempts(Path(sweep.folder)):
-        if state.status == KILLED and (state.folder / "tracking.json").exists():
-            deliver(state.folder, uri, KILLED)  # nobody else is left to close its run
-    failed = any(state.status != FINISHED for state in states)
-    counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
-    parent.close(FAILED if status == FINISHED and failed else status, counts)
+        if state.status == KILLED and (state.folder / CARD_FILE).exists():
+            deliver(state.folder, uri)
 
 
 def _report(sweep: Sweep, console: Console) -> int:

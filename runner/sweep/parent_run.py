@@ -53,8 +53,11 @@ class ParentRun:
         assert self._delivery.run_id is not None
         return self._delivery.run_id
 
-    def close(self, status: str, counts: dict[str, int]) -> None:
-        """Note what became of the jobs. `counts`: jobs by status."""
+    def settle(self, status: str, counts: dict[str, int]) -> None:
+        """Note what became of the jobs, in the sweep's folder first. `counts`: jobs by status."""
         tags = {f"sweep.{name.lower()}": str(count) for name, count in counts.items()}
         self._delivery.settle(status, {"sweep.jobs": str(sum(counts.values())), **tags})
+
+    def close(self) -> None:
+        """Tell the store. Raises what it is in trouble with."""
         self._delivery.close()

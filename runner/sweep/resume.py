@@ -12,6 +12,8 @@ from runner.errors import UserError, did_you_mean
 from runner.job import write_summary
 from runner.sweep.states import KILLED, RUNNING, attempts
 from runner.sweep.sweep import FILE_NAME
+from runner.tracking.card import FILE_NAME as CARD_FILE
+from runner.tracking.card import RunCard, ending
 
 KEY = "resume_sweep"
 
@@ -62,3 +64,5 @@ def close_books(folder: Path) -> None:
         if state.status == RUNNING:
             note = {"status": KILLED, "error": "the process was killed", "eval": {}}
             write_summary(state.folder, note)
+            if (state.folder / CARD_FILE).exists():
+                RunCard.read(state.folder).changed(state.folder, **ending(KILLED, {}))

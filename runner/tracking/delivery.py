@@ -13,9 +13,11 @@ from runner.tracking.card import KEY_TAG, RunCard, ending
 from runner.tracking.metrics_log import Metric, MetricsReader
 from runner.tracking.store import experiment_in
 
-# A server that goes away must not hold up a run: MLflow's own defaults retry for minutes. Set before its import.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+# MLflow would repeat a request whose answer was lost without asking whether it was taken, and make a second run; what
+# is to be repeated is decided here. Set before its import.
+os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 # Making a new store is no news.
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
@@ -122,7 +124,7 @@ class Delivery:
     def close(self) -> None:
         """Bring the files, the tags that the end of the run has changed, and its status."""
         for path in sorted(self._folder.iterdir()):
-            if path.is_file() and path.name != CARD_FILE:
+            if path.is_file() and path.name != CARD_FILE and not path.name.startswith("."):
                 self._client.log_artifact(self.run_id, str(path))
         for name, value in self.card.last_tags.items():
             self._client.set_tag(self.run_id, name, value)

@@ -56,7 +56,7 @@ class MlflowTracker:
             action()
         except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
             if self._trouble is None and not self._ending.is_set():
-                _say(f"MLflow takes nothing ({short(error)}); the run goes on and metrics wait in metrics.jsonl")
+                say(f"MLflow takes nothing ({short(error)}); the run goes on and metrics wait in metrics.jsonl")
             self._trouble = error
             return False
         self._trouble = None
@@ -85,7 +85,7 @@ class MlflowTracker:
         # A model that was asked for is waited for, however large; everything else has a limit.
         self._thread.join(None if self._delivery.card.log_model else 2 * self._patience)
         if self._trouble is not None or self._thread.is_alive():
-            _say(
+            say(
                 f"MLflow has not taken everything ({short(self._trouble)}); metrics.jsonl is complete, and "
                 f"python -m runner.track sync {self._folder} brings what is missing"
             )
@@ -103,7 +103,8 @@ class MlflowTracker:
         ]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Warn on the error stream; nothing has failed."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
 
 
