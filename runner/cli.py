@@ -178,6 +178,11 @@ class HydraOptions:
             )
         self.config_dirs = config_dirs(parsed.config_dir)
 
+    def add(self, override: str) -> None:
+        """One override more, as if it had been given last."""
+        self.overrides.append(override)
+        self.ordered.append(override)
+
 
 def _refuse_option(message: str) -> None:
     raise UserError(f"{message}; runner --hydra-help lists the options")
@@ -209,7 +214,7 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     """
     from runner.compose import compose, parsed, settings, sweep_points, with_sweeper_params
     from runner.sweep.command import SweepRequest
-    from runner.sweep.grid import grid_of
+    from runner.sweep.grid import direction_override, grid_of
     from runner.sweep.resume import KEY, find_sweep
     from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
     from runner.tracking.preflight import check_tracking
@@ -225,7 +230,10 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     overrides = with_sweeper_params(options.overrides, first.hydra)
     points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
     _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
-    tracking = settings(points[0]).tracking
+    first_settings = settings(points[0])
+    tracking = first_settings.tracking
+    if direction := direction_override(points[0].hydra, first_settings.evaluation.goal, options.overrides):
+        options.add(direction)
     check_tracking(tracking)
     if "MLFLOW_RUN_ID" in os.environ:
         raise UserError("MLFLOW_RUN_ID is set, and the jobs of a sweep cannot all be that run: unset it")

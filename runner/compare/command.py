@@ -55,7 +55,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     """Run the command with these arguments; the exit code. Raises UserError."""
     options = _parser().parse_intermixed_args(list(arguments))
     _check(options)
-    out = options.out or _default_folder()
+    out = options.out.expanduser() if options.out is not None else _default_folder()
     _check_folder(out)
     found = newest_of_each_seed(find_runs(options))
     if not found.runs:
@@ -119,6 +119,11 @@ def _check_folder(folder: Path) -> None:
 def _log(found: Found, folder: Path, tracking_uri: str | None, console: Console) -> None:
     """Put the files beside the sweep they are about."""
     found, store = with_parent(found, tracking_uri)
-    if found.parent is not None and store is not None:
+    if found.parent is None or store is None:
+        return
+    try:
         store.log(found.parent, folder)
+    except UserError as error:  # the comparison is done and its files are there: no reason to fail
+        console.print(Text(f"not logged to MLflow: {error}", style="yellow"), soft_wrap=True)
+    else:
         console.print(Text(f"logged to MLflow run {found.parent}, under compare/"), soft_wrap=True)

@@ -40,13 +40,9 @@ class Comparability:
 
 
 def comparability(setup: Sequence[Run], baseline: Sequence[Run]) -> Comparability:
-    """The worst level over the pairs of equal seed; where no seeds pair, over all runs, the seed being ignored."""
-    partners = {run.seed: run for run in baseline}
-    pairs = [(run, partners[run.seed]) for run in setup if run.seed in partners]
-    by_seed = bool(pairs)
-    if not by_seed:
-        pairs = [(run, baseline[0]) for run in setup] + [(setup[0], run) for run in baseline[1:]]
-    judged = [_of_pair(run, partner, by_seed) for run, partner in pairs]
+    """The worst level over the pairs of equal seed; where fewer than two pair, over all runs, ignoring the seed."""
+    pairs = _pairs(setup, baseline)
+    judged = [_of_pair(run, partner, by_seed=run.seed == partner.seed) for run, partner in pairs]
     reasons = _with_seeds([(run.seed, one.reasons) for (run, _), one in zip(pairs, judged, strict=True)])
     reasons += _withdrawals(setup, "") + _withdrawals(baseline, "the baseline's ")
     levels = [one.level for one in judged if one.level is not None]
@@ -57,6 +53,17 @@ def comparability(setup: Sequence[Run], baseline: Sequence[Run]) -> Comparabilit
     unknown = dict.fromkeys(name for one in judged for name in one.unknown)
     differs = dict.fromkeys(word for one in judged for word in one.differs)
     return Comparability(level, tuple(differs), tuple(reasons), tuple(unknown))
+
+
+def _pairs(setup: Sequence[Run], baseline: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Those runs whose numbers meet in the difference: pairs by seed, or everyone where it is not paired."""
+    partners = {run.seed: run for run in baseline}
+    pairs = [(run, partners[run.seed]) for run in setup if run.seed in partners]
+    if len(pairs) >= 2:
+        return pairs
+    paired = {run.seed for run, _ in pairs}
+    pairs += [(run, baseline[0]) for run in setup if run.seed not in paired]
+    return pairs + [(setup[0], run) for run in baseline if run.seed not in paired]
 
 
 def _withdrawals(runs: Sequence[Run], whose: str) -> list[str]:
@@ -70,7 +77,7 @@ def _with_seeds(reasons: Sequence[tuple[int, tuple[str, ...]]]) -> list[str]:
         for reason in ones:
             seeds.setdefault(reason, []).append(seed)
     return [
-        reason if len(having) == len(reasons) else f"{reason} (seed {', '.join(map(str, having))})"
+        reason if len(having) == len(reasons) else f"{reason} (seed {', '.join(map(str, dict.fromkeys(having)))})"
         for reason, having in seeds.items()
     ]
 

@@ -126,10 +126,10 @@ def choose_baseline(setups: Sequence[Setup], wanted: str | None) -> tuple[Setup,
         and (setup.first.precision == "fp32" or only_precision)
     ]
     if len(plain) == 1:
-        return plain[0], f"{missing}the baseline is {plain[0].name}" if missing else ""
+        return plain[0], f"{missing}{plain[0].name} is taken" if missing else ""
     first = min(setups, key=lambda setup: setup.first.workers)
     how_many = "no" if not plain else f"{len(plain)}"
-    note = f"the baseline is {first.name}, the first setup with fewest workers: {how_many} "
+    note = f"{first.name}, the first setup with fewest workers: {how_many} "
     note += f"setup{'s' if len(plain) > 1 else ''} with one worker, no accumulation and fp32 (--baseline chooses)"
     return first, missing + note
 
@@ -144,7 +144,8 @@ def _mean_seconds(setup: Setup) -> float | None:
 
 def compare_setup(setup: Setup, baseline: Setup, margin: float, goal: str) -> Row:
     """One setup against the baseline; without verdict and speed-up where they are not comparable."""
-    published = not setup.first.values and not baseline.first.values  # numbers of others have no certificates
+    # Lines of a table have no settings, and nobody expects a certificate of them.
+    published = not any(one.first.values or one.first.certificate for one in (setup, baseline))
     relation = None if published else comparability(setup.runs, baseline.runs)
     row = dataclasses.replace(_baseline_row(setup), comparability=relation)
     if relation is not None and relation.forbids:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -100,8 +99,8 @@ class _Line:
             value = float(self.text(name))
         except ValueError as error:
             raise self.refuse(f"{name}='{self.text(name)}' is no number; write one such as 89.2") from error
-        if not math.isfinite(value):
-            raise self.refuse(f"{name}={self.text(name)} is not finite; give a run that diverged its score")
+        if not abs(value) < 1e15:
+            raise self.refuse(f"{name}={self.text(name)} is out of range; give a run that diverged its score")
         return value
 
     def count(self, name: str, least: int = 1) -> int:

@@ -24,7 +24,8 @@ def place_labels(
     """Label each point (data coordinates). Limits and scales of the axes must be final."""
     figure = axes.figure.get_figure(root=True)
     assert figure is not None
-    figure.canvas.draw()
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # or making room for the labels would move the points that they stand beside
     unit = figure.dpi / 72
     pixels = [tuple(map(float, axes.transData.transform(point))) for point in points]
     taken = [(x - 4 * unit, y - 4 * unit, x + 4 * unit, y + 4 * unit) for x, y in pixels]

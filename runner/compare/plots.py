@@ -81,13 +81,14 @@ def metric_vs_speed(comparison: Comparison) -> Figure | None:
     for block, axes in zip(blocks, panels, strict=True):
         _metric_vs_speed(axes, block, comparison.margin)
         axes.set_title(block.title)
-    figure.canvas.draw()
     for block, axes in zip(blocks, panels, strict=True):
         _label_setups(axes, block)
     return figure
 
 
 def _timed(block: Block) -> list[Row]:
+    if not math.isfinite(block.rows[0].metric.value):
+        return []
     return [row for row in block.rows if row.speed_up is not None and math.isfinite(row.metric.value)]
 
 
@@ -99,14 +100,19 @@ def _families(block: Block) -> dict[tuple[int, str], list[Row]]:
     return families
 
 
-def _family_name(rows: Sequence[Row]) -> str:
-    """What the names of a family have in common, `4 GPUs · k`; of a single setup its name."""
+def _series_name(rows: Sequence[Row]) -> str | None:
+    """What the names of a series have in common, `4 GPUs · k`; None if the rows differ in more than one number."""
     names = [row.setup.name for row in rows]
-    if len(names) == 1:
-        return names[0]
     first, last = min(names), max(names)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:common].rstrip("0123456789 =·") or "other"
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    name = first[:common].rstrip("0123456789 =·")
+    is_series = len(rows) > 2 and name and all(_step(row, name).isdecimal() for row in rows)
+    return name if is_series else None
+
+
+def _step(row: Row, series: str) -> str:
+    """What is left of a setup's name beside its series."""
+    return row.setup.name[len(series) :].strip(" =·")
 
 
 def _metric_vs_speed(axes: Axes, block: Block, margin: float) -> None:
@@ -117,15 +123,14 @@ def _metric_vs_speed(axes: Axes, block: Block, margin: float) -> None:
     for colour, rows in zip(_cycle(len(_families(block))), _families(block).values(), strict=True):
         x = [row.speed_up.value for row in rows if row.speed_up is not None]
         y = [row.metric.value for row in rows]
-        if len(rows) > 2:
+        if _series_name(rows) is not None:
             axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
         axes.errorbar(
             x, y, yerr=_half_widths(rows), xerr=_speed_errors(rows), fmt="none", ecolor=colour, lw=0.8, alpha=0.5
         )
         aside = [block.side_by_side(row) for row in rows]
         faces = ["white" if one else colour for one in aside]
-        label = _family_name(rows) if len(rows) > 2 else None
-        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=label)
+        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=_series_name(rows))
     axes.set_xscale("log")
     _speed_axis(axes, [1.0, *(row.speed_up.value for row in _timed(block) if row.speed_up is not None)])
     _metric_axis(axes, [row.metric.value for row in (block.rows[0], *_timed(block))], margin)
@@ -175,18 +180,13 @@ def _metric_axis(axes: Axes, values: Sequence[float], margin: float) -> None:
 def _label_setups(axes: Axes, block: Block) -> None:
     points, texts, colours = [(1.0, block.rows[0].metric.value)], [block.baseline.name], [_BASELINE]
     for colour, rows in zip(_cycle(len(_families(block))), _families(block).values(), strict=True):
+        series = _series_name(rows)
         for row in rows:
             assert row.speed_up is not None
             points.append((row.speed_up.value, row.metric.value))
-            texts.append(_label(row, rows))
+            texts.append(_step(row, series) if series is not None else row.setup.name)
             colours.append(colour)
     place_labels(axes, points, texts, colours)
-
-
-def _label(row: Row, family: Sequence[Row]) -> str:
-    """The step alone where a family has its line and its name in the legend."""
-    name = row.setup.name
-    return name if len(family) <= 2 else name[len(_family_name(family)) :].strip(" =·") or name
 
 
 def loss_vs_samples(comparison: Comparison) -> Figure | None:
@@ -197,8 +197,10 @@ def loss_vs_samples(comparison: Comparison) -> Figure | None:
     figure, panels = _panels(len(blocks), wide=max(len(block.rows) for block in blocks) > 6)
     for block, axes in zip(blocks, panels, strict=True):
         setups = [row.setup for row in block.rows if _curves(row.setup)]
-        for colour, setup in zip(_spread_colours(len(setups)), setups, strict=True):
-            _draw_curves(axes, setup, colour)
+        # Equivalent setups have the same curve: each is thinner than the one that it lies on.
+        widths = np.linspace(3.0, 1.4, len(setups)) if len(setups) > 1 else [1.8]
+        for colour, setup, width in zip(_spread_colours(len(setups)), setups, widths, strict=True):
+            _draw_curves(axes, setup, colour, float(width))
         axes.set_title(block.title)
         axes.set_xlabel("samples seen")
         axes.set_ylabel("training loss, smoothed")
@@ -235,13 +237,13 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return (sums[end] - sums[start]) / (end - start)
 
 
-def _draw_curves(axes: Axes, setup: Setup, colour: str) -> None:
+def _draw_curves(axes: Axes, setup: Setup, colour: str, width: float) -> None:
     curves = _curves(setup)
     for samples, losses in curves:
         axes.plot(samples, losses, color=colour, lw=0.6, alpha=0.35)
     grid = np.linspace(max(samples[0] for samples, _ in curves), min(samples[-1] for samples, _ in curves), 200)
     mean = np.mean([np.interp(grid, samples, losses) for samples, losses in curves], axis=0)
-    axes.plot(grid, mean, color=colour, lw=1.8, label=setup.name)
+    axes.plot(grid, mean, color=colour, lw=width, label=setup.name)
 
 
 def time_breakdown(comparison: Comparison) -> Figure | None:

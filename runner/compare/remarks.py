@@ -11,12 +11,15 @@ from runner.compare.statistics import BOOTSTRAP_FROM, bootstrap_interval, t_quan
 from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
 
 FEW_SEEDS = 5
+#: Share of the baseline's metric above which a margin is called wide; 1 point of an accuracy is one or two percent.
+WIDE_MARGIN = 0.1
 
 
-def remarks(block: Block) -> Iterator[str]:
+def remarks(block: Block, margin: float) -> Iterator[str]:
     """Sentences, none of them about one run."""
     if block.baseline_note:
-        yield f"{block.baseline_note[0].upper()}{block.baseline_note[1:]}."
+        yield f"Baseline: {block.baseline_note}."
+    yield from _wide_margin(block, margin)
     yield from _few_seeds(block)
     for row in block.rows:
         if row.left_out:
@@ -29,6 +32,14 @@ def remarks(block: Block) -> Iterator[str]:
             yield f"{row.setup.name}: its certificate and the baseline's do not both record {names}: unknown."
 
 
+def _wide_margin(block: Block, margin: float) -> Iterator[str]:
+    """A margin made for percentages makes everything equivalent where the metric is a small number."""
+    mean = abs(block.rows[0].metric.value)
+    if len(block.rows) > 1 and mean and margin > WIDE_MARGIN * mean:
+        share = f"{100 * margin / mean:.0f}% of the baseline's {block.key.metric} ({mean:.3g})"
+        yield f"The margin of {margin:g} is {share}, so that equivalent says little: choose a smaller --margin."
+
+
 def _few_seeds(block: Block) -> Iterator[str]:
     few = min(len(row.setup.runs) for row in block.rows)
     if few >= FEW_SEEDS or len(block.rows) < 2:
@@ -39,12 +50,14 @@ def _few_seeds(block: Block) -> Iterator[str]:
     widths = [
         interval.half_width
         for row in block.rows
-        if row.difference is not None and (interval := row.difference.interval(DIFFERENCE_LEVEL)) is not None
+        if row.difference is not None
+        and (interval := row.difference.interval(DIFFERENCE_LEVEL)) is not None
+        and math.isfinite(interval.half_width)
     ]
     factor = t_quantile(DIFFERENCE_LEVEL, few - 1) / math.sqrt(few)
     sentence = f"{few} seeds rarely decide: a 95% interval of {few} pairs reaches {factor:.1f} standard deviations "
     sentence += "each way"
-    if widths:
+    if widths and max(widths) > 0:
         sentence += f", here ±{min(widths):.2g} to ±{max(widths):.2g} ({median(widths):.2g} in the middle)"
     yield sentence + "."
 
@@ -52,6 +65,8 @@ def _few_seeds(block: Block) -> Iterator[str]:
 def _bootstrap(block: Block) -> Iterator[str]:
     for row in block.rows:
         if row.difference is None or row.verdict is None or len(row.difference.pairs) < BOOTSTRAP_FROM:
+            continue
+        if not math.isfinite(row.difference.value):
             continue
         intervals = [bootstrap_interval(row.difference.pairs, level) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL)]
         shown = " and ".join(

@@ -18,8 +18,8 @@ from runner.compare.verdict import rule
 from runner.compare.write_csv import write_tables
 
 _CAPTIONS = {
-    "metric_vs_speed.png": "Metric against speed-up, one point per setup; points of one family are joined and labelled "
-    "by their number of steps. Rehearsed setups and those without a time are not drawn.",
+    "metric_vs_speed.png": "Metric against speed-up, one point per setup; setups that differ in one number are joined "
+    "and labelled by it. Rehearsed setups and those without a time are not drawn.",
     "loss_vs_samples.png": "Training loss against samples seen: each seed thin, the mean of a setup's seeds thick.",
     "time_breakdown.png": "Where a run's time goes, mean over a setup's seeds. Communication is what the runner timed, "
     "taken out of training. Rehearsed setups are not drawn.",
@@ -60,7 +60,7 @@ def html(comparison: Comparison, images: list[Image], command: str) -> str:
     return environment.get_template("report.html.j2").render(
         runs=runs,
         setups=sum(len(block.rows) for block in comparison.blocks),
-        blocks=[_block(block) for block in comparison.blocks],
+        blocks=[_block(block, comparison.margin) for block in comparison.blocks],
         tables=[_published(table) for table in published_tables(comparison.blocks)],
         images=images,
         refused=shown.refused_sentence(comparison),
@@ -71,14 +71,14 @@ def html(comparison: Comparison, images: list[Image], command: str) -> str:
     )
 
 
-def _block(block: Block) -> dict[str, object]:
+def _block(block: Block, margin: float) -> dict[str, object]:
     return {
         "title": block.title,
         "direction": shown.direction(block),
         "metric": block.key.metric,
         "summary": shown.summary(block),
         "rows": [shown.shown_row(block, row) for row in block.rows],
-        "sentences": [*shown.relations(block), *remarks(block)],
+        "sentences": [*shown.relations(block), *remarks(block, margin)],
         "findings": block.findings,
     }
 

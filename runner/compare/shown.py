@@ -30,12 +30,12 @@ class ShownRow:
 
 
 def shown_row(block: Block, row: Row) -> ShownRow:
-    mean, digits = row.metric.interval(DIFFERENCE_LEVEL), decimals(block)
+    digits = decimals(block)
     verdict = row.verdict.text if row.verdict is not None else "baseline"
     return ShownRow(
         setup=row.setup.name,
         seeds=str(len(row.setup.runs)),
-        metric=(number(row.metric.value, digits), f"± {number(mean.half_width, digits)}" if mean is not None else ""),
+        metric=_mean(row, digits),
         difference=_difference(row, digits),
         verdict=verdict,
         kind="better" if row.verdict and row.verdict.better else verdict.partition(":")[0].replace(" ", "-"),
@@ -45,8 +45,14 @@ def shown_row(block: Block, row: Row) -> ShownRow:
     )
 
 
+def _mean(row: Row, digits: int) -> tuple[str, str]:
+    interval = row.metric.interval(DIFFERENCE_LEVEL)
+    known = interval is not None and not math.isnan(interval.half_width)
+    return (number(row.metric.value, digits), f"± {number(interval.half_width, digits)}" if interval and known else "")
+
+
 def _difference(row: Row, digits: int) -> tuple[str, str]:
-    if row.difference is None:
+    if row.difference is None or math.isnan(row.difference.value):
         return (NOTHING, "")
     narrow, value = row.difference.interval(EQUIVALENCE_LEVEL), signed(row.difference.value, digits)
     return (value, f"[{signed(narrow.low, digits)}, {signed(narrow.high, digits)}]" if narrow is not None else "")
@@ -70,7 +76,8 @@ def _speed_up(block: Block, row: Row) -> tuple[str, str]:
 
 
 def factor(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    """A speed-up, in about three digits."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def decimals(block: Block) -> int:

@@ -63,13 +63,11 @@ def _from_arguments(arguments: Sequence[str], options: argparse.Namespace) -> Fo
             ids.append(argument)
         else:
             raise UserError(f"{argument} is neither a folder nor an MLflow run id (32 hexadecimal digits): check it")
-    found = read_folders(list(dict.fromkeys(folders)), options.metric if not ids else None)
+    found = read_folders(list(dict.fromkeys(folders)), options.metric) if folders else Found([])
     if not ids:
         return found
     store = open_store(options.tracking_uri)
     logged = store.read([run for one in ids for run in store.run_or_children(one)], options.metric)
-    if options.metric is not None:
-        found = read_folders(folders, options.metric) if folders else found
     return _merged(found, logged)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 #: From this many pairs on a bootstrap interval is shown beside t's. Below it there is too little to resample.
 BOOTSTRAP_FROM = 10
@@ -54,7 +54,7 @@ class Estimate:
 
 def t_quantile(level: float, df: float) -> float:
     """The factor of the standard error in a two-sided interval at `level`."""
-    return float(stats.t.ppf((1 + level) / 2, df))
+    return float(stdtrit(df, (1 + level) / 2))
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -136,6 +136,8 @@ def bootstrap_interval(differences: Sequence[float], level: float) -> Interval |
     """Efron's BCa interval of a mean (1987), always the same for the same values; None where it says nothing."""
     if len(differences) < BOOTSTRAP_FROM or min(differences) == max(differences):
         return None
+    from scipy import stats  # a second of imports that few comparisons need
+
     result = stats.bootstrap((differences,), np.mean, confidence_level=level, method="BCa", rng=0)
     low, high = map(float, result.confidence_interval)
     return Interval(low, high, level) if math.isfinite(low) and math.isfinite(high) else None

@@ -22,15 +22,19 @@ _STYLES = {"equivalent": "green", "better": "green", "different": "red", "undeci
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Tables, verdicts and findings, block by block; then the published layout where blocks have that shape."""
     for block in comparison.blocks:
-        console.print(_block(block, console.width))
+        console.print(_block(block, comparison.margin, console.width))
     for table in published_tables(comparison.blocks):
         console.print(_published(table, console.width))
     if sentence := shown.refused_sentence(comparison):
         console.print(Text(sentence, style="yellow"))
         console.print()
+    rule = (
+        f"equivalent: 90% interval inside ±{comparison.margin:g}; different: 95% interval without 0; more in the report"
+    )
+    console.print(Text(rule, style="dim"))
 
 
-def _block(block: Block, width: int) -> RenderableType:
+def _block(block: Block, margin: float, width: int) -> RenderableType:
     rows = [shown.shown_row(block, row) for row in block.rows]
     common = shown.seeds_in_common(rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -40,7 +44,7 @@ def _block(block: Block, width: int) -> RenderableType:
         left = heading in ("setup", "verdict", "notes")
         shown_heading = block.key.metric if heading == "metric" else heading
         table.add_column(
-            shown_heading, justify="left" if left else "right", overflow="fold", min_width=9 if left else 6
+            Text(shown_heading), justify="left" if left else "right", overflow="fold", min_width=9 if left else 6
         )
     for row in rows:
         cells = [
@@ -58,7 +62,7 @@ def _block(block: Block, width: int) -> RenderableType:
     title.append(f"   {shown.direction(block)}", style="not underline dim")
     if common is not None:
         title.append(f", {common} seed{'s' if common != '1' else ''} each", style="not underline dim")
-    return Group(title, table, *_below(block))
+    return Group(title, table, *_below(block, margin))
 
 
 def _pair(texts: tuple[str, str], width: int) -> Text:
@@ -69,9 +73,9 @@ def _pair(texts: tuple[str, str], width: int) -> Text:
     return text
 
 
-def _below(block: Block) -> Iterator[RenderableType]:
+def _below(block: Block, margin: float) -> Iterator[RenderableType]:
     yield Text(shown.summary(block))
-    for line in [*shown.relations(block), *remarks(block)]:
+    for line in [*shown.relations(block), *remarks(block, margin)]:
         yield _hanging("·", Text(line, style="dim"))
     if block.findings:
         yield Text("Findings (nothing is left out of a mean)", style="bold")

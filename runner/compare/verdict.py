@@ -54,7 +54,7 @@ def decide(difference: Estimate, margin: float, goal: str) -> Verdict:
     narrow, wide = difference.interval(EQUIVALENCE_LEVEL), difference.interval(DIFFERENCE_LEVEL)
     if narrow is None or wide is None:
         return Verdict(UNDECIDED, few_values=True)
-    kind = _kind(narrow, wide, margin)
+    kind = kind_of(narrow, wide, margin)
     better = (difference.value > 0) == (goal == "max") if kind == DIFFERENT else None
     return Verdict(
         kind,
@@ -65,7 +65,8 @@ def decide(difference: Estimate, margin: float, goal: str) -> Verdict:
     )
 
 
-def _kind(narrow: Interval, wide: Interval, margin: float) -> str:
+def kind_of(narrow: Interval, wide: Interval, margin: float) -> str:
+    """Equivalent, different or undecided, from the 90% and the 95% interval of a difference."""
     if -margin < narrow.low and narrow.high < margin:
         return EQUIVALENT
     return DIFFERENT if wide.low > 0 or wide.high < 0 else UNDECIDED
@@ -78,7 +79,7 @@ def further_seeds(difference: Estimate, margin: float) -> int | None:
         narrow, wide = later.interval(EQUIVALENCE_LEVEL), later.interval(DIFFERENCE_LEVEL)
         assert narrow is not None
         assert wide is not None
-        if _kind(narrow, wide, margin) != UNDECIDED:
+        if kind_of(narrow, wide, margin) != UNDECIDED:
             return more
     return None
 
@@ -97,7 +98,7 @@ def _disagreement(pairs: Sequence[float], kind: str, margin: float) -> str | Non
     narrow, wide = (bootstrap_interval(pairs, level) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
     if narrow is None or wide is None:
         return None
-    other = _kind(narrow, wide, margin)
+    other = kind_of(narrow, wide, margin)
     return other if other != kind else None
 
 

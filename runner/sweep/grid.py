@@ -9,6 +9,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
+from runner.choices import Goal
 from runner.errors import UserError
 from runner.placement import available_cores
 from runner.sweep.sweep import job_name
@@ -44,6 +45,23 @@ def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
     own = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
     jobs = tuple(map(job_name, own))
     return Grid(jobs, len(jobs), tuple(swept))
+
+
+def direction_override(hydra: Any, goal: Goal, given: Sequence[str]) -> str | None:
+    """What tells an optimizing sweeper which way the recipe's metric is better, where it does not know yet.
+
+    `given`: the command's overrides. Raises UserError if they say the opposite.
+    """
+    wanted = {Goal.max: "maximize", Goal.min: "minimize"}[goal]
+    direction = hydra.sweeper.get("direction")
+    if not isinstance(direction, str) and getattr(direction, "name", None) is None:
+        return None  # no optimizing sweeper, or one with several objectives
+    key = "hydra.sweeper.direction"
+    if (direction if isinstance(direction, str) else direction.name) == wanted:
+        return None
+    if any(override.startswith(f"{key}=") for override in given):
+        raise UserError(f"{key}={direction} looks for the worst, since evaluation.goal={goal.name}: leave it out")
+    return f"{key}={wanted}"
 
 
 def at_once(hydra: Any, jobs: int | None) -> int:

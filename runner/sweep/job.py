@@ -21,7 +21,7 @@ from runner.job import FAILED, Role, handle_signals, in_a_line, note_failure, ob
 from runner.launch import WorkerFailed, start_forkserver
 from runner.schema import Tracking
 from runner.sweep.progress import line_of
-from runner.sweep.states import finished_run, note_start, read_summary
+from runner.sweep.states import finished_run, note_start, read_summary, rename
 from runner.sweep.sweep import Sweep, job_name, tags_of
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, user_tags
@@ -44,6 +44,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         experiment = prepare(settings(cfg))
         done = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
         if done is not None:
+            rename(done, job_name(overrides))
             return objective(read_summary(done))
     except Exception as error:  # noqa: BLE001 - raised again below, where the job has a folder to say it in
         trouble = error

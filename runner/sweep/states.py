@@ -48,6 +48,13 @@ def note_start(folder: Path, name: str, shown: str, started_at: float) -> None:
     draft.rename(folder / JOB_FILE)  # whole, for who looks meanwhile
 
 
+def rename(folder: Path, name: str) -> None:
+    """Let a job be known by the name that the command has for it now: another wording may come to the same settings."""
+    noted = json.loads((folder / JOB_FILE).read_text())
+    if noted["job"] != name:
+        note_start(folder, name, noted["shown"], noted["started_at"])
+
+
 def attempts(sweep_folder: Path) -> list[JobState]:
     """Every attempt at every job, the oldest first."""
     found = [_read(path.parent) for path in sweep_folder.glob(f"*/{JOB_FILE}")]

@@ -52,8 +52,8 @@ class Sweep:
 
 
 def job_name(overrides: Sequence[str]) -> str:
-    """A job by what it overrides."""
-    return " ".join(overrides)
+    """A job by what it overrides, in whatever order that was typed."""
+    return " ".join(sorted(overrides))
 
 
 def tags_of(sweep: Sweep, varied: Mapping[str, str]) -> dict[str, str]:
