@@ -247,6 +247,7 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
         grid=grid_of(parsed(overrides), points[0].hydra),
         hydra=points[0].hydra,
         tracking=tracking,
+        evaluation=first_settings.evaluation,
         folder=folder,
         started_at=started_at,
     )

@@ -258,7 +258,7 @@ def _side_by_side(setups: Sequence[Setup]) -> Iterator[Finding]:
 def _rehearsed(setups: Sequence[Setup]) -> Iterator[Finding]:
     names = tuple(setup.name for setup in setups if setup.rehearsed)
     if names:
-        text = f"rehearsed on other hardware: {', '.join(names)}; the metric is compared, the speed is not"
+        text = f"run on other hardware than the named: {', '.join(names)}; the metric is compared, the speed is not"
         yield Finding("rehearsed", text, names, tuple(run.source for s in setups for run in s.runs if run.rehearsed))
 
 

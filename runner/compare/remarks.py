@@ -42,7 +42,7 @@ def _wide_margin(block: Block, margin: float) -> Iterator[str]:
 
 def _few_seeds(block: Block) -> Iterator[str]:
     few = min(len(row.setup.runs) for row in block.rows)
-    if few >= FEW_SEEDS or len(block.rows) < 2:
+    if few >= FEW_SEEDS or all(row.difference is None for row in block.rows):
         return
     if few == 1:
         yield "Setups with one seed have no interval at all, and no verdict but undecided: run at least 2 more seeds."

@@ -138,7 +138,7 @@ def direction(block: Block) -> str:
 def summary(block: Block) -> str:
     """`Against cpu: 2 equivalent, 1 different: worse, 3 undecided.`"""
     verdicts = [row.verdict for row in block.rows if row.verdict is not None]
-    words = [v.kind if v.better is None else f"{v.kind} ({'better' if v.better else 'worse'})" for v in verdicts]
+    words = [v.in_short for v in verdicts]
     counts = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
     return f"Against {block.baseline.name}: {counts}." if verdicts else f"One setup only, {block.baseline.name}."
 

@@ -16,6 +16,8 @@ from runner.compare.remarks import remarks
 
 #: From this width on a value and its interval stand in one line.
 _WIDE = 130
+#: Columns that an ordinary word of theirs needs, or it would be broken.
+_LEAST = {"setup": 12, "verdict": len("comparable"), "notes": len("notes")}
 _STYLES = {"equivalent": "green", "better": "green", "different": "red", "undecided": "yellow", "no-verdict": "dim"}
 
 
@@ -41,10 +43,12 @@ def _block(block: Block, margin: float, width: int) -> RenderableType:
     for heading in shown.HEADINGS:
         if heading == "seeds" and common is not None:
             continue
-        left = heading in ("setup", "verdict", "notes")
-        shown_heading = block.key.metric if heading == "metric" else heading
         table.add_column(
-            Text(shown_heading), justify="left" if left else "right", overflow="fold", min_width=9 if left else 6
+            Text(block.key.metric if heading == "metric" else heading),
+            justify="left" if heading in ("setup", "verdict", "notes") else "right",
+            overflow="fold",
+            no_wrap=heading == "seconds",
+            min_width=_LEAST.get(heading, 6),
         )
     for row in rows:
         cells = [
@@ -58,11 +62,11 @@ def _block(block: Block, margin: float, width: int) -> RenderableType:
             Text(row.notes),
         ]
         table.add_row(*cells)
-    title = Text(block.title, style="bold underline")
-    title.append(f"   {shown.direction(block)}", style="not underline dim")
+    headline = Text(block.title, style="bold underline")
+    headline.append(f"   {shown.direction(block)}", style="not underline dim")
     if common is not None:
-        title.append(f", {common} seed{'s' if common != '1' else ''} each", style="not underline dim")
-    return Group(title, table, *_below(block, margin))
+        headline.append(f", {common} seed{'s' if common != '1' else ''} each", style="not underline dim")
+    return Group(headline, table, *_below(block, margin))
 
 
 def _pair(texts: tuple[str, str], width: int) -> Text:

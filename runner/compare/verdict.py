@@ -46,6 +46,13 @@ class Verdict:
             return "equivalent: equal in every digit"
         return self.kind if not self.reason else f"{self.kind}: {self.reason}"
 
+    @property
+    def in_short(self) -> str:
+        """To be counted."""
+        if self.kind == NONE:
+            return "without verdict"
+        return self.kind if self.better is None else f"{self.kind} ({'better' if self.better else 'worse'})"
+
 
 def decide(difference: Estimate, margin: float, goal: str) -> Verdict:
     """The verdict on setup − baseline. `margin`: in the metric's unit; `goal`: `max` or `min`."""

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from runner.errors import UserError
 from runner.job import handle_signals
-from runner.schema import Tracking
+from runner.schema import Evaluation, Tracking
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -32,12 +32,16 @@ EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What the preflight has found out about a sweep. `folder`: of a sweep that goes on, or for a new one."""
+    """What the preflight has found out about a sweep.
+
+    `evaluation`: of its first job; `folder`: of a sweep that goes on, or for a new one.
+    """
 
     command: tuple[str, ...]
     grid: Grid
     hydra: Any
     tracking: Tracking
+    evaluation: Evaluation
     folder: Path
     started_at: float
 
@@ -66,6 +70,8 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
             _close(sweep, parent, status)
     code = _report(sweep, console)
     _compare(sweep, console)
+    if parent is not None:
+        console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
     return code
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
+from runner.choices import Goal
 from runner.errors import UserError
-from runner.schema import Tracking
+from runner.schema import Evaluation, Tracking
 from runner.sweep.sweep import Sweep
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, user_tags
 from runner.tracking.delivery import Delivery
+from runner.tracking.mlflow_tracker import how_to_open
 from runner.tracking.secrets import masked
 from runner.tracking.tracker import store_of
 
@@ -40,18 +44,28 @@ class ParentRun:
 
     def open(self) -> str:
         """The run's id. Raises UserError if the store takes nothing, before any job has begun."""
-        from mlflow.exceptions import MlflowException
-
         try:
             self._delivery.open()
             self._delivery.reopen()
-        except (MlflowException, OSError) as error:
+        except Exception as error:
             raise UserError(
                 f"tracking.uri={masked(self._uri)} does not take the sweep's parent run ({masked(str(error))}): "
                 "mend the store, or use tracking=none"
             ) from error
         assert self._delivery.run_id is not None
         return self._delivery.run_id
+
+    def how_to_open(self, evaluation: Evaluation) -> Sequence[str]:
+        """Lines that say how to see all jobs side by side in MLflow's charts, the best first."""
+        # Sorted by anything but their date runs are not nested, and so all drawn; the parent has no parameters.
+        query = {
+            "compareRunsMode": "CHART",
+            "searchFilter": f"tags.\"sweep.id\" = '{self._sweep.id}' and params.seed != ''",
+            "orderByKey": f"metrics.`eval/{evaluation.metric}`",
+            "orderByAsc": str(evaluation.goal is Goal.min).lower(),
+        }
+        page = f"experiments/{self._delivery.experiment_id}/runs?{urlencode(query, quote_via=quote)}"
+        return how_to_open(self._uri, page)
 
     def settle(self, status: str, counts: dict[str, int]) -> None:
         """Note what became of the jobs, in the sweep's folder first. `counts`: jobs by status."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +38,18 @@ def find_sweep(identifier: str, sweeps: Path) -> Path:
     if (direct / FILE_NAME).exists():
         return direct
     for folder in folders:
-        card = folder / "tracking.json"
-        if folder.name == identifier or (card.exists() and json.loads(card.read_text())["run_id"] == identifier):
+        if identifier in (folder.name, _run_id(folder)):
             return folder
     names = [folder.name for folder in folders]
     hint = did_you_mean(identifier, names) if names else ": there are no sweeps"
     raise UserError(f"{KEY}={identifier} is no sweep in {sweeps}{hint}")
+
+
+def _run_id(folder: Path) -> str | None:
+    try:
+        return RunCard.read(folder).run_id
+    except UserError:  # a spoilt card must not hide the other sweeps
+        return None
 
 
 @contextlib.contextmanager

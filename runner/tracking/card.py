@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.errors import UserError, first_line
 from runner.experiment import Experiment
 from runner.tracking.secrets import masked
 
@@ -62,11 +63,11 @@ class RunCard:
 
     @staticmethod
     def read(folder: Path) -> RunCard:
-        """The card in a folder. Raises FileNotFoundError, and ValueError for a file that holds no card."""
+        """The card in a folder. Raises UserError for a file that is not there or holds no card."""
         try:
-            return RunCard(**json.loads((folder / FILE_NAME).read_text()))
-        except TypeError as error:
-            raise ValueError(f"{folder / FILE_NAME} holds no run: {error}") from error
+            return RunCard(**json.loads((folder / FILE_NAME).read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError) as error:
+            raise UserError(f"{folder / FILE_NAME} cannot be read as a run's card ({first_line(error)})") from error
 
 
 def ending(status: str, tags: Mapping[str, str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from rich.console import Console
 from runner.tracking.card import RunCard
 from runner.tracking.delivery import Delivery
 from runner.tracking.secrets import masked
+from runner.tracking.store import default_store
 
 #: Seconds between two shipments, and for the last one when a store has stopped answering.
 _SHIP_EVERY, _LAST_SHIPMENT_S = 1.0, 30.0
@@ -93,14 +95,20 @@ class MlflowTracker:
     def how_to_open(self) -> Sequence[str]:
         if self.run_id is None:
             return []
-        page = f"#/experiments/{self._delivery.experiment_id}/runs/{self.run_id}"
-        if self._uri.startswith(("http://", "https://")):
-            return [f"  MLflow: {masked(self._uri).rstrip('/')}/{page}"]
-        program = f"{Path(sys.executable).parent / 'mlflow'}"
-        return [
-            f"  MLflow: {program} ui --host 127.0.0.1 --port 5000 --backend-store-uri '{masked(self._uri)}'",
-            f"  then open http://127.0.0.1:5000/{page}",
-        ]
+        return how_to_open(self._uri, f"experiments/{self._delivery.experiment_id}/runs/{self.run_id}")
+
+
+def how_to_open(uri: str, page: str) -> Sequence[str]:
+    """Lines that say how to see a page of a store: of a server, or of `runner.track ui` on this machine."""
+    page = f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"  # MLflow's menus for training
+    if uri.startswith(("http://", "https://")):
+        return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
+    python = os.path.relpath(sys.executable)
+    store = "" if uri == default_store(Path.cwd()) else f" --tracking-uri '{masked(uri)}'"
+    return [
+        f"  MLflow: {python if len(python) < len(sys.executable) else sys.executable} -m runner.track ui{store}",
+        f"  then open http://127.0.0.1:5000/{page}",
+    ]
 
 
 def say(text: str) -> None:
