@@ -10,24 +10,19 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
+from runner.arguments import ArgumentParser
 from runner.compare.runs import Found, newest_of_each_seed
 from runner.compare.sources import find_runs, with_parent
 from runner.errors import UserError
 from runner.tracking.secrets import masked
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; python -m runner.compare --help shows how it is used")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="python -m runner.compare",
         description="Compare setups over seeds: metric, speed, and for each setup whether it is equivalent to the "
         "baseline, different, or undecided. Prints tables, and writes them with plots and one report into a folder.",
@@ -64,6 +59,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     from runner.compare.comparison import compare_runs
 
     comparison = compare_runs(found, options.baseline, options.margin)
+    from runner.compare.markdown import description
     from runner.compare.report import write_report
     from runner.compare.terminal import print_comparison
 
@@ -72,7 +68,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     write_report(comparison, out, masked("python -m runner.compare " + shlex.join(arguments)))
     console.print(Text(f"report: {os.path.relpath(out / 'report.html')}"), soft_wrap=True)
     if not options.no_log:
-        _log(found, out, options.tracking_uri, console)
+        _log(found, out, description(comparison), options.tracking_uri, console)
     return 0
 
 
@@ -116,13 +112,13 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"--out={folder} cannot be made: {existing} cannot be written to; choose another folder")
 
 
-def _log(found: Found, folder: Path, tracking_uri: str | None, console: Console) -> None:
-    """Put the files beside the sweep they are about."""
+def _log(found: Found, folder: Path, description: str, tracking_uri: str | None, console: Console) -> None:
+    """Put the files beside the sweep they are about, and the answer on its page."""
     found, store = with_parent(found, tracking_uri)
     if found.parent is None or store is None:
         return
     try:
-        store.log(found.parent, folder)
+        store.log(found.parent, folder, description)
     except UserError as error:  # the comparison is done and its files are there: no reason to fail
         console.print(Text(f"not logged to MLflow: {error}", style="yellow"), soft_wrap=True)
     else:

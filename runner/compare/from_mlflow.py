@@ -170,10 +170,11 @@ class Store:
                     self._client.download_artifacts(run_id, name, str(folder))
         return folder
 
-    def log(self, run_id: str, folder: Path) -> None:
-        """Log a comparison's files to a run, under `compare`."""
+    def log(self, run_id: str, folder: Path, description: str) -> None:
+        """Log a comparison's files to a run, under `compare`, and what it says as the run's description."""
         with self._asking():
             self._client.log_artifacts(run_id, str(folder), "compare")
+            self._client.set_tag(run_id, "mlflow.note.content", description)
 
 
 def _named(run: Any) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import datetime
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner import __version__
+from runner.commit import git_commit
 from runner.compare import shown
 from runner.compare.comparison import Block, Comparison
 from runner.compare.plots import write_plots
@@ -104,10 +104,5 @@ def _column_groups(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
 
 def _version() -> str:
     """The runner's version, with its commit where it lies in a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # no git here: the version has to do
-        return __version__
-    commit = done.stdout.strip()
-    return f"{__version__}, commit {commit}" if commit else __version__
+    commit = git_commit()
+    return f"{__version__}, commit {commit[:12]}" if commit else __version__

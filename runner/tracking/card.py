@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import getpass
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.commit import git_commit
 from runner.errors import UserError, first_line
 from runner.experiment import Experiment
 from runner.tracking.secrets import masked
@@ -145,14 +144,3 @@ def dataset_of(experiment: Experiment) -> dict[str, str]:
         "source": masked(facts.source),
         "profile": json.dumps({"train_samples": facts.train_samples, "eval_samples": facts.eval_samples}),
     }
-
-
-@functools.lru_cache(maxsize=1)
-def git_commit() -> str | None:
-    """The commit of the repository that the runner itself lies in, or None if it was installed from elsewhere."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -1,0 +1,101 @@
+"""MLflow's pages in a real browser: Debian's chromium, driven headless, cut off from every host but this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Locator, Page, Route, sync_playwright
+
+#: Milliseconds for whatever a page has to show: this machine may be busy.
+PATIENCE = 120_000
+
+
+@contextlib.contextmanager
+def mlflow_pages(root: Path) -> Iterator[str]:
+    """`python -m runner.track ui` in a folder, as a user starts it; the address of its pages."""
+    port = _free_port()
+    command = [sys.executable, "-m", "runner.track", "ui", "--port", str(port)]
+    with (root / "ui.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log, start_new_session=True)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            _wait_until_it_answers(address, process, root / "ui.log")
+            yield address
+        finally:
+            os.killpg(process.pid, 15)  # its own session: the server and the workers that it has started
+            process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _wait_until_it_answers(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE / 1000
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(f"{address}/health"):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"no answer from {address}\n{log.read_text()}")
+
+
+@contextlib.contextmanager
+def browser_page() -> Iterator[tuple[Page, set[str]]]:
+    """A page of a new browser, and the addresses on other hosts that it wanted to fetch and was not let to."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium is not None, "these tests need a browser: apt-get install chromium"
+    refused: set[str] = set()
+
+    def only_here(route: Route) -> None:
+        url = route.request.url
+        if url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:")):
+            route.continue_()
+        else:
+            refused.add(url)
+            route.abort()
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        context = browser.new_context(viewport={"width": 1500, "height": 1000})
+        context.set_default_timeout(PATIENCE)
+        # A fresh browser gets MLflow's assistant in front of a third of the page.
+        context.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
+        context.route("**/*", only_here)
+        try:
+            yield context.new_page(), refused
+        finally:
+            browser.close()
+
+
+def chart(page: Page, title: str) -> Locator:
+    """The card of the metric chart with this title, on a page of charts."""
+    page.get_by_placeholder("Search metric charts").fill(title)
+    heading = page.locator(f"h4[title='{title}']").first
+    heading.wait_for()
+    return page.locator("div", has=heading).filter(has=page.get_by_role("button")).last
+
+
+def use_as_x_axis(page: Page, card: Locator, metric: str) -> None:
+    """Set a chart's x-axis to a metric, in MLflow's dialog for it."""
+    card.get_by_role("button").last.click()
+    page.get_by_role("menuitem", name="Configure").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("radio", name="Metric").check()
+    dialog.get_by_role("combobox").first.click()
+    page.locator(".du-bois-light-select-item-option-content", has_text=metric).click()
+    page.get_by_role("button", name="Save changes").click()
+    dialog.wait_for(state="hidden")

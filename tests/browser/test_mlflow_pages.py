@@ -1,0 +1,152 @@
+"""What a user sees of a sweep in MLflow and in its report, looked at with a real browser.
+
+Set RUNNER_SCREENSHOTS to a folder to keep the pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from mlflow.tracking import MlflowClient
+from playwright.sync_api import Page
+
+from tests.browser.pages import browser_page, chart, mlflow_pages, use_as_x_axis
+from tests.replicas import TINY
+
+pytestmark = pytest.mark.long
+
+NAMES = ["cpu · s0", "cpu · s1", "cpu2 · k=2 · s0", "cpu2 · k=2 · s1"]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A finished sweep: its folder, its pages' address, its MLflow runs by name, and what the command printed."""
+
+    folder: Path
+    address: str
+    runs: dict[str, str]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
+    root = tmp_path_factory.mktemp("swept")
+    quick = [override for override in TINY if not override.startswith(("tracking", "precision"))]
+    grid = ["device=cpu,cpu2", "seed=0,1", "sync.k=2"]
+    command = [sys.executable, "-m", "runner", "-m", *quick, *grid]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
+    runs = {run.info.run_name: run.info.run_id for run in client.search_runs(["1"])}
+    (folder,) = (root / "outputs" / "sweeps").iterdir()
+    with mlflow_pages(root) as address:
+        yield Swept(folder, address, runs, done.stdout)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with browser_page() as (page, refused):
+        yield page
+    assert refused == set(), "a page wanted something from another host"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(os.environ.get("RUNNER_SCREENSHOTS") or tmp_path_factory.mktemp("pictures"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_the_comparison_page_names_setups_and_what_differs(swept: Swept, page: Page, pictures: Path) -> None:
+    """MLflow's page for several runs: our run names, and as parameters the few that differ; none of them nested."""
+    ids = [run_id for name, run_id in swept.runs.items() if not name.startswith("sweep")]
+    runs = quote(json.dumps(ids, separators=(",", ":")))
+    page.goto(f"{swept.address}/#/compare-runs?runs={runs}&experiments={quote(json.dumps(['1']))}")
+    page.get_by_text("Comparing 4 Runs").wait_for()
+    shown = page.locator("body").inner_text()
+    names = set(NAMES) - {"cpu · s0", "cpu · s1"} | {"cpu · k=2 · s0", "cpu · k=2 · s1"}
+    for name in names:
+        page.get_by_text(name, exact=True).first.wait_for()
+    params = page.locator("table", has=page.get_by_text("world_size", exact=True))
+    params.first.scroll_into_view_if_needed()
+    page.get_by_role("switch").first.check()
+    shown = params.first.inner_text()
+    assert {"device", "world_size", "micro_batch", "seed"} <= set(re.findall(r"^\w+", shown, re.MULTILINE)), shown
+    assert "recipe" not in shown
+    page.screenshot(path=pictures / "mlflow-compare-runs.png", full_page=True)
+
+
+def test_the_charts_of_a_sweep(swept: Swept, page: Page, pictures: Path) -> None:
+    """The address that a sweep ends with draws every job in every chart, and samples seen can be the x-axis."""
+    (link,) = re.findall(r"http://127\.0\.0\.1:5000(/#/\S+)", swept.said)
+    page.goto(swept.address + link)
+    for name in swept.runs:
+        if not name.startswith("sweep"):
+            page.get_by_text(name, exact=True).first.wait_for()
+    assert page.get_by_text("sweep · ").count() == 0, "the parent has no metrics and would be an empty line"
+    page.get_by_text("eval/accuracy", exact=True).first.wait_for()
+    page.screenshot(path=pictures / "mlflow-charts.png")
+    for metric in ("eval/accuracy", "train/samples_per_s", "comm/bytes"):
+        chart(page, metric)
+    card = chart(page, "train/loss")
+    use_as_x_axis(page, card, "train/samples_seen")
+    card = chart(page, "train/loss")
+    card.get_by_text("train/samples_seen", exact=True).first.wait_for()
+    # Four lines, of as many points as there are losses: the metric on the axis has a value wherever the other has.
+    lines = card.locator(".scatterlayer path.js-line")
+    lines.first.wait_for()
+    assert lines.count() == 4
+    page.screenshot(path=pictures / "mlflow-samples-seen.png")
+
+
+def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, pictures: Path) -> None:
+    """The parent run shows the report in MLflow's preview, with table, verdict and plots, and each plot by itself."""
+    (parent,) = (run_id for name, run_id in swept.runs.items() if name.startswith("sweep"))
+    where = f"{swept.address}/#/experiments/1/runs/{parent}/artifacts/compare"
+    page.goto(f"{where}/report.html")
+    preview = page.frame_locator("iframe").first
+    preview.get_by_text("cpu2 · k=2").first.wait_for()
+    preview.get_by_text(re.compile("equivalent|different|undecided")).first.wait_for()
+    assert preview.locator("img").count() >= 2
+    widths = preview.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
+    assert min(widths) > 100, "a plot was not drawn"
+    page.screenshot(path=pictures / "mlflow-report.png")
+    page.goto(f"{where}/loss_vs_samples.png")
+    page.get_by_text("compare/loss_vs_samples.png").first.wait_for()
+
+
+def test_the_parent_says_what_the_sweep_came_to(swept: Swept, page: Page, pictures: Path) -> None:
+    """The parent's page has the verdicts as its description, the sweep's tags, and links to its jobs."""
+    (parent,) = (run_id for name, run_id in swept.runs.items() if name.startswith("sweep"))
+    page.goto(f"{swept.address}/#/experiments/1/runs/{parent}")
+    page.get_by_text("sweep.varied").first.wait_for()
+    description = page.locator("table", has=page.get_by_text("verdict"))
+    description.first.wait_for()
+    assert "cpu2 · k=2" in description.first.inner_text()
+    for name in swept.runs:
+        page.get_by_text(name).first.wait_for()
+    page.screenshot(path=pictures / "mlflow-sweep.png")
+
+
+def test_the_report_by_itself(swept: Swept, page: Page, pictures: Path) -> None:
+    """The file alone, without server or network: table, verdict, rule, the command that made it; light and dark."""
+    report = swept.folder / "compare" / "report.html"
+    page.goto(report.as_uri())
+    shown = page.locator("body").inner_text()
+    for text in ("cpu2 · k=2", "accuracy", "two one-sided tests", "python -m runner.compare"):
+        assert text in shown, text
+    page.screenshot(path=pictures / "report.png", full_page=True)
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    page.set_viewport_size({"width": 420, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420, "it does not fit a narrow pane"

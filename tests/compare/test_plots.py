@@ -1,0 +1,134 @@
+"""What the pictures show, read back from matplotlib's own objects."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from runner.compare.labels import place_labels
+from runner.compare.plots import loss_vs_samples, mean_phases, metric_vs_speed, smoothed, time_breakdown, write_plots
+from runner.compare.runs import Phases
+from runner.compare.setups import Setup
+from tests.compare.make import BASE, compared, run, runs
+
+CURVE = tuple((48.0 * step, 1.0 / step) for step in range(1, 50))
+
+
+def texts(figure: Figure | None) -> set[str]:
+    """Every label, title and legend entry."""
+    assert figure is not None
+    found = {one.get_text() for axes in figure.axes for one in axes.texts}
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        found |= {one.get_text() for one in legend.get_texts()} if legend is not None else set()
+        found |= {one.get_text() for one in axes.get_yticklabels()}
+    return found
+
+
+def test_labels_do_not_overlap() -> None:
+    """Forty points in a cloud, some in one place: no label covers another, none leaves the frame."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    draw = np.random.default_rng(4)
+    points = [(float(x), float(y)) for x, y in draw.normal(0, 1, (36, 2))] + [(0.0, 0.0)] * 4
+    axes.set_xlim(-3, 3)
+    axes.set_ylim(-3, 3)
+    place_labels(axes, points, [f"setup {i}" for i in range(40)], ["black"] * 40)
+    figure.draw_without_rendering()
+    # An annotation's own extent includes the line that joins it to its point; the text's does not.
+    boxes = [Text.get_window_extent(one) for one in axes.texts]
+    frame = axes.get_window_extent()
+    assert len(boxes) == 40
+    assert all(frame.x0 - 1 <= box.x0 and box.x1 <= frame.x1 + 1 for box in boxes)
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+
+
+def test_labels_do_not_move_the_points() -> None:
+    """A label that sticks out of its panel makes no room for itself afterwards: it was placed beside a point."""
+    figure = Figure(figsize=(3, 2), layout="constrained")
+    axes = figure.subplots()
+    figure.draw_without_rendering()
+    before = axes.get_window_extent().extents
+    place_labels(axes, [(0.9, 0.5)], ["a name that is wider than the whole of this small picture"], ["black"])
+    figure.draw_without_rendering()
+    assert axes.get_window_extent().extents == pytest.approx(before)
+
+
+def test_every_timed_setup_is_labelled_and_no_rehearsed_one() -> None:
+    """Setups with a speed-up by name, the baseline too; a rehearsed setup and one without times are not drawn."""
+    comparison = compared(
+        BASE,
+        runs("four", [80.0, 80.1], 200.0, workers=4),
+        runs("tpu8", [80.0, 80.1], 10.0, workers=8, rehearsed=True),
+        runs("short", [80.0, 80.1], [None, None], workers=2),
+    )
+    shown = texts(metric_vs_speed(comparison))
+    assert {"one", "four", "baseline ± 1"} <= shown
+    assert not {"tpu8", "short"} & shown
+
+
+def test_a_series_is_labelled_by_its_steps() -> None:
+    """Three setups that differ in one number: what they share once, and each point by its number; others by name."""
+    groups = [runs(f"four · k = {k}", [80.0, 80.1], 200.0 / k, workers=4, k=k) for k in (2, 4, 16)]
+    assert {"four · k", "2", "4", "16"} <= texts(metric_vs_speed(compared(BASE, *groups)))
+    names = {"four", "four · bf16", "four · acc=4"}
+    others = [runs(name, [80.0, 80.1], 200.0, workers=4) for name in names]
+    assert names <= texts(metric_vs_speed(compared(BASE, *others)))
+
+
+def test_nothing_to_draw() -> None:
+    """One setup has no speed-up; lines of a table have no curves and no phases."""
+    comparison = compared(BASE)
+    assert [draw(comparison) for draw in (metric_vs_speed, loss_vs_samples, time_breakdown)] == [None, None, None]
+
+
+def test_smoothing_keeps_a_line_and_evens_noise() -> None:
+    """A straight line stays straight inside and as long as it was; alternating noise shrinks."""
+    line = np.linspace(0, 1, 400)
+    assert smoothed(line)[20:-20] == pytest.approx(line[20:-20])
+    noise = np.tile([1.0, -1.0], 200)
+    assert len(smoothed(noise)) == 400
+    assert np.abs(smoothed(noise)[20:-20]).max() < 0.1
+    assert smoothed(np.array([3.0, 5.0])) == pytest.approx([3.0, 5.0])
+
+
+def test_the_parts_of_a_runs_time_add_up() -> None:
+    """Means over seeds; communication is part of training and is drawn once; what is left is evaluation and saving."""
+    phases = [Phases(2.0, 10.0, 4.0, 15.0), Phases(4.0, 12.0, 2.0, 19.0)]
+    parts = mean_phases(Setup("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
+    assert parts == {
+        "start-up to first step": 3.0,
+        "training": 8.0,
+        "communication": 3.0,
+        "evaluation and saving": 3.0,
+    }
+    assert sum(parts.values()) == 17.0
+
+
+def test_bars_and_curves_of_setups(tmp_path: Path) -> None:
+    """Each setup has its bar and its curve; rehearsed ones have a curve, and no bar; all three files are written."""
+    more = {"phases": Phases(2.0, 10.0, None, 15.0), "curve": CURVE}
+    comparison = compared(
+        runs("one", [80.0, 80.1], 400.0, **more),
+        runs("four", [80.0, 80.1], 200.0, workers=4, **more),
+        runs("tpu8", [80.0, 80.1], 10.0, workers=8, rehearsed=True, **more),
+    )
+    assert {"one", "four"} <= texts(time_breakdown(comparison))
+    assert "tpu8" not in texts(time_breakdown(comparison))
+    assert {"one", "four", "tpu8"} <= texts(loss_vs_samples(comparison))
+    assert [path.name for path in write_plots(comparison, tmp_path)] == [
+        "metric_vs_speed.png",
+        "loss_vs_samples.png",
+        "time_breakdown.png",
+    ]
+
+
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    """Dollar signs and underscores in names are drawn as they are, and do not end the command."""
+    odd = runs("a $x_{ · k_2", [80.0, 80.1], 200.0, workers=4, curve=CURVE)
+    assert len(write_plots(compared(BASE, odd), tmp_path)) == 2

@@ -1,0 +1,119 @@
+"""Setups and their names; baselines; blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.compare.comparison import choose_baseline
+from runner.compare.runs import Found, newest_of_each_seed
+from runner.compare.setups import setups_by_block
+from runner.errors import UserError
+from tests.compare.make import BASE, KEY, block, compared, run, runs
+
+
+def names(*groups: list) -> list[str]:  # type: ignore[type-arg]
+    (setups,) = setups_by_block([one for group in groups for one in group]).values()
+    return [setup.name for setup in setups]
+
+
+def test_runs_of_one_digest_are_one_setup() -> None:
+    """Seeds in order, whatever the order of the runs; few workers first, accumulation before k."""
+    one = runs("cpu", [1.0, 2.0, 3.0])
+    others = [run("cpu4 · k=4", 0, 1.0, workers=4, k=4), run("cpu4 · acc=2", 0, 1.0, workers=4, accumulation=2)]
+    (setups,) = setups_by_block([*others, *reversed(one)]).values()
+    assert [setup.name for setup in setups] == ["cpu", "cpu4 · acc=2", "cpu4 · k=4"]
+    assert setups[0].seeds == (0, 1, 2)
+
+
+def test_equal_names_get_what_was_varied() -> None:
+    """Two learning rates under one name: the varied setting tells them apart, not the many others that differ."""
+    a = runs("cpu", [1.0], digest="a", varied={"optimizer.lr": "0.1"}, values={"optimizer.lr": "0.1", "x": "1"})
+    b = runs("cpu", [1.0], digest="b", varied={"optimizer.lr": "0.2"}, values={"optimizer.lr": "0.2", "x": "2"})
+    assert names(a, b) == ["cpu · lr=0.1", "cpu · lr=0.2"]
+
+
+def test_equal_names_without_a_sweep_get_the_shortest_setting() -> None:
+    """Of the settings that differ the shortest is named; settings come before what follows from them."""
+    first = {"batch.global_batch": "48", "plan.lr": "1", "note": "a long text that says little", "same": "1"}
+    second = {"batch.global_batch": "96", "plan.lr": "2", "note": "another long text of that kind", "same": "1"}
+    assert names(runs("cpu", [1.0], digest="a", values=first), runs("cpu", [1.0], digest="b", values=second)) == [
+        "cpu · global_batch=48",
+        "cpu · global_batch=96",
+    ]
+
+
+def test_as_many_settings_as_it_takes() -> None:
+    """A grid of two settings: both are named, and one that is the same everywhere is not."""
+    grid = [
+        runs("cpu", [1.0], digest=f"{lr}{warm}", varied={"lr": lr, "warm": warm, "device": "cpu"})
+        for lr in ("1", "2")
+        for warm in ("3", "4")
+    ]
+    assert set(names(*grid)) == {f"cpu · lr={lr}, warm={warm}" for lr in "12" for warm in "34"}
+
+
+def test_rehearsed_and_real_are_two_setups() -> None:
+    """The same digest and name, once on the named device and once rehearsed: never in one mean."""
+    real, rehearsed = runs("tpu8", [1.0], workers=8), runs("tpu8", [2.0], workers=8, rehearsed=True)
+    assert sorted(names(real, rehearsed)) == ["tpu8 · rehearsed=no", "tpu8 · rehearsed=yes"]
+
+
+def test_the_baseline_is_one_plain_worker() -> None:
+    """One worker in fp32 without accumulation, though a bf16 one comes first by name; no word about it."""
+    groups = [
+        runs("cpu", [1.0]),
+        runs("bf16", [1.0], precision="bf16"),
+        runs("acc", [1.0], accumulation=2),
+        runs("cpu4", [1.0], workers=4),
+    ]
+    (setups,) = setups_by_block([one for group in groups for one in group]).values()
+    chosen, note = choose_baseline(setups, None)
+    assert (chosen.name, note) == ("cpu", "")
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "words"),
+    [
+        ([runs("b2", [1.0], workers=2), runs("a4", [1.0], workers=4)], "b2", "no setup with one worker"),
+        ([runs("x", [1.0]), runs("y", [1.0]), runs("z", [1.0], workers=4)], "x", "2 setups with one worker"),
+    ],
+)
+def test_without_such_a_setup_the_report_says_what_was_taken(groups: list, name: str, words: str) -> None:  # type: ignore[type-arg]
+    """None or two of them: the first with fewest workers, said so."""
+    found = block(*groups)
+    assert found.baseline.name == name
+    assert words in found.baseline_note
+
+
+def test_a_baseline_by_name() -> None:
+    """Named: it is taken; in a block that has no such setup the usual one is, said so; misspelt: an error."""
+    four = runs("four", [1.0, 2.0], workers=4)
+    other = [replace(one, block=replace(KEY, samples=2000)) for one in BASE]
+    first, second = compared(BASE, four, other, baseline="four").blocks
+    assert (first.baseline.name, first.baseline_note) == ("four", "")
+    assert second.baseline.name == "one"
+    assert "four is not in this block" in second.baseline_note
+    with pytest.raises(UserError, match="--baseline=fuor is none of the setups; did you mean 'four'"):
+        compared(BASE, four, baseline="fuor")
+
+
+def test_different_experiments_are_never_compared() -> None:
+    """Another recipe, number of samples, metric or data: a block of its own, told apart in its title."""
+    changes = ({"experiment": "x"}, {"samples": 2}, {"metric": "f1"}, {"data": "aaaaaaaa"})
+    others = [[replace(one, block=replace(KEY, **change)) for one in BASE] for change in changes]  # type: ignore[arg-type]
+    blocks = compared(BASE, *others).blocks
+    assert len(blocks) == 5
+    assert len({one.title for one in blocks if one.key.metric == "accuracy"}) == 4
+    assert all(len(one.rows) == 1 for one in blocks)
+
+
+def test_of_a_repeated_run_the_newest_counts() -> None:
+    """The same setup and seed again is no further draw: the newest is compared, the older one named."""
+    older, newer = run("cpu", 0, 1.0, source="a", order="1"), run("cpu", 0, 2.0, source="b", order="2")
+    found = newest_of_each_seed(Found([newer, older]))
+    assert [one.source for one in found.runs] == ["b"]
+    assert [(one.source, one.reason) for one in found.refused] == [
+        ("a", "repeated by b with the same setup and seed 0")
+    ]
