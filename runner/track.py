@@ -31,9 +31,10 @@ def track(arguments: Sequence[str], console: Console) -> int:
 def _sync(options: Namespace, console: Console) -> int:
     troubled = 0
     given = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    for folder in map(Path, options.folders):
-        uri = store_for(folder, given)
+    folders = {folder: store_for(folder, given) for folder in map(Path, options.folders)}
+    for uri in set(folders.values()):
         check_tracking(Tracking(TrackerName.mlflow, uri))
+    for folder, uri in folders.items():
         for run in runs_below(folder):
             try:
                 done = deliver(run, uri, "KILLED" if options.killed else None)
@@ -57,7 +58,9 @@ def _ui(options: Namespace, console: Console) -> int:
     mlflow = str(Path(sys.executable).parent / "mlflow")
     console.print(f"MLflow: http://127.0.0.1:{options.port}  (Ctrl-C ends it)", highlight=False)
     sys.stdout.flush()
-    command = [mlflow, "ui", "--host", "127.0.0.1", "--port", str(options.port), "--backend-store-uri", uri]
+    # One user on one machine: one worker process is up sooner than the default of four, and enough.
+    where = ["--host", "127.0.0.1", "--port", str(options.port)]
+    command = [mlflow, "ui", *where, "--workers", "1", "--backend-store-uri", uri]
     os.execv(mlflow, command)
 
 

@@ -13,7 +13,7 @@ from runner.sweep.sweep import Sweep
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, user_tags
 from runner.tracking.delivery import Delivery
-from runner.tracking.mlflow_tracker import how_to_open
+from runner.tracking.mlflow_tracker import how_to_open, short
 from runner.tracking.secrets import masked
 from runner.tracking.tracker import store_of
 
@@ -49,7 +49,7 @@ class ParentRun:
             self._delivery.reopen()
         except Exception as error:
             raise UserError(
-                f"tracking.uri={masked(self._uri)} does not take the sweep's parent run ({masked(str(error))}): "
+                f"tracking.uri={masked(self._uri)} does not take the sweep's parent run ({short(error)}): "
                 "mend the store, or use tracking=none"
             ) from error
         assert self._delivery.run_id is not None

@@ -84,14 +84,16 @@ def browser_page() -> Iterator[tuple[Page, set[str]]]:
 def chart(page: Page, title: str) -> Locator:
     """The card of the metric chart with this title, on a page of charts."""
     page.get_by_placeholder("Search metric charts").fill(title)
-    heading = page.locator(f"h4[title='{title}']").first
-    heading.wait_for()
-    return page.locator("div", has=heading).filter(has=page.get_by_role("button")).last
+    card = (
+        page.locator("div", has=page.locator(f"h4[title='{title}']")).filter(has=page.locator(".js-plotly-plot")).last
+    )
+    card.wait_for()
+    return card
 
 
 def use_as_x_axis(page: Page, card: Locator, metric: str) -> None:
     """Set a chart's x-axis to a metric, in MLflow's dialog for it."""
-    card.get_by_role("button").last.click()
+    card.locator("button[data-component-id*='menu'], button[data-testid*='menu']").first.click()
     page.get_by_role("menuitem", name="Configure").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("radio", name="Metric").check()
