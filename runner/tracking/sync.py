@@ -32,19 +32,17 @@ def runs_below(folder: Path) -> list[Path]:
 
 def store_for(folder: Path, given: str | None) -> str:
     """The store that the runs below a folder were logged to, unless another is given. Raises UserError."""
+    stores = {RunCard.read(run).store for run in runs_below(folder)}
     if given:
         return given
-    stores = {RunCard.read(run).store for run in runs_below(folder)}
-    (store,) = stores if len(stores) == 1 else (None,)
-    if store is None or "***@" in store or "=***" in store:
-        why = (
-            "was logged to no store"
-            if stores == {None}
-            else "does not say the credentials of its store"
-            if store is not None
-            else "holds runs of several stores"
-        )
-        raise UserError(f"{folder} {why}: say where to with --tracking-uri or MLFLOW_TRACKING_URI")
+    where = "say where to with --tracking-uri or MLFLOW_TRACKING_URI"
+    if len(stores) > 1:
+        raise UserError(f"{folder} holds runs of several stores: {where}")
+    (store,) = stores
+    if store is None:
+        raise UserError(f"{folder} was logged to no store: {where}")
+    if "***@" in store or "=***" in store:
+        raise UserError(f"{folder} does not say the credentials of its store, {store}: {where}")
     return store
 
 
