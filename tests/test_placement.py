@@ -17,7 +17,7 @@ from runner import placement as placement_module
 from runner.choices import DeviceKind, PrecisionName, Rehearse
 from runner.compose import compose, settings
 from runner.errors import UserError
-from runner.placement import available_cores, check_device_serves, place
+from runner.placement import available_cores, check_device_serves, place, threads_per_worker
 from runner.schema import Config, Device, Precision
 
 
@@ -163,7 +163,7 @@ def test_threads(workers: int, local: int | None, threads: int, monkeypatch: pyt
     monkeypatch.setattr(placement_module, "available_cores", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local or 1))  # which means something in a world of torchrun's only
     placement = place(Device(DeviceKind.cpu, workers), workers if local is not None else None)
-    assert placement.threads_per_worker == threads
+    assert threads_per_worker(placement.local_workers) == threads
 
 
 def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

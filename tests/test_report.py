@@ -11,7 +11,7 @@ from rich.console import Console
 
 from runner.compose import compose, settings
 from runner.experiment import Experiment, prepare
-from runner.job import _report, _summary
+from runner.job import Role, _report, _summary
 from tests.replicas import TINY
 
 RESULT: dict[str, Any] = {
@@ -38,7 +38,7 @@ def experiment() -> Experiment:
 
 def told(experiment: Experiment, **changes: Any) -> tuple[dict[str, Any], list[str]]:
     """The summary of a run with this outcome, and the lines with which it ends."""
-    summary = _summary("FINISHED", experiment, {**RESULT, **changes}, 0.0, None)
+    summary = _summary("FINISHED", experiment, {**RESULT, **changes}, 0.0, None, Role())
     output = io.StringIO()
     _report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))
     return summary, output.getvalue().strip().splitlines()

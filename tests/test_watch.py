@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,20 @@ from rich.console import Console
 from runner import watch
 from runner.compose import compose, settings
 from runner.experiment import prepare
+from runner.tracking.card import RunCard
 from runner.tracking.metrics_log import MetricsLog
 from runner.tracking.tracker import NoTracker
 from tests.replicas import TINY
 
 
-def watched(folder: Path, terminal: bool) -> str:
-    """The output of a made-up run of ten steps with one evaluation."""
+def watched(folder: Path, terminal: bool, sweep: Callable[[], str] | None = None) -> str:
+    """The output of a made-up run of ten steps with one evaluation; `sweep`: of the sweep it is a job of."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=120)
     experiment = prepare(settings(compose([*TINY, "device=cpu"])))
     log = MetricsLog(folder)
-    with watch.Watch(folder, experiment, NoTracker(), console):
+    tracker = NoTracker(RunCard("e", "r", {}, {}, None), folder)
+    with watch.Watch(folder, experiment, tracker, console, sweep):
         for step in range(1, 6):
             log.write(step, {"train/loss": 0.5, "train/lr": 0.001, "train/samples_per_s": 1234.0})
         log.write(5, {"eval/accuracy": 87.5})
@@ -53,3 +56,27 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     for part in ("training", "5/10", "loss 0.5000", "1,234 samples/s", "accuracy 87.5"):
         assert part in text
+
+
+def test_a_job_of_a_sweep_shows_the_sweep(tmp_path: Path) -> None:
+    """Below the bar of a job stands a line about all jobs; a run by itself, and a log, have none."""
+    seen = {}
+    for terminal in (True, False):
+        folder = tmp_path / str(terminal)
+        folder.mkdir()
+        seen[terminal] = watched(folder, terminal, lambda: "3 of 18 jobs done; about 12 min left")
+    assert "sweep  3 of 18 jobs done; about 12 min left" in seen[True]
+    assert "jobs done" not in seen[False]
+    assert "sweep" not in watched(tmp_path, terminal=True)
+
+
+def test_the_sweep_is_not_asked_at_every_look(tmp_path: Path) -> None:
+    """Counting a sweep's jobs reads many files: while a job runs it is done every few seconds."""
+    asked: list[int] = []
+
+    def line() -> str:
+        asked.append(1)
+        return "0 of 2 jobs done"
+
+    watched(tmp_path, True, line)
+    assert len(asked) == 1

@@ -14,9 +14,10 @@ from mlflow.tracking import MlflowClient
 from runner.compose import compose, settings
 from runner.experiment import Experiment, prepare
 from runner.tracking import mlflow_tracker
+from runner.tracking.card import RunCard, run_params, run_tags
 from runner.tracking.metrics_log import MetricsLog
-from runner.tracking.mlflow_tracker import MlflowTracker, run_params, run_tags
-from runner.tracking.tracker import NoTracker, build_tracker
+from runner.tracking.mlflow_tracker import MlflowTracker, how_to_open
+from runner.tracking.tracker import NoTracker, build_tracker, card_of
 from tests.replicas import TINY
 
 
@@ -33,7 +34,7 @@ def experiment(*overrides: str) -> Experiment:
 def tracker_in(folder: Path, *overrides: str) -> MlflowTracker:
     folder.mkdir(exist_ok=True)
     of = experiment(*overrides)
-    tracker = build_tracker(of.config.tracking, of, folder)
+    tracker = build_tracker(of.config.tracking, card_of(of, {}), folder)
     assert isinstance(tracker, MlflowTracker)
     return tracker
 
@@ -65,8 +66,18 @@ def test_metrics_files_and_status_arrive(tmp_path: Path) -> None:
     assert {item.path for item in client(tmp_path).list_artifacts(run_id)} == {"metrics.jsonl", "summary.json"}
     page = "\n".join(tracker.how_to_open())
     assert run_id in page
-    assert f"sqlite:///{tmp_path}/outputs/mlflow.db" in page
-    assert "127.0.0.1" in page
+    assert "-m runner.track ui\n" in page  # which shows this folder's store if nothing else is said
+    assert "http://127.0.0.1" in page
+
+
+def test_how_to_look_at_another_store(tmp_path: Path) -> None:
+    """A store elsewhere is named with the command, a server has an address of its own; neither shows a password."""
+    uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    command, page = how_to_open(uri, "experiments/1/runs/abc")
+    assert f"runner.track ui --tracking-uri '{uri}'" in command
+    assert "http://127.0.0.1:5000/#/experiments/1/runs/abc" in page
+    (line,) = how_to_open("https://me:word@host/x/", "experiments/1/runs/abc")
+    assert "https://***@host/x/#/experiments/1/runs/abc" in line
 
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])
@@ -192,12 +203,52 @@ def test_tags_say_where_it_ran() -> None:
     assert tags["certificate"] == "comparable"
 
 
-def test_no_tracker_does_nothing(tmp_path: Path) -> None:
-    """`tracking=none` makes no store and has no run id."""
+def test_no_tracker_leaves_a_card_and_no_store(tmp_path: Path) -> None:
+    """`tracking=none` makes no store and has no run id; a card says how the run ended, for a store to come."""
     of = experiment("tracking=none")
-    tracker = build_tracker(of.config.tracking, of, tmp_path)
+    tracker = build_tracker(of.config.tracking, card_of(of, {}), tmp_path)
     assert isinstance(tracker, NoTracker)
     tracker.start()
     assert tracker.wait_until_open() is None
+    tracker.tag("certificate", "comparable")
     tracker.finish("FINISHED")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["tracking.json"]
+    card = RunCard.read(tmp_path)
+    assert (card.store, card.run_id, card.status, card.delivered) == (None, None, "FINISHED", False)
+    assert card.last_tags == {"certificate": "comparable"}
+
+
+def test_a_server_that_hangs_does_not_hide_how_the_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that never returns: the command ends all the same, and the card says KILLED for a later `sync`."""
+    monkeypatch.setattr(mlflow_tracker, "_LAST_SHIPMENT_S", 0.6)
+    asked, released = threading.Event(), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> Any:
+        asked.set()
+        released.wait(60)
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", hang)
+    folder = tmp_path / "run"
+    tracker = tracker_in(folder)
+    tracker.start()
+    assert asked.wait(60)
+    try:
+        tracker.finish("KILLED")
+        assert RunCard.read(folder).status == "KILLED"
+    finally:
+        released.set()
+
+
+def test_the_card_knows_what_the_store_has(tmp_path: Path) -> None:
+    """After a delivered run the card holds run id, status, end and last tags, and the store the same."""
+    tracker = tracker_in(tmp_path / "run")
+    tracker.tag("certificate", "not comparable")
+    tracker.start()
+    tracker.finish("FINISHED")
+    card = RunCard.read(tmp_path / "run")
+    run = client(tmp_path).get_run(tracker.run_id)
+    assert (card.run_id, card.status, card.delivered) == (run.info.run_id, run.info.status, True)
+    assert (card.started, card.ended) == (run.info.start_time, run.info.end_time)
+    assert run.data.tags["certificate"] == "not comparable"
+    assert run.data.tags["runner.key"] == card.key
