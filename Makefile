@@ -22,6 +22,7 @@ ui: .venv/installed
 test: lint types
 	$(TEST) -m "not long"
 
+# Needs a browser beside Python: Debian's package chromium.
 test-all: .venv/installed
 	$(TEST) -m long
 

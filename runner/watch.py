@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from runner.background import Background
 from runner.experiment import Experiment
 from runner.tracking.metrics_log import Metric, MetricsReader
 from runner.tracking.tracker import Tracker
@@ -38,24 +39,22 @@ class Watch:
         self._reader = MetricsReader(folder)
         self._tracker = tracker
         self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
+        self._background = Background("watch", self._follow)
 
     def __enter__(self) -> Watch:
         self._tracker.start()
-        self._thread.start()
+        self._background.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
-        self._thread.join()
+        self._background.__exit__(kind, error, trace)
 
-    def _follow(self) -> None:
+    def _follow(self, ended: threading.Event) -> None:
         with self._display:
             while True:
-                done = self._done.wait(_LOOK_EVERY)
+                done = ended.wait(_LOOK_EVERY)
                 self._display.show(self._reader.read())
                 if done:
                     return

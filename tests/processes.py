@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +21,23 @@ def start(root: Path, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
+
+
+def start_noted(root: Path, *arguments: str, apart: bool = True) -> subprocess.Popen[bytes]:
+    """Python with these arguments, in a session of its own; what it says is added to `out.txt` and `err.txt`.
+
+    `apart`: otherwise all of it goes to `said.txt`.
+    """
+    names = ("out.txt", "err.txt") if apart else ("said.txt", "said.txt")
+    with (root / names[0]).open("ab") as out, (root / names[1]).open("ab") as err:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=root,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
 
 
 def wait_for(path: Path, pattern: str, process: subprocess.Popen[str]) -> Path:

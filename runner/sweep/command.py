@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from runner.background import Background
 from runner.errors import UserError
 from runner.job import handle_signals
 from runner.schema import Evaluation, Tracking
@@ -59,7 +60,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
         console.print(f"sweep [bold]{sweep.id}[/]: {jobs} over {escape(', '.join(sweep.varied) or 'nothing')}")
         status = FAILED
         try:
-            with contextlib.nullcontext() if sweep.in_process else Overview(sweep, console):
+            with _overview(sweep, console):
                 _tolerantly(run_jobs, sweep)
             status = FINISHED
         except KeyboardInterrupt:
@@ -86,6 +87,13 @@ def _compare(sweep: Sweep, console: Console) -> None:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
     except UserError as error:
         say(f"the comparison is not complete: {error}")
+
+
+def _overview(sweep: Sweep, console: Console) -> contextlib.AbstractContextManager[object]:
+    """Jobs in this process show their own progress; for those elsewhere somebody has to look."""
+    if sweep.in_process:
+        return contextlib.nullcontext()
+    return Background("overview", Overview(sweep, console).follow)
 
 
 def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:

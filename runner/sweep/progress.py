@@ -6,7 +6,6 @@ import statistics
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
@@ -56,28 +55,17 @@ def line_of(sweep: Sweep) -> str:
 
 
 class Overview:
-    """Shows the line while jobs run in other processes. Used as a context."""
+    """Shows the line while jobs run in other processes."""
 
     def __init__(self, sweep: Sweep, console: Console) -> None:
         self._sweep = sweep
         self._console = console
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="overview", daemon=True)
 
-    def __enter__(self) -> Overview:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
+    def follow(self, done: threading.Event) -> None:
+        """Look at the jobs' folders until `done`."""
         told: dict[Path, str] = {}
         with Status("starting", console=self._console) as status:
-            while not self._done.wait(_LOOK_EVERY):
+            while not done.wait(_LOOK_EVERY):
                 self._tell(told)
                 if self._console.is_terminal:
                     status.update(line_of(self._sweep))

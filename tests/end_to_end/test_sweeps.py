@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from runner.compose import compose
 from runner.errors import UserError
 from runner.sweep import command
 from runner.tracking.metrics_log import MetricsReader
-from tests.processes import still_alive_in_session
+from tests.processes import start_noted, still_alive_in_session
 from tests.replicas import TINY
 from tests.sweep.gated import GATED, begun, hold, release, wait_until
 
-ROOT = Path(__file__).parents[2]
 #: Jobs of three optimizer steps.
 QUICK = [*GATED, "epochs=3"]
 
@@ -44,17 +42,17 @@ def sweep(*overrides: str) -> int:
     return cli.main(["-m", *QUICK, *overrides], time.time())
 
 
+def swept_in(root: Path, *overrides: str) -> Path:
+    """A folder in which a sweep was run, without a mistake."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        assert sweep(*overrides) == 0
+    return root
+
+
 def start(root: Path, *overrides: str) -> subprocess.Popen[bytes]:
     """A sweep in a session of its own; what it says goes to files."""
-    with (root / "out.txt").open("ab") as out, (root / "err.txt").open("ab") as err:
-        return subprocess.Popen(
-            [sys.executable, "-m", "runner", "-m", *QUICK, *overrides],
-            cwd=root,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+    return start_noted(root, "-m", "runner", "-m", *QUICK, *overrides)
 
 
 def said(root: Path) -> str:
@@ -127,11 +125,7 @@ def has_all_metrics(root: Path, job: Run) -> None:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which a sweep of four jobs was run, with a cache of its own."""
-    root = tmp_path_factory.mktemp("swept")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        assert sweep("seed=0,1", "optimizer.lr=0.01,0.02", "cache_dir=cache") == 0
-    return root
+    return swept_in(tmp_path_factory.mktemp("swept"), "seed=0,1", "optimizer.lr=0.01,0.02", "cache_dir=cache")
 
 
 def test_jobs_are_children_of_the_sweep(swept: Path) -> None:
@@ -341,11 +335,8 @@ def test_a_sweep_without_a_store(here: Path, capsys: pytest.CaptureFixture[str])
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of one job, without a store."""
-    root = tmp_path_factory.mktemp("done")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        assert sweep("tracking=none", "seed=0", "hydra.sweep.dir=outputs/sweeps/2026-01-02_03-04-05-abcd") == 0
-    return root
+    named = "hydra.sweep.dir=outputs/sweeps/2026-01-02_03-04-05-abcd"
+    return swept_in(tmp_path_factory.mktemp("done"), "tracking=none", "seed=0", named)
 
 
 #: What is typed, and what the sentence must name.

@@ -27,6 +27,7 @@ from runner.tracking import mlflow_tracker
 from runner.tracking.card import RunCard
 from runner.tracking.metrics_log import Metric, MetricsLog, MetricsReader
 from runner.tracking.mlflow_tracker import MlflowTracker
+from tests.processes import start_noted
 from tests.sweep.gated import GATED, hold, release, wait_until
 
 BIN = Path(sys.executable).parent
@@ -114,15 +115,7 @@ def command(root: Path, server: Server, *overrides: str, script: Sequence[str] =
 
 
 def start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    with (root / "said.txt").open("ab") as said:
-        return subprocess.Popen(
-            [str(BIN / "python"), *arguments],
-            cwd=root,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+    return start_noted(root, *arguments, apart=False)
 
 
 def said(root: Path) -> str:

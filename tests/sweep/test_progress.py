@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from runner.background import Background
 from runner.sweep import progress
 from runner.sweep.progress import Overview, in_words, line_of, progress_line, seconds_left
 from runner.sweep.states import JobState, attempts
@@ -128,7 +129,7 @@ def test_jobs_elsewhere_are_told_as_they_end(tmp_path: Path) -> None:
     job_in(tmp_path, "0", "seed=0", 10.0, status="FINISHED", wall_s=3.0)  # before
     running = job_in(tmp_path, "1", "seed=1", 60.0)
     shown, output = overview(sweep)
-    with shown:
+    with Background("overview", shown.follow):
         third = job_in(tmp_path, "2", "seed=2", 61.0)
         end(running, status="FINISHED", wall_s=5.0)
         wait_until(lambda: "seed=1" in output.getvalue(), "the end of the first is not told", 30)
@@ -144,7 +145,7 @@ def test_a_job_that_is_over_before_one_looks_is_told(tmp_path: Path) -> None:
     """A job that was quicker than the look is told when the sweep ends, and in one line however often one looks."""
     sweep = sweep_in(tmp_path, started_at=50.0)
     shown, output = overview(sweep)
-    with shown:
+    with Background("overview", shown.follow):
         job_in(tmp_path, "0", "seed=0", 60.0, status="FINISHED", wall_s=3.0)
     assert output.getvalue().count("finished  seed=0") == 1
 
@@ -154,6 +155,6 @@ def test_a_terminal_shows_the_line_all_the_time(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path, started_at=50.0)
     job_in(tmp_path, "0", "seed=0", 60.0)
     shown, output = overview(sweep, terminal=True)
-    with shown:
+    with Background("overview", shown.follow):
         wait_until(lambda: "0 of 3 jobs done" in output.getvalue(), "the line is not shown", 30)
     assert attempts(tmp_path)[0].status == "RUNNING"
