@@ -1,6 +1,7 @@
 """What a user sees of a sweep in MLflow and in its report, looked at with a real browser.
 
-Set RUNNER_SCREENSHOTS to a folder to keep the pictures.
+Set RUNNER_SCREENSHOTS to a folder to keep the pictures, and RUNNER_SWEPT to one in which a sweep of devices and seeds
+was run, with what it printed in `sweep.log`, to look at that one; otherwise a small one is run.
 """
 
 from __future__ import annotations
@@ -19,37 +20,53 @@ import pytest
 from mlflow.tracking import MlflowClient
 from playwright.sync_api import Page
 
-from tests.browser.pages import browser_page, chart, mlflow_pages, use_as_x_axis
+from tests.browser.pages import browser_page, chart, hide_paths, mlflow_pages, use_as_x_axis
 from tests.replicas import TINY
 
 pytestmark = pytest.mark.long
 
-NAMES = ["cpu · k=2 · s0", "cpu · k=2 · s1", "cpu2 · k=2 · s0", "cpu2 · k=2 · s1"]
-
 
 @dataclass(frozen=True)
 class Swept:
-    """A finished sweep: its folder, its pages' address, its MLflow runs by name, and what the command printed."""
+    """A finished sweep: its folder, its pages' address, the ids of its parent and of four runs, and what it printed."""
 
     folder: Path
     address: str
+    parent: str
     runs: dict[str, str]
     said: str
 
+    @property
+    def setup(self) -> str:
+        """The name of a setup that is not the baseline."""
+        return list(self.runs)[-1].rpartition(" · ")[0]
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
-    root = tmp_path_factory.mktemp("swept")
+
+def run_small_sweep(root: Path) -> None:
     quick = [override for override in TINY if not override.startswith(("tracking", "precision"))]
     grid = ["device=cpu,cpu2", "seed=0,1", "sync.k=2"]
     command = [sys.executable, "-m", "runner", "-m", *quick, *grid]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    (root / "sweep.log").write_text(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
+    given = os.environ.get("RUNNER_SWEPT")
+    root = Path(given) if given else tmp_path_factory.mktemp("swept")
+    if not given:
+        run_small_sweep(root)
     client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
-    runs = {run.info.run_name: run.info.run_id for run in client.search_runs(["1"])}
+    found = client.search_runs(["1"])
+    (parent,) = (run.info.run_id for run in found if "sweep.jobs" in run.data.tags)
+    jobs = [run for run in found if run.data.params.get("seed") in ("0", "1")]
+    jobs = [run for run in jobs if run.data.params["device"] in ("cpu", "cpu2")]
+    runs = {run.info.run_name: run.info.run_id for run in sorted(jobs, key=lambda run: run.info.run_name)}
+    assert len(runs) == 4
     (folder,) = (root / "outputs" / "sweeps").iterdir()
     with mlflow_pages(root) as address:
-        yield Swept(folder, address, runs, done.stdout)
+        yield Swept(folder, address, parent, runs, (root / "sweep.log").read_text())
 
 
 @pytest.fixture
@@ -68,10 +85,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_comparison_page_names_setups_and_what_differs(swept: Swept, page: Page, pictures: Path) -> None:
     """MLflow's page for several runs: our run names, and as parameters the few that differ; none of them nested."""
-    runs = quote(json.dumps([swept.runs[name] for name in NAMES], separators=(",", ":")))
-    page.goto(f"{swept.address}/#/compare-runs?runs={runs}&experiments={quote(json.dumps(['1']))}")
+    runs = quote(json.dumps(list(swept.runs.values()), separators=(",", ":")))
+    page.goto(
+        f"{swept.address}/#/compare-runs?runs={runs}&experiments={quote(json.dumps(['1']))}&workflowType=machine_learning"
+    )
     page.get_by_text("Comparing 4 Runs").wait_for()
-    for name in NAMES:
+    for name in swept.runs:
         page.get_by_text(name, exact=True).first.wait_for()
     params = page.locator("table", has=page.get_by_text("world_size", exact=True))
     params.first.scroll_into_view_if_needed()
@@ -86,7 +105,7 @@ def test_the_charts_of_a_sweep(swept: Swept, page: Page, pictures: Path) -> None
     """The address that a sweep ends with draws every job in every chart, and samples seen can be the x-axis."""
     (link,) = re.findall(r"http://127\.0\.0\.1:5000(/#/\S+)", swept.said)
     page.goto(swept.address + link)
-    for name in NAMES:
+    for name in swept.runs:
         page.get_by_text(name, exact=True).first.wait_for()
     assert page.get_by_text("sweep · ").count() == 0, "the parent has no metrics and would be an empty line"
     page.get_by_text("eval/accuracy", exact=True).first.wait_for()
@@ -99,9 +118,8 @@ def test_the_charts_of_a_sweep(swept: Swept, page: Page, pictures: Path) -> None
     card.get_by_text("train/samples_seen", exact=True).first.wait_for()
     ticks = card.locator(".xtick text")
     ticks.first.wait_for()
-    assert max(int(text) for text in ticks.all_text_contents()) >= 100, (
-        "samples, of which there are 200, not the 10 steps"
-    )
+    most = max(float(text.replace("k", "e3")) for text in ticks.all_text_contents())
+    assert most >= 100, "hundreds of samples, not ten steps"
     drawn = card.locator(".scatterlayer .trace").filter(has=page.locator("path.js-line"))
     lengths = drawn.locator("path.js-line").evaluate_all("lines => lines.map(line => line.getTotalLength())")
     assert sum(length > 0 for length in lengths) >= 4, "a run has no line"
@@ -110,15 +128,15 @@ def test_the_charts_of_a_sweep(swept: Swept, page: Page, pictures: Path) -> None
 
 def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, pictures: Path) -> None:
     """The parent run shows the report in MLflow's preview, with table, verdict and plots, and each plot by itself."""
-    (parent,) = (run_id for name, run_id in swept.runs.items() if name.startswith("sweep"))
-    where = f"{swept.address}/#/experiments/1/runs/{parent}/artifacts/compare"
-    page.goto(f"{where}/report.html")
+    where = f"{swept.address}/#/experiments/1/runs/{swept.parent}/artifacts/compare"
+    page.goto(f"{where}/report.html?workflowType=machine_learning")
     preview = page.frame_locator("iframe").first
-    preview.get_by_text("cpu2 · k=2").first.wait_for()
+    preview.get_by_text(swept.setup).first.wait_for()
     preview.get_by_text(re.compile("equivalent|different|undecided")).first.wait_for()
     assert preview.locator("img").count() >= 2
     widths = preview.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
     assert min(widths) > 100, "a plot was not drawn"
+    hide_paths(page)
     page.screenshot(path=pictures / "mlflow-report.png")
     page.goto("about:blank")  # the address differs behind the # only, which loads nothing
     page.goto(f"{where}/loss_vs_samples.png")
@@ -127,14 +145,13 @@ def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, pictures: 
 
 def test_the_parent_says_what_the_sweep_came_to(swept: Swept, page: Page, pictures: Path) -> None:
     """The parent's page has the verdicts as its description, the sweep's tags, and links to its jobs."""
-    (parent,) = (run_id for name, run_id in swept.runs.items() if name.startswith("sweep"))
-    page.goto(f"{swept.address}/#/experiments/1/runs/{parent}")
+    page.goto(f"{swept.address}/#/experiments/1/runs/{swept.parent}?workflowType=machine_learning")
     page.get_by_text("sweep.varied").first.wait_for()
     description = page.locator("table", has=page.get_by_text("verdict"))
     description.first.wait_for()
-    assert "cpu2 · k=2" in description.first.inner_text()
-    for name in NAMES:
-        page.get_by_text(name).first.wait_for()
+    assert swept.setup in description.first.inner_text()
+    page.get_by_text("Child runs").first.wait_for()
+    page.get_by_role("link", name=re.compile(r"cpu\d? .*s\d")).first.wait_for()
     page.screenshot(path=pictures / "mlflow-sweep.png")
 
 
@@ -143,7 +160,7 @@ def test_the_report_by_itself(swept: Swept, page: Page, pictures: Path) -> None:
     report = swept.folder / "compare" / "report.html"
     page.goto(report.as_uri())
     shown = page.locator("body").inner_text()
-    for text in ("cpu2 · k=2", "accuracy", "two one-sided tests", "python -m runner.compare"):
+    for text in (swept.setup, "accuracy", "two one-sided tests", "python -m runner.compare"):
         assert text in shown, text
     page.screenshot(path=pictures / "report.png", full_page=True)
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
