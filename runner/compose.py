@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner import accelerate
 from runner.errors import UserError, did_you_mean, first_line
 from runner.paths import conf_dir
-from runner.schema import Config, hydra_schema
+from runner.schema import Config, Tracking, hydra_schema
 
 CONFIG_NAME = "config"
 
@@ -75,6 +75,13 @@ def settings(cfg: DictConfig) -> Config:
         raise composition_error(error) from error
     assert isinstance(config, Config)
     return accelerate.apply(config)
+
+
+def tracking_of(cfg: DictConfig) -> Tracking:
+    """Where a composed configuration logs to, even if something else in it is wrong."""
+    tracking = OmegaConf.to_object(cfg.tracking)
+    assert isinstance(tracking, Tracking)
+    return tracking
 
 
 def _check_keys(node: DictConfig, kind: Any, prefix: str) -> None:

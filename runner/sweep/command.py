@@ -16,6 +16,7 @@ from runner.background import Background
 from runner.errors import UserError
 from runner.job import handle_signals
 from runner.schema import Evaluation, Tracking
+from runner.sweep.alive import end_all
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -68,20 +69,20 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
             console.print(f"to go on: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
             raise
         finally:
-            _close(sweep, parent, status)
+            _close(sweep, parent, request.tracking, status)
     code = _report(sweep, console)
-    _compare(sweep, console)
+    _compare(sweep, request.tracking, console)
     if parent is not None:
         console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
     return code
 
 
-def _compare(sweep: Sweep, console: Console) -> None:
+def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
     """What the runs come to, in tables, plots and a report that lies beside them and with the parent run."""
     from runner.compare.command import compare
 
     folder = os.path.relpath(sweep.folder)
-    store = ["--tracking-uri", sweep.tracking.uri] if sweep.tracking.uri else []
+    store = ["--tracking-uri", tracking.uri] if tracking.uri else []
     console.print()
     try:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
@@ -123,7 +124,6 @@ def _open(request: SweepRequest, together: int) -> tuple[Sweep, ParentRun | None
         in_process=in_process(request.hydra),
         key=card.key if uri is not None else None,
         started_at=request.started_at,
-        tracking=request.tracking,
     )
     sweep.write()
     if uri is None:
@@ -133,8 +133,11 @@ def _open(request: SweepRequest, together: int) -> tuple[Sweep, ParentRun | None
     return sweep, parent
 
 
-def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
-    close_books(Path(sweep.folder))
+def _close(sweep: Sweep, parent: ParentRun | None, tracking: Tracking, status: str) -> None:
+    folder = Path(sweep.folder)
+    if status != FINISHED and not sweep.in_process and (left := end_all([state.folder for state in attempts(folder)])):
+        say(f"still running, until somebody ends them: {'; '.join(left)}")
+    close_books(folder)
     if parent is None:
         return
     states = _states(sweep)
@@ -142,7 +145,7 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
     counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
     parent.settle(FAILED if status == FINISHED and failed else status, counts)
     try:
-        _close_runs(sweep)
+        _close_runs(sweep, tracking)
         parent.close()
     except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may hide what the jobs came to
         say(
@@ -151,9 +154,9 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
         )
 
 
-def _close_runs(sweep: Sweep) -> None:
+def _close_runs(sweep: Sweep, tracking: Tracking) -> None:
     """Tell the store of jobs whose process was killed: nobody else is left to do it."""
-    uri = store_of(sweep.tracking)
+    uri = store_of(tracking)
     assert uri is not None
     for state in attempts(Path(sweep.folder)):
         if state.status == KILLED and (state.folder / CARD_FILE).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import time
 import traceback
@@ -14,14 +15,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 
-from runner.compose import register, settings
+from runner.compose import register, settings, tracking_of
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.job import FAILED, Role, handle_signals, in_a_line, note_failure, objective, run
 from runner.launch import WorkerFailed, start_forkserver
 from runner.schema import Tracking
+from runner.sweep.alive import held, is_held
 from runner.sweep.progress import line_of
-from runner.sweep.states import finished_run, note_start, read_summary, rename
+from runner.sweep.states import attempts, finished_run, note_start, read_summary, rename
 from runner.sweep.sweep import Sweep, job_name, tags_of
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, user_tags
@@ -48,7 +50,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             return objective(read_summary(done))
     except Exception as error:  # noqa: BLE001 - raised again below, where the job has a folder to say it in
         trouble = error
-    with _output(free_folder(folder), sweep) as (folder, console):
+    with _output(free_folder(folder), sweep) as (folder, console), held(folder):
         varied = sweep.varied_by(overrides)
         shown = ", ".join(f"{key}={value}" for key, value in varied.items()) or "the job"
         started_at = time.time()
@@ -66,12 +68,22 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             if experiment is None:
                 assert trouble is not None
                 raise trouble
+            _check_wanted(sweep, folder, job_name(overrides))
             _announce(experiment, console)
             summary, _ = run(experiment, folder, started_at, console, role)
         except Exception as error:
-            _mark_failed(error, folder, sweep.tracking, role, shown)
+            _mark_failed(error, folder, tracking_of(cfg), role, shown)
             raise
         return objective(summary)
+
+
+def _check_wanted(sweep: Sweep, folder: Path, name: str) -> None:
+    """Refuse a job that a launcher starts too late, or a second time. Raises UserError."""
+    if sweep.host == socket.gethostname() and not is_held(Path(sweep.folder)):
+        raise UserError("the sweep was ended before this job began")
+    for state in attempts(Path(sweep.folder)):
+        if state.name == name and state.folder.resolve() != folder.resolve() and is_held(state.folder):
+            raise UserError(f"the job is running already, in {state.folder}")
 
 
 @contextlib.contextmanager

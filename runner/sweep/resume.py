@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
 from runner.errors import UserError, did_you_mean
 from runner.job import write_summary
+from runner.sweep.alive import held, is_held
 from runner.sweep.states import KILLED, RUNNING, attempts
 from runner.sweep.sweep import FILE_NAME
 from runner.tracking.card import FILE_NAME as CARD_FILE
@@ -54,19 +54,24 @@ def _run_id(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold a sweep's folder for this process. Raises UserError if another one works in it."""
-    with (folder / ".lock").open("w") as lock:
+    """Hold a sweep's folder for this process. Raises UserError if another one, or a job of its, works in it."""
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(held(folder))
         except BlockingIOError as error:
             raise UserError(f"the sweep {folder.name} is still running: wait for it, or interrupt it first") from error
+        going_on = [state.shown for state in attempts(folder) if is_held(state.folder)]
+        if going_on:
+            raise UserError(
+                f"jobs of the sweep {folder.name} are still running ({'; '.join(going_on)}): wait for them, or end them"
+            )
         yield
 
 
 def close_books(folder: Path) -> None:
     """Say KILLED of every job that ended without saying anything: its process was killed."""
     for state in attempts(folder):
-        if state.status == RUNNING:
+        if state.status == RUNNING and not is_held(state.folder):
             note = {"status": KILLED, "error": "the process was killed", "eval": {}}
             write_summary(state.folder, note)
             if (state.folder / CARD_FILE).exists():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.plain import to_plain
-from runner.schema import Tracking
 from runner.tracking.secrets import without_credentials
 
 FILE_NAME = "sweep.json"
@@ -18,11 +18,13 @@ FILE_NAME = "sweep.json"
 class Sweep:
     """What the jobs of one command have in common; plain data, since launchers send it to other processes.
 
+    Launchers keep it in files, too, so nothing in it may be secret: where to log a job finds in its own settings.
+
     `folder`: holds the jobs' folders; its name is the sweep's id. `command`: the overrides. `varied`: the settings that
     differ between jobs. `jobs`: every job by name, None where a sweeper decides as it goes; `total`: how many, None if
     that is not known. `at_once`: how many run side by side on this machine. `in_process`: whether they run in the
     command's own process. `key`: of the sweep's card in the tracking store, None if it is not tracked. `started_at`:
-    seconds since the epoch. `tracking`: where the sweep itself is logged.
+    seconds since the epoch. `host`: where the command runs.
     """
 
     folder: str
@@ -34,7 +36,7 @@ class Sweep:
     in_process: bool
     key: str | None
     started_at: float
-    tracking: Tracking
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def id(self) -> str:

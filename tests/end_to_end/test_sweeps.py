@@ -20,6 +20,7 @@ from runner import cli
 from runner.compose import compose
 from runner.errors import UserError
 from runner.sweep import command
+from runner.sweep.alive import is_held
 from runner.tracking.metrics_log import MetricsReader
 from tests.processes import start_noted, still_alive_in_session
 from tests.replicas import TINY
@@ -460,6 +461,51 @@ def test_jobs_under_submitit(here: Path) -> None:
         assert (job.info.status == "FAILED") == (job.data.tags.get("error") == "RuntimeError: broken on purpose")
         if job.info.status == "FINISHED":
             has_all_metrics(here, job)
+
+
+def held_under_submitit(here: Path) -> subprocess.Popen[bytes]:
+    """A sweep whose two jobs are processes of their own that wait before their second step."""
+    for job in (0, 1):
+        hold(here, 2, job)
+    process = start(here, "hydra/launcher=submitit_local", "seed=0,1")
+
+    def both_train() -> bool:
+        assert process.poll() is None, said(here)
+        return len(list(here.glob("outputs/sweeps/*/*/metrics.jsonl"))) == 2
+
+    wait_until(both_train, f"two jobs never trained: {said(here)}")
+    return process
+
+
+@pytest.mark.long
+def test_jobs_elsewhere_end_with_their_sweep(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt of the command alone ends its jobs in good order; and no file of theirs holds a password."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here / 'outputs' / 'mlflow.db'}?some_token=hunter2")
+    process = held_under_submitit(here)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=90) == 130, said(here)
+    assert still_alive_in_session(process.pid) == []
+    assert [status for _, status in attempts(here)] == ["KILLED", "KILLED"]
+    files = [path for path in (here / "outputs").rglob("*") if path.is_file() and path.suffix != ".db"]
+    assert [path for path in files if b"hunter2" in path.read_bytes()] == []
+
+
+@pytest.mark.long
+def test_jobs_that_outlive_their_sweep(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command is killed, its jobs train on: nobody starts them a second time, and they count when they are done."""
+    process = held_under_submitit(here)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = f"resume_sweep={only_sweep(here).name}"
+    assert sweep("seed=0,1", resumed) == cli.EXIT_USER_ERROR
+    assert "are still running (seed=" in capsys.readouterr().err
+    for job in (0, 1):
+        release(here, 2, job)
+    wait_until(lambda: sorted(s for _, s in attempts(here)) == ["FINISHED"] * 2, "the jobs do not end")
+    wait_until(lambda: not any(is_held(path.parent) for path in here.glob("outputs/sweeps/*/*/job.json")), "still held")
+    assert sweep("seed=0,1", resumed) == 0
+    assert len(attempts(here)) == 2
+    assert statuses(here) == ("FINISHED", ["FINISHED"] * 2)
 
 
 def test_optuna_optimises_the_recipes_metric(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from runner.choices import TrackerName
-from runner.schema import Tracking
 from runner.sweep.states import note_start
 from runner.sweep.sweep import Sweep
 from runner.tracking.metrics_log import MetricsLog
@@ -26,7 +24,6 @@ def sweep_in(folder: Path, **changes: Any) -> Sweep:
         "in_process": True,
         "key": None,
         "started_at": 100.0,
-        "tracking": Tracking(TrackerName.none),
     }
     return Sweep(**{**content, **changes})
 

@@ -27,14 +27,13 @@ def test_launchers_can_send_it_to_other_processes(tmp_path: Path) -> None:
 
 
 def test_its_file_keeps_no_secret(tmp_path: Path) -> None:
-    """`sweep.json` says what was typed and where it is logged, without the password."""
-    tracking = Tracking(TrackerName.mlflow, "http://me:word@host/x")
-    sweep = sweep_in(tmp_path / "s", tracking=tracking, command=("seed=0,1",))
+    """`sweep.json` says what was typed, without the password in it."""
+    sweep = sweep_in(tmp_path / "s", command=("seed=0,1", "recipe.data.train=http://me:word@host/x"))
     sweep.write()
     text = (tmp_path / "s" / "sweep.json").read_text()
     assert "word" not in text
     content = json.loads(text)
-    assert (content["id"], content["command"], content["tracking"]["uri"]) == ("s", ["seed=0,1"], "http://***@host/x")
+    assert (content["id"], content["command"]) == ("s", ["seed=0,1", "recipe.data.train=http://***@host/x"])
 
 
 def test_what_is_special_about_a_job(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_a_parent_run_is_opened_closed_and_opened_again(tmp_path: Path) -> None:
     """It is the same run each time, RUNNING while jobs run, and its counts are those of the last time."""
     uri = f"sqlite:///{tmp_path / 'x.db'}"
     tracking = Tracking(TrackerName.mlflow, uri)
-    sweep = sweep_in(tmp_path / "s", tracking=tracking)
+    sweep = sweep_in(tmp_path / "s")
     card = parent_card(tracking, tmp_path / "s", ("seed", "device"))
     assert card.run_name == "sweep · seed × device"
     assert parent_card(tracking, tmp_path / "s", ("other",)) == card
@@ -107,7 +106,7 @@ def test_a_store_that_takes_no_parent_run_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("this is no database, and was never one" * 100)
     uri = f"sqlite:///{tmp_path / 'x.db'}"
     tracking = Tracking(TrackerName.mlflow, uri)
-    sweep = sweep_in(tmp_path / "s", tracking=tracking)
+    sweep = sweep_in(tmp_path / "s")
     parent = ParentRun(parent_card(tracking, tmp_path / "s", ("seed",)), sweep, uri)
     with pytest.raises(UserError, match=r"^tracking\.uri=sqlite:.*tracking=none$"):
         parent.open()
