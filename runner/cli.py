@@ -214,7 +214,7 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     """
     from runner.compose import compose, parsed, settings, sweep_points, with_sweeper_params
     from runner.sweep.command import SweepRequest
-    from runner.sweep.grid import direction_override, grid_of
+    from runner.sweep.grid import grid_of, sweeper_overrides
     from runner.sweep.resume import KEY, find_sweep
     from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
     from runner.tracking.preflight import check_tracking
@@ -232,8 +232,8 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     _check_folder("hydra.sweep.dir", points[0].hydra.sweep.dir)
     first_settings = settings(points[0])
     tracking = first_settings.tracking
-    if direction := direction_override(points[0].hydra, first_settings.evaluation.goal, options.overrides):
-        options.add(direction)
+    for override in sweeper_overrides(points[0].hydra, first_settings.evaluation.goal, options.overrides):
+        options.add(override)
     check_tracking(tracking)
     if "MLFLOW_RUN_ID" in os.environ:
         raise UserError("MLFLOW_RUN_ID is set, and the jobs of a sweep cannot all be that run: unset it")

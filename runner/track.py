@@ -15,6 +15,7 @@ from runner.arguments import ArgumentParser
 from runner.choices import TrackerName
 from runner.errors import UserError
 from runner.schema import Tracking
+from runner.sweep.alive import is_held
 from runner.tracking.preflight import check_tracking
 from runner.tracking.secrets import masked
 from runner.tracking.store import default_store
@@ -37,7 +38,7 @@ def _sync(options: Namespace, console: Console) -> int:
     for folder, uri in folders.items():
         for run in runs_below(folder):
             try:
-                done = deliver(run, uri, "KILLED" if options.killed else None)
+                done = deliver(run, uri, "KILLED" if options.killed and not is_held(run) else None)
             except Exception as error:  # noqa: BLE001 - database, network, disk: the other runs may still arrive
                 troubled += 1
                 console.print(f"{run}  not delivered: {masked(str(error))}", style="red", soft_wrap=True, markup=False)
@@ -55,13 +56,13 @@ def _ui(options: Namespace, console: Console) -> int:
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         raise UserError(f"there is no {uri.removeprefix('sqlite:///')}: run something first, or give --tracking-uri")
     _check_port(options.port)
-    mlflow = str(Path(sys.executable).parent / "mlflow")
     console.print(f"MLflow: http://127.0.0.1:{options.port}  (Ctrl-C ends it)", highlight=False)
     sys.stdout.flush()
     # One user on one machine: one worker process is up sooner than the default of four, and enough.
     where = ["--host", "127.0.0.1", "--port", str(options.port)]
-    command = [mlflow, "ui", *where, "--workers", "1", "--backend-store-uri", uri]
-    os.execv(mlflow, command)
+    command = [sys.executable, "-m", "mlflow", "ui", *where, "--workers", "1"]
+    # Not on the command line, which every user of the machine can read: the address may hold a password.
+    os.execve(sys.executable, command, {**os.environ, "MLFLOW_BACKEND_STORE_URI": uri})
 
 
 def _check_port(port: int) -> None:

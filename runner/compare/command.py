@@ -17,7 +17,7 @@ from rich.text import Text
 from runner.arguments import ArgumentParser
 from runner.compare.runs import Found, newest_of_each_seed
 from runner.compare.sources import find_runs, with_parent
-from runner.errors import UserError
+from runner.errors import UserError, first_line
 from runner.tracking.secrets import masked
 
 
@@ -114,12 +114,12 @@ def _check_folder(folder: Path) -> None:
 
 def _log(found: Found, folder: Path, description: str, tracking_uri: str | None, console: Console) -> None:
     """Put the files beside the sweep they are about, and the answer on its page."""
-    found, store = with_parent(found, tracking_uri)
-    if found.parent is None or store is None:
-        return
     try:
+        found, store = with_parent(found, tracking_uri)
+        if found.parent is None or store is None:
+            return
         store.log(found.parent, folder, description)
-    except UserError as error:  # the comparison is done and its files are there: no reason to fail
-        console.print(Text(f"not logged to MLflow: {error}", style="yellow"), soft_wrap=True)
+    except Exception as error:  # noqa: BLE001 - a store's troubles are many; the comparison is done, its files are there
+        console.print(Text(f"not logged to MLflow: {masked(first_line(error))}", style="yellow"), soft_wrap=True)
     else:
         console.print(Text(f"logged to MLflow run {found.parent}, under compare/"), soft_wrap=True)

@@ -32,10 +32,17 @@ def run_folders(path: Path) -> list[Path]:
         raise UserError(f"{path} is a file: give a run's folder, a sweep's folder, an MLflow run id, or --csv={path}")
     if _is_run(path):
         return [path]
-    inside = sorted((folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder)), key=_natural)
+    inside = sorted((folder for folder in _below(path) if folder.is_dir() and _is_run(folder)), key=_natural)
     if not inside:
         raise UserError(f"{path} holds no run: neither it nor the folders in it have a config.yaml or a summary.json")
     return inside
+
+
+def _below(path: Path) -> list[Path]:
+    """The folders in a folder; of a sweep those of its jobs, which may lie deeper."""
+    if (path / "sweep.json").is_file():
+        return [note.parent for note in path.rglob("job.json")]
+    return list(path.iterdir())
 
 
 def _is_run(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import signal
 import socket
@@ -58,6 +59,11 @@ def end_all(folders: Sequence[Path]) -> list[str]:
             elsewhere.append(f"{folder.name} on {who.get('host')}{slurm}")
     _wait(here, _WHEN_TOLD_S)
     return elsewhere
+
+
+def wait_for(folders: Sequence[Path]) -> None:
+    """Wait until no process holds one of these folders."""
+    _wait(folders, math.inf)
 
 
 def _wait(folders: Sequence[Path], seconds: float) -> None:

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from runner.background import Background
-from runner.errors import UserError
+from runner.errors import UserError, first_line
 from runner.job import handle_signals
 from runner.schema import Evaluation, Tracking
-from runner.sweep.alive import end_all
+from runner.sweep.alive import end_all, wait_for
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
-from runner.sweep.progress import Overview, line_of
+from runner.sweep.progress import Overview, progress_line
 from runner.sweep.resume import KEY, close_books, only_one
 from runner.sweep.states import FAILED, FINISHED, KILLED, JobState, attempts, latest
 from runner.sweep.sweep import Sweep
@@ -57,7 +57,9 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     with only_one(request.folder):
         close_books(request.folder)
         sweep, parent = _open(request, together)
-        jobs = "jobs as its sweeper draws them" if sweep.total is None else f"{sweep.total} jobs"
+        jobs = (
+            "jobs as its sweeper draws them" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
+        )
         console.print(f"sweep [bold]{sweep.id}[/]: {jobs} over {escape(', '.join(sweep.varied) or 'nothing')}")
         status = FAILED
         try:
@@ -99,11 +101,17 @@ def _overview(sweep: Sweep, console: Console) -> contextlib.AbstractContextManag
 
 def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:
     """Hydra raises the error of the first failed job after the last one; the jobs' folders tell them all."""
+    folder = Path(sweep.folder)
     try:
         run_jobs(sweep)
-    except Exception:
+    except Exception as error:
+        begun = [state for state in attempts(folder) if state.started_at >= sweep.started_at]
+        if not begun:
+            raise  # it is the sweeper or the launcher that cannot begin
+        wait_for([state.folder for state in begun])  # a launcher may give up at one job while others still run
+        close_books(folder)
         if not any(state.status == FAILED for state in _states(sweep)):
-            raise
+            say(f"the launcher gave up: {first_line(error)}")
 
 
 def _states(sweep: Sweep) -> list[JobState]:
@@ -141,12 +149,12 @@ def _close(sweep: Sweep, parent: ParentRun | None, tracking: Tracking, status: s
     if parent is None:
         return
     states = _states(sweep)
-    failed = any(state.status != FINISHED for state in states)
+    failed = any(state.status != FINISHED for state in states) or len(states) < len(sweep.jobs or ())
     counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
     parent.settle(FAILED if status == FINISHED and failed else status, counts)
     try:
-        _close_runs(sweep, tracking)
         parent.close()
+        _close_runs(sweep, tracking)
     except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may hide what the jobs came to
         say(
             f"MLflow has not taken everything ({short(error)}): python -m runner.track sync "
@@ -167,13 +175,16 @@ def _report(sweep: Sweep, console: Console) -> int:
     """Say what the jobs came to; the exit code of the command."""
     states = _states(sweep)
     failed = [state for state in states if state.status != FINISHED]
+    total = len(states) if sweep.jobs is None else len(sweep.jobs)  # a sweeper may draw the same job twice
     console.print()
-    console.print(f"sweep [bold]{sweep.id}[/]: {escape(line_of(sweep))}")
-    if not failed:
+    console.print(f"sweep [bold]{sweep.id}[/]: {escape(progress_line(states, total, sweep.at_once))}")
+    if len(states) == total and not failed:
         return 0
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    errors.print(f"[bold]{len(states) - len(failed)} of {len(states)} jobs finished[/]; failed:")
+    never = f"{total - len(states)} never began" if len(states) < total else ""
+    not_finished = ", ".join(part for part in (never, "failed:" if failed else "") if part)
+    errors.print(f"[bold]{len(states) - len(failed)} of {total} jobs finished[/]; {not_finished}")
     for state in failed:
         errors.print(f"  {escape(state.shown)}: {escape(state.error or state.status)}")
     errors.print(f"to run them again: the same command with [bold]{KEY}={escape(sweep.id)}[/]")
-    return EXIT_USER_ERROR if all(state.user_error for state in failed) else EXIT_FAILED
+    return EXIT_USER_ERROR if failed and all(state.user_error for state in failed) else EXIT_FAILED

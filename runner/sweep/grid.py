@@ -43,15 +43,22 @@ def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
             )
     (batch,) = BasicSweeper.split_arguments(list(overrides), None)
     own = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
-    jobs = tuple(map(job_name, own))
+    jobs = tuple(dict.fromkeys(map(job_name, own)))
     return Grid(jobs, len(jobs), tuple(swept))
 
 
-def direction_override(hydra: Any, goal: Goal, given: Sequence[str]) -> str | None:
-    """What tells an optimizing sweeper which way the recipe's metric is better, where it does not know yet.
+def sweeper_overrides(hydra: Any, goal: Goal, given: Sequence[str]) -> list[str]:
+    """What an optimizing sweeper has to be told: which way the metric is better, and that a failed job is no end.
 
-    `given`: the command's overrides. Raises UserError if they say the opposite.
+    `given`: the command's overrides, which are left as they are. Raises UserError if they look for the worst.
     """
+    direction = _direction(hydra, goal, given)
+    failures = "hydra.sweeper.max_failure_rate"
+    tolerant = "max_failure_rate" in hydra.sweeper and not any(one.startswith(f"{failures}=") for one in given)
+    return [*([direction] if direction else []), *([f"{failures}=1.0"] if tolerant else [])]
+
+
+def _direction(hydra: Any, goal: Goal, given: Sequence[str]) -> str | None:
     wanted = {Goal.max: "maximize", Goal.min: "minimize"}[goal]
     direction = hydra.sweeper.get("direction")
     if not isinstance(direction, str) and getattr(direction, "name", None) is None:

@@ -23,12 +23,16 @@ from runner.launch import WorkerFailed, start_forkserver
 from runner.schema import Tracking
 from runner.sweep.alive import held, is_held
 from runner.sweep.progress import line_of
-from runner.sweep.states import attempts, finished_run, note_start, read_summary, rename
+from runner.sweep.states import also_known_as, attempts, finished_run, note_start, read_summary
 from runner.sweep.sweep import Sweep, job_name, tags_of
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, user_tags
 from runner.tracking.secrets import masked
 from runner.tracking.tracker import build_tracker, store_of
+
+
+class JobInterrupted(Exception):
+    """A job in a process of its own was ended from outside."""
 
 
 def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
@@ -46,7 +50,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         experiment = prepare(settings(cfg))
         done = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
         if done is not None:
-            rename(done, job_name(overrides))
+            also_known_as(done, job_name(overrides))
             return objective(read_summary(done))
     except Exception as error:  # noqa: BLE001 - raised again below, where the job has a folder to say it in
         trouble = error
@@ -71,6 +75,11 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             _check_wanted(sweep, folder, job_name(overrides))
             _announce(experiment, console)
             summary, _ = run(experiment, folder, started_at, console, role)
+        except KeyboardInterrupt as error:
+            if sweep.in_process:
+                raise
+            # Of a job elsewhere it is no more than one job that was ended; a launcher would take it for its own end.
+            raise JobInterrupted("the job was interrupted") from error
         except Exception as error:
             _mark_failed(error, folder, tracking_of(cfg), role, shown)
             raise
@@ -82,7 +91,7 @@ def _check_wanted(sweep: Sweep, folder: Path, name: str) -> None:
     if sweep.host == socket.gethostname() and not is_held(Path(sweep.folder)):
         raise UserError("the sweep was ended before this job began")
     for state in attempts(Path(sweep.folder)):
-        if state.name == name and state.folder.resolve() != folder.resolve() and is_held(state.folder):
+        if name in state.names and state.folder.resolve() != folder.resolve() and is_held(state.folder):
             raise UserError(f"the job is running already, in {state.folder}")
 
 

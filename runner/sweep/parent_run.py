@@ -19,17 +19,23 @@ from runner.tracking.tracker import store_of
 
 
 def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...]) -> RunCard:
-    """The card of a sweep's parent run: the one that lies in its folder, or a new one, which is written there."""
+    """The card of a sweep's parent run: the one that lies in its folder, or a new one; written there.
+
+    Raises UserError for a sweep that goes on with another store than before.
+    """
+    uri = store_of(tracking)
+    store = None if uri is None else masked(uri)
+    name = f"sweep · {' × '.join(varied) or 'one job'}"
+    tags = {**user_tags(), "sweep.id": folder.name, "sweep.varied": ", ".join(varied)}
     if (folder / CARD_FILE).exists():
-        return RunCard.read(folder)
-    store = store_of(tracking)
-    card = RunCard(
-        experiment=tracking.experiment,
-        run_name=f"sweep · {' × '.join(varied) or 'one job'}",
-        params={},
-        tags={**user_tags(), "sweep.id": folder.name, "sweep.varied": ", ".join(varied)},
-        store=None if store is None else masked(store),
-    )
+        card = RunCard.read(folder)
+        if card.store != store:
+            raise UserError(
+                f"the sweep {folder.name} was logged to {card.store or 'no store'}, and this command logs to "
+                f"{store or 'none'}: start it where it was started, or give tracking.uri=… (or tracking=none) as before"
+            )
+        return card.changed(folder, run_name=name, tags=tags)
+    card = RunCard(experiment=tracking.experiment, run_name=name, params={}, tags=tags, store=store)
     card.write(folder)
     return card
 

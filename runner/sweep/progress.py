@@ -36,7 +36,7 @@ def seconds_left(states: Sequence[JobState], total: int | None, at_once: int) ->
     lengths = [state.wall_s for state in states if state.status == FINISHED and state.wall_s]
     if total is None or not lengths:
         return None
-    ended = sum(state.status != RUNNING for state in states)
+    ended = sum(state.status in (FINISHED, FAILED) for state in states)
     under_way = sum(state.share for state in states if state.status == RUNNING)
     return max(0.0, total - ended - under_way) * statistics.mean(lengths) / at_once
 

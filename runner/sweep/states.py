@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,12 @@ JOB_FILE = "job.json"
 class JobState:
     """One attempt at a job.
 
-    `name`: its overrides; `shown`: those in which it differs from the others. `started_at`: seconds since the epoch.
-    `wall_s`, `error`: once it has ended.
+    `names`: its overrides, in each wording that it was asked for; `shown`: those in which it differs from the others.
+    `started_at`: seconds since the epoch. `wall_s`, `error`: once it has ended.
     """
 
     folder: Path
-    name: str
+    names: tuple[str, ...]
     shown: str
     started_at: float
     status: str
@@ -43,21 +44,25 @@ class JobState:
 
 def note_start(folder: Path, name: str, shown: str, started_at: float) -> None:
     """Say in a job's folder which job it is."""
-    draft = folder / f".{JOB_FILE}"
-    draft.write_text(json.dumps({"job": name, "shown": shown, "started_at": started_at}))
-    draft.rename(folder / JOB_FILE)  # whole, for who looks meanwhile
+    _note(folder, {"names": [name], "shown": shown, "started_at": started_at})
 
 
-def rename(folder: Path, name: str) -> None:
-    """Let a job be known by the name that the command has for it now: another wording may come to the same settings."""
+def also_known_as(folder: Path, name: str) -> None:
+    """Note another name of a job: another wording may come to the same settings."""
     noted = json.loads((folder / JOB_FILE).read_text())
-    if noted["job"] != name:
-        note_start(folder, name, noted["shown"], noted["started_at"])
+    if name not in noted["names"]:
+        _note(folder, {**noted, "names": [*noted["names"], name]})
+
+
+def _note(folder: Path, content: dict[str, Any]) -> None:
+    draft = folder / f".{JOB_FILE}-{os.getpid()}"
+    draft.write_text(json.dumps(content))
+    draft.rename(folder / JOB_FILE)  # whole, for who looks meanwhile
 
 
 def attempts(sweep_folder: Path) -> list[JobState]:
     """Every attempt at every job, the oldest first."""
-    found = [_read(path.parent) for path in sweep_folder.glob(f"*/{JOB_FILE}")]
+    found = [_read(path.parent) for path in sweep_folder.rglob(JOB_FILE)]
     return sorted(found, key=lambda state: state.started_at)
 
 
@@ -66,7 +71,7 @@ def _read(folder: Path) -> JobState:
     summary = read_summary(folder)
     return JobState(
         folder=folder,
-        name=noted["job"],
+        names=tuple(noted["names"]),
         shown=noted["shown"],
         started_at=noted["started_at"],
         status=summary.get("status", RUNNING),
@@ -87,10 +92,9 @@ def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobSta
     """Of each job the attempt that finished, or else the last one; of the jobs that are named, if any are."""
     of_job: dict[str, JobState] = {}
     for state in found:
-        if (jobs is None or state.name in jobs) and not (
-            state.name in of_job and of_job[state.name].status == FINISHED
-        ):
-            of_job[state.name] = state
+        for name in state.names if jobs is None else [name for name in state.names if name in jobs]:
+            if name not in of_job or of_job[name].status != FINISHED:
+                of_job[name] = state
     return list(of_job.values())
 
 

@@ -111,7 +111,7 @@ class Delivery:
         """Let a run that has ended go on."""
         if self.card.status is not None:
             self._note(status=None, ended=None, delivered=False)
-            self._client.update_run(self.run_id, status="RUNNING")
+            self._client.update_run(self.run_id, status="RUNNING", name=self.card.run_name)
 
     def settle(self, status: str, tags: Mapping[str, str]) -> None:
         """Note how the run ended, on its card first: the store may be away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +42,19 @@ def store_for(folder: Path, given: str | None) -> str:
     (store,) = stores
     if store is None:
         raise UserError(f"{folder} was logged to no store: {where}")
+    path = Path(store.removeprefix("sqlite:///").partition("?")[0])
+    if store.startswith("sqlite:///") and not path.exists():
+        raise UserError(f"{folder} was logged to {store}, which is not there: {where}")
     if "***@" in store or "=***" in store:
         raise UserError(f"{folder} does not say the credentials of its store, {store}: {where}")
     return store
+
+
+def _note_run_id(folder: Path, run_id: str | None) -> None:
+    """Say in `summary.json` where the run is, if it was not known when that was written."""
+    path = folder / "summary.json"
+    if path.exists() and "mlflow_run_id" in (summary := json.loads(path.read_text())) and not summary["mlflow_run_id"]:
+        path.write_text(json.dumps({**summary, "mlflow_run_id": run_id}, indent=1))
 
 
 def deliver(folder: Path, uri: str, status: str | None = None) -> Delivered:
@@ -54,6 +65,7 @@ def deliver(folder: Path, uri: str, status: str | None = None) -> Delivered:
     card = RunCard.read(folder)
     delivery = Delivery(card, folder, uri, resumed=True)
     delivery.open()
+    _note_run_id(folder, delivery.run_id)
     delivery.ship()
     if card.status is None and status is not None:
         delivery.settle(status, {})

@@ -18,6 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from runner import cli
 from runner.compose import compose
+from runner.compare.from_folders import run_folders
 from runner.errors import UserError
 from runner.sweep import command
 from runner.sweep.alive import is_held
@@ -506,6 +507,65 @@ def test_jobs_that_outlive_their_sweep(here: Path, capsys: pytest.CaptureFixture
     assert sweep("seed=0,1", resumed) == 0
     assert len(attempts(here)) == 2
     assert statuses(here) == ("FINISHED", ["FINISHED"] * 2)
+
+
+@pytest.mark.long
+def test_a_job_process_that_dies_is_one_failed_job(here: Path) -> None:
+    """The scheduler or the system kills one of two jobs: the other's result counts, and the sweep says what is left."""
+    process = held_under_submitit(here)
+    victim = next(path.parent for path in here.glob("outputs/sweeps/*/*/job.json"))
+    os.kill(read(victim / ".lock")["pid"], signal.SIGTERM)
+    wait_until(lambda: not is_held(victim), "the job does not end")
+    for job in (0, 1):
+        (here / f"hold-{job}-2").unlink(missing_ok=True)
+    assert process.wait(timeout=90) == cli.EXIT_FAILED, said(here)
+    assert sorted(status for _, status in attempts(here)) == ["FINISHED", "KILLED"]
+    assert "1 of 2 jobs finished" in said(here)
+    assert "resume_sweep=" in said(here)
+    assert statuses(here)[0] == "FAILED"
+
+
+def test_a_failed_trial_is_no_end_of_an_optimizing_sweep(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the trials those that cannot be run fail, and the others are made all the same."""
+    drawn = [
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=4",
+        "hydra.sweeper.n_jobs=1",
+        "hydra.sweeper.sampler.seed=1",
+    ]
+    assert sweep(*drawn, "precision=choice(fp32,tf32)") == cli.EXIT_USER_ERROR
+    ended = [status for _, status in attempts(here)]
+    assert len(ended) == 4
+    assert set(ended) == {"FAILED", "FINISHED"}
+    assert "1 of 2 jobs finished" in capsys.readouterr().err  # of four trials two were drawn again
+
+
+def test_a_value_that_is_given_twice(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one job, and counts as one."""
+    assert sweep("seed=0,0") == 0
+    assert "1 of 1 jobs done" in capsys.readouterr().out
+    assert len(attempts(here)) == 1
+
+
+def test_a_sweep_goes_on_in_its_own_store(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With another store, here that of another folder, it is refused: half of it would be missing in each."""
+    assert sweep("seed=0") == 0
+    folder = only_sweep(here)
+    (here / "elsewhere").mkdir()
+    os.chdir(here / "elsewhere")
+    assert sweep("seed=0,1", f"resume_sweep={folder}") == cli.EXIT_USER_ERROR
+    assert "start it where it was started" in capsys.readouterr().err
+    assert list((here / "elsewhere").iterdir()) == []
+
+
+def test_jobs_in_deeper_folders(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A subdir of one's own may have slashes: the jobs are counted, compared, and not run twice."""
+    deeper = "hydra.sweep.subdir=jobs/${hydra.job.num}"
+    assert sweep("seed=0,1", deeper) == 0
+    assert "2 of 2 jobs done" in capsys.readouterr().out
+    assert len(run_folders(only_sweep(here))) == 2
+    assert sweep("seed=0,1", deeper, f"resume_sweep={only_sweep(here).name}") == 0
+    assert len(list(only_sweep(here).glob("jobs/*/summary.json"))) == 2
 
 
 def test_optuna_optimises_the_recipes_metric(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from tests.sweep.gated import wait_until
 
 
 def state(status: str, wall_s: float | None = None) -> JobState:
-    return JobState(Path("nowhere"), "job", "job", 0.0, status, wall_s)
+    return JobState(Path("nowhere"), ("job",), "job", 0.0, status, wall_s)
 
 
 DONE, FAILED, RUNNING = state("FINISHED", 60.0), state("FAILED", 1.0), state("RUNNING")
@@ -67,7 +67,7 @@ def test_progress_line(states: list[JobState], total: int | None, together: int,
         ([DONE], 5, 2, 120.0),
         ([state("FINISHED", 30.0), state("FINISHED", 90.0)], 5, 1, 180.0),
         ([DONE, FAILED], 5, 1, 180.0),  # a failed job is over, and was no measure of the others
-        ([DONE, state("KILLED", 500.0)], 5, 1, 180.0),
+        ([DONE, state("KILLED", 500.0)], 5, 1, 240.0),  # a killed job is to be run again
         ([DONE, HALF, HALF], 5, 2, 90.0),
         ([DONE, DONE], 2, 1, 0.0),
         ([DONE, DONE, DONE], 2, 1, 0.0),  # more than were asked for leave no negative time

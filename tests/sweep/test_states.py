@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.sweep.states import JobState, attempts, finished_run, latest, note_start, read_summary
+from runner.sweep.states import JobState, also_known_as, attempts, finished_run, latest, note_start, read_summary
 from tests.sweep.folders import job_in, trains
 
 
@@ -20,7 +20,7 @@ def test_attempts_are_told_by_their_folders(tmp_path: Path) -> None:
     (tmp_path / "compare").mkdir()
     (tmp_path / "sweep.json").write_text("{}")
     found = attempts(tmp_path)
-    assert [(state.name, state.status, state.wall_s) for state in found] == [
+    assert [(state.names[0], state.status, state.wall_s) for state in found] == [
         ("seed=0", "FINISHED", 2.5),
         ("seed=10", "RUNNING", None),
         ("seed=2", "FAILED", 4.0),
@@ -43,7 +43,7 @@ def test_a_note_is_whole_or_not_there(tmp_path: Path) -> None:
     note_start(tmp_path, "seed=0 device=cpu", "seed=0", 12.5)
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
     assert json.loads((tmp_path / "job.json").read_text()) == {
-        "job": "seed=0 device=cpu",
+        "names": ["seed=0 device=cpu"],
         "shown": "seed=0",
         "started_at": 12.5,
     }
@@ -61,13 +61,13 @@ def test_a_note_is_whole_or_not_there(tmp_path: Path) -> None:
 )
 def test_which_attempt_counts(statuses: list[str], counts: int) -> None:
     """Of several attempts at a job the one that finished, or else the last."""
-    found = [JobState(Path(str(n)), "seed=0", "seed=0", float(n), status) for n, status in enumerate(statuses)]
+    found = [JobState(Path(str(n)), ("seed=0",), "seed=0", float(n), status) for n, status in enumerate(statuses)]
     assert latest(found, None) == [found[counts]]
 
 
 def test_jobs_that_are_no_longer_asked_for_do_not_count() -> None:
     """A sweep that goes on with other seeds does not answer for the old ones; a sweeper that draws names all."""
-    found = [JobState(Path(name), name, name, 0.0, "FAILED") for name in ("seed=0", "seed=1")]
+    found = [JobState(Path(name), (name,), name, 0.0, "FAILED") for name in ("seed=0", "seed=1")]
     assert latest(found, ("seed=1", "seed=2")) == [found[1]]
     assert latest(found, ()) == []
     assert latest(found, None) == found
@@ -103,3 +103,14 @@ def test_a_job_that_was_done_is_found_by_what_it_is(tmp_path: Path) -> None:
 def test_no_summary_is_an_empty_one(tmp_path: Path) -> None:
     """A run that is still going on has said nothing."""
     assert read_summary(tmp_path) == {}
+
+
+def test_another_wording_of_a_job_counts_as_well(tmp_path: Path) -> None:
+    """One folder may be what several jobs come to: each of them is done, by whichever name it is asked for."""
+    folder = job_in(tmp_path, "0", "seed=0", 1.0, status="FINISHED", wall_s=2.0)
+    also_known_as(folder, "seed=0 setup=one")
+    also_known_as(folder, "seed=0 setup=one")
+    (state,) = attempts(tmp_path)
+    assert state.names == ("seed=0", "seed=0 setup=one")
+    assert latest([state], ("seed=0", "seed=0 setup=one", "seed=1")) == [state, state]
+    assert latest([state], ("seed=0 setup=one",)) == [state]

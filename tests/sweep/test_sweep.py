@@ -77,7 +77,11 @@ def test_a_parent_run_is_opened_closed_and_opened_again(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path / "s")
     card = parent_card(tracking, tmp_path / "s", ("seed", "device"))
     assert card.run_name == "sweep · seed × device"
-    assert parent_card(tracking, tmp_path / "s", ("other",)) == card
+    resumed = parent_card(tracking, tmp_path / "s", ("seed", "device"))
+    assert resumed == card
+    assert parent_card(tracking, tmp_path / "s", ("other",)).run_name == "sweep · other"  # a command of more values
+    with pytest.raises(UserError, match="start it where it was started"):
+        parent_card(Tracking(TrackerName.none), tmp_path / "s", ("seed",))
     client = MlflowClient(uri)
     parent = ParentRun(card, sweep, uri)
     run_id = parent.open()
