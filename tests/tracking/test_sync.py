@@ -80,10 +80,14 @@ def test_a_sweep_stands_before_its_jobs(here: Path) -> None:
 
 
 def test_the_store_is_the_one_that_runs_were_logged_to(here: Path) -> None:
-    """Unless another one is given."""
+    """Unless another one is given; a database that was moved away is not made anew where nobody looks for it."""
+    store = f"sqlite:///{here / 'x.db'}"
     for name in ("0", "1"):
-        run_in(here / "s" / name, store="sqlite:////tmp/x.db")
-    assert store_for(here / "s", None) == "sqlite:////tmp/x.db"
+        run_in(here / "s" / name, store=store)
+    with pytest.raises(UserError, match=r"x\.db, which is not there: say where to with --tracking-uri"):
+        store_for(here / "s", None)
+    (here / "x.db").touch()
+    assert store_for(here / "s", None) == store
     assert store_for(here / "s", GONE) == GONE
 
 
@@ -296,7 +300,7 @@ def test_wrong_input_is_one_sentence(
     typed: list[str], named: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each ends with exit code 2 and one line that names what is wrong; nothing is made, and no card is changed."""
-    run_in(here / "run", store=f"sqlite:///{here}/x-store/mlflow.db")
+    run_in(here / "run", store=f"sqlite:///{here}/there.db")
     run_in(here / "none")
     run_in(here / "secret", store="http://***@host")
     run_in(here / "away", store=GONE)
@@ -316,4 +320,3 @@ def test_wrong_input_is_one_sentence(
     for part in named:
         assert part in line
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
-    assert not list(here.glob("*-store"))
