@@ -17,8 +17,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from runner import cli
-from runner.compose import compose
 from runner.compare.from_folders import run_folders
+from runner.compose import compose
 from runner.errors import UserError
 from runner.sweep import command
 from runner.sweep.alive import is_held
