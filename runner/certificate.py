@@ -14,6 +14,7 @@ from runner.choices import EquivalenceMode, OptimizerName
 from runner.plan import Plan
 from runner.schedule import lr_multiplier
 from runner.schema import Config
+from runner.sync_words import sync_sentence
 
 #: What a difference costs a run: nothing, the word "equivalent", or comparability itself.
 _FREE, _COMPARABLE, NOT_COMPARABLE = "equivalent", "comparable", "not comparable"
@@ -77,8 +78,9 @@ def _recipe(setup: Setup) -> str:
     return f"{recipe.get('name')} {hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def _workers_that_sync(setup: Setup) -> bool:
-    return setup.plan.world_size > 1 and setup.plan.k > 1  # one worker has nobody to drift from
+def _steps_alone(setup: Setup) -> bool:
+    """Whether there are local phases; one worker has nobody to drift from."""
+    return setup.plan.world_size > 1 and not setup.config.sync.averages_gradients_always
 
 
 def _data_order(setup: Setup) -> str:
@@ -87,7 +89,7 @@ def _data_order(setup: Setup) -> str:
 
 
 def _loss(setup: Setup) -> str:
-    return "sum ÷ worker's count" if _workers_that_sync(setup) else "sum ÷ global count"
+    return "sum ÷ worker's count" if _steps_alone(setup) else "sum ÷ global count"
 
 
 def _lr_curve(setup: Setup) -> list[float]:
@@ -129,7 +131,7 @@ def _clipping(setup: Setup) -> str:
 def _clipping_scope(setup: Setup) -> str:
     if setup.config.optimizer.clip_norm is None:
         return "none"
-    return "each worker" if _workers_that_sync(setup) else "global batch"
+    return "each worker" if _steps_alone(setup) else "global batch"
 
 
 def _evaluation(setup: Setup) -> str:
@@ -142,10 +144,9 @@ def _evaluation(setup: Setup) -> str:
 
 
 def _sync(setup: Setup) -> str:
-    if not _workers_that_sync(setup):
+    if setup.plan.world_size == 1:
         return "every step"
-    # Workers that step alone are not indifferent to which samples are theirs.
-    return f"every {setup.plan.k} steps{', dealt by length' if setup.config.batch.length_sorted else ''}"
+    return sync_sentence(setup.config.sync, setup.config.batch.length_sorted)
 
 
 def _dropout(setup: Setup) -> str:

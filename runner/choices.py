@@ -39,6 +39,26 @@ class PrecisionName(str, enum.Enum):
 
 class SyncPolicyName(str, enum.Enum):
     periodic = "periodic"
+    outer = "outer"
+    accumulated = "accumulated"
+    gradients = "gradients"
+
+
+class Average(str, enum.Enum):
+    weights = "weights"
+    weights_and_moments = "weights_and_moments"
+
+
+class SyncSchedule(str, enum.Enum):
+    constant = "constant"
+    post_local = "post_local"
+    qsr = "qsr"
+
+
+class Compress(str, enum.Enum):
+    none = "none"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class ScalingRule(str, enum.Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 from collections.abc import Iterable
 
 
@@ -12,6 +13,21 @@ class UserError(Exception):
     The message is one sentence that names the setting, its value and the mend. The command line prints it without
     a traceback and exits with 2; a sweep marks the job as failed and goes on.
     """
+
+
+def require(ok: bool, setting: str, value: object, rule: str) -> None:
+    """Refuse a setting's value unless it is `ok`; `rule` says why, or what it must be. Raises UserError."""
+    if not ok:
+        raise UserError(f"{setting}={_shown(value)} cannot be: {rule}")
+
+
+def _shown(value: object) -> str:
+    """As one writes it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.name if isinstance(value, enum.Enum) else str(value)
 
 
 def first_line(error: BaseException) -> str:

@@ -10,13 +10,15 @@ from functools import lru_cache
 
 from runner.building import EXPERIMENT_KEYS, build_recipe
 from runner.certificate import Certificate, Setup, certify
-from runner.choices import BatchMode, Goal, PrecisionName
+from runner.choices import BatchMode, Goal, PrecisionName, SyncSchedule
 from runner.errors import UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
 from runner.plain import to_plain
 from runner.plan import Plan, make_plan
 from runner.recipe import DataFacts, Recipe
 from runner.schema import Config, Precision
+from runner.sync_schedule import sync_steps
+from runner.sync_words import sync_words
 from runner.versions import library_versions
 from runner.world import external_world_size
 
@@ -49,7 +51,9 @@ class Experiment:
         parts = [self.placement.label]
         if plan.accumulation_steps > 1:
             parts.append(f"acc={plan.accumulation_steps}")
-        if plan.k > 1:
+        if plan.world_size > 1:
+            parts += sync_words(self.config.sync)
+        elif plan.k > 1:
             parts.append(f"k={plan.k}")
         if self.config.precision.name is not PrecisionName.fp32:
             parts.append(self.config.precision.name.name)
@@ -79,13 +83,7 @@ def prepare(config: Config) -> Experiment:
             f"set evaluation.goal={'min' if lower_is_better else 'max'}"
         )
     plan = plan_for(config, facts.train_samples, placement.workers)
-    if plan.world_size > 1 and config.evaluation.every_steps is not None and config.evaluation.every_steps % plan.k:
-        below = config.evaluation.every_steps // plan.k * plan.k
-        near = [size for size in (below, below + plan.k) if size]
-        raise UserError(
-            f"evaluation.every_steps={config.evaluation.every_steps} is no multiple of sync.k={plan.k}, and "
-            f"replicas are equal only right after a synchronisation: use {' or '.join(map(str, near))}"
-        )
+    check_local_phases(config, plan)
     setup = Setup(
         config=config,
         plan=plan,
@@ -96,6 +94,26 @@ def prepare(config: Config) -> Experiment:
         versions=library_versions(placement.device_type),
     )
     return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)))
+
+
+def check_local_phases(config: Config, plan: Plan) -> None:
+    """Refuse what the plan's numbers leave no room for between synchronisations. Raises UserError."""
+    every = config.evaluation.every_steps
+    if plan.world_size == 1:
+        return
+    if plan.k > plan.optimizer_steps:
+        raise UserError(
+            f"sync.k={plan.k} is more than the {plan.optimizer_steps} optimizer steps of this run, whose workers would "
+            f"never meet before its end: set sync.k={plan.optimizer_steps} or less"
+        )
+    sync_steps(plan, config.sync, config.schedule)
+    if every is not None and every % plan.k and config.sync.schedule is SyncSchedule.constant:
+        below = every // plan.k * plan.k
+        near = [size for size in (below, below + plan.k) if size]
+        raise UserError(
+            f"evaluation.every_steps={every} is no multiple of sync.k={plan.k}, and "
+            f"replicas are equal only right after a synchronisation: use {' or '.join(map(str, near))}"
+        )
 
 
 @lru_cache(maxsize=8)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the other name's, if it comes later
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from runner.backends import Backend
@@ -24,14 +25,14 @@ from runner.evaluate import evaluate
 from runner.exact import DropoutStreams
 from runner.ledger import Ledger, LedgerError
 from runner.meter import Meter
-from runner.optim import LearningRate, build_optimizer
+from runner.optim import LearningRate
 from runner.plan import Plan
 from runner.plan.steps import Step
 from runner.precision import Precision
 from runner.recipe import Batch, Prepared, Recipe, label_counts
 from runner.schema import Config
 from runner.seeds import random_state, restore_random_state
-from runner.sync import SyncPolicy
+from runner.sync import StepFacts, SyncPolicy
 
 #: Receives (optimizer step, metrics); called on rank 0 only.
 Log = Callable[[int, dict[str, float]], None]
@@ -51,17 +52,18 @@ class Loop:
         recipe: Recipe,
         prepared: Prepared,
         model: nn.Module,
+        optimizer: Optimizer,
         policy: SyncPolicy,
         backend: Backend,
         precision: Precision,
         dropout: DropoutStreams,
         log: Log,
     ) -> None:
-        """`model`: already on the device, compiled if asked for; `policy`: built around it."""
+        """`model`: already on the device, compiled if asked for; `optimizer`, `policy`: built around it."""
         self.config, self.plan, self.recipe, self.prepared = config, plan, recipe, prepared
         self.model, self.policy, self.backend, self.precision = model, policy, backend, precision
         self._dropout, self._log = dropout, log
-        self.optimizer = build_optimizer(config.optimizer, model, plan.lr, fused=not backend.compiles)
+        self.optimizer = optimizer
         self.scaler = precision.scaler()
         self.learning_rate = LearningRate(plan, config.schedule)
         lengths = np.asarray(prepared.train.column("length"))
@@ -71,10 +73,12 @@ class Loop:
         self.ledger = Ledger()
         self.meter = Meter(backend)
         self.compilations = CompilationWatch(backend)
+        #: What rank 0 has logged of each synchronisation that ended a local phase.
+        self.synchronisations: list[dict[str, float | None]] = []
         self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
-        #: Whether all replicas are equal now; this worker's samples in the latest step, and whether it was skipped.
+        #: Whether common weights were reached just now; this worker's samples in the latest step; if it was skipped.
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)
         self.last_skipped = False
@@ -83,6 +87,7 @@ class Loop:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._evaluation_due = False
         self._evaluated_at: int | None = None
+        self._stalled_before = 0.0
 
     def train(self, until: int | None = None) -> None:
         """Train up to optimizer step `until` (default: the plan's end), or until patience runs out."""
@@ -101,9 +106,10 @@ class Loop:
 
     def finish(self) -> None:
         """Make all replicas equal, evaluate them, and close the books."""
-        self.policy.finish()
+        changed = self.policy.finish()
         self.flush()
-        if self._evaluated_at != self.optimizer_step:
+        self._log_synchronisations()
+        if changed or self._evaluated_at != self.optimizer_step:
             self._evaluate()
         self.close_ledger()
 
@@ -131,19 +137,22 @@ class Loop:
 
         The host does not wait for the device in it, but for what a sync policy and the fp16 scaler have to know.
         """
-        epoch, policy = self.order.epoch, self.policy
+        epoch, policy, meter = self.order.epoch, self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
         lr = self.learning_rate.apply(self.optimizer, samples_seen)
         share = np.concatenate(ids)
         local_count = int(self._counts[share].sum())
         global_count = int(self._counts[self.order.epoch_permutation(epoch)[step.start : step.stop]].sum())
-        divisor = policy.loss_divisor(local_count, global_count)
+        facts = StepFacts(self.optimizer_step, local_count, global_count, lr)
+        divisor = policy.loss_divisor(facts)
         step_loss = torch.zeros((), dtype=self._parameters[0].dtype, device=self.backend.device)
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
         skipped = False
         trained: list[np.ndarray] = []
 
+        meter.begin("data")
         for number, (rows, batch) in enumerate(micro_batches, start=1):
+            meter.begin("forward")
             if number > 1:
                 self.backend.mark_step()
             trained.append(rows[rows != FILLER])
@@ -151,23 +160,30 @@ class Loop:
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
                 with self.backend.forward_pass(), self.precision.autocast(), dropout:
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
+                meter.begin("backward")
                 self.scaler.scale(loss_sum / self.backend.number(divisor, loss_sum.dtype)).backward()
             step_loss += loss_sum.detach()
             step_count += count
-        if policy.takes_part(local_count):
-            policy.before_optimizer_step()
+            meter.begin("data")
+        if policy.takes_part(facts):
+            meter.begin("communication")
+            policy.before_optimizer_step(facts)
+            meter.begin("optimizer")
             skipped = self._optimizer_step()
         self.optimizer.zero_grad(set_to_none=True)
         self.backend.mark_step()
+        meter.begin("other")
 
         self.last_samples, self.last_skipped = np.concatenate(trained), skipped
         self.ledger.record(step.t, self.last_samples, skipped)
-        synchronised = policy.after_step(self.optimizer_step, local_count, global_count)
+        meter.begin("communication")
+        synchronised = policy.after_step(facts)
         self.optimizer_step += 1
         if synchronised and self.scaler.is_enabled():
             self.scaler.update(policy.agree_on_scale(self.scaler.get_scale()))
+        meter.begin("other")
         seen = samples_seen + step.samples
-        self.meter.add(self.optimizer_step, step_loss, step_count, global_count, lr, step.samples, seen)
+        meter.add(self.optimizer_step, step_loss, step_count, global_count, lr, step.samples, seen)
         self.synchronised = synchronised
         self.compilations.after_step(self.optimizer_step, batch)
 
@@ -191,19 +207,24 @@ class Loop:
         every = self.config.evaluation.every_steps
         if self.order.t == 0 if every is None else self.optimizer_step % every == 0:
             self._evaluation_due = True
-        if self._evaluation_due and self.synchronised:
+        ended = self.optimizer_step == self.plan.optimizer_steps  # `finish` may have something to add to the weights
+        if self._evaluation_due and self.synchronised and not ended:
             self.flush()
             self._evaluate()
 
     def flush(self) -> None:
         """Reduce and log the losses of the steps since the last time. A collective."""
-        records = self.meter.reduce()
+        stats = self.policy.stats()
+        stalled = (stats.stall_seconds or 0.0) if self.policy.communicates_in_backward else 0.0
+        records = self.meter.reduce(stalled - self._stalled_before)
+        self._stalled_before = stalled
         for record in records:
             if record.counted != record.planned:
                 self._fail_ledger(
                     f"optimizer step {record.step}: the recipe counted {record.counted} loss terms where "
                     f"{record.planned} were planned"
                 )
+        self._log_synchronisations()
         if self.backend.rank != 0 or not records:
             return
         for record in records:
@@ -211,31 +232,45 @@ class Loop:
                 record.step,
                 {"train/loss": record.loss, "train/lr": record.lr, "train/samples_seen": record.samples_seen},
             )
-        stats = self.policy.stats()
         speed = {"train/samples_per_s": self.meter.samples_per_s} if self.meter.samples_per_s else {}
-        communication = {"comm/bytes": stats.bytes, "comm/seconds": stats.seconds}
+        communication = {
+            "comm/bytes": stats.bytes,
+            "comm/seconds": stats.seconds,
+            "comm/stall_seconds": stats.stall_seconds,
+        }
         compiled = self.compilations.total()
         compiling = {"compile/count": compiled.count, "compile/seconds": compiled.seconds} if compiled else {}
-        known = {name: value for name, value in {**speed, **communication, **compiling}.items() if value is not None}
-        self._log(records[-1].step, known)
+        phases = {f"step/{phase}_s": seconds for phase, seconds in self.meter.step_seconds.items()}
+        self._log(records[-1].step, _known({**speed, **communication, **compiling, **phases}))
+
+    def _log_synchronisations(self) -> None:
+        """Log what local phases came to, on rank 0."""
+        records = self.policy.take_records()
+        if self.backend.rank != 0:
+            return
+        for record in records:
+            told = record.told()
+            self.synchronisations.append(told)
+            self._log(record.step, _known({f"sync/{name}": value for name, value in told.items()}))
 
     def _evaluate(self) -> None:
         self.meter.pause()
         random = self.backend.random_state()
-        self.eval_metrics = evaluate(
-            self.recipe,
-            self.prepared,
-            self.model,
-            self.backend,
-            self.precision,
-            self.config.evaluation.micro_batch,
-            self.config.device.length_buckets,
-        )
+        with self.policy.common_weights():
+            self.eval_metrics = evaluate(
+                self.recipe,
+                self.prepared,
+                self.model,
+                self.backend,
+                self.precision,
+                self.config.evaluation.micro_batch,
+                self.config.device.length_buckets,
+            )
+            self.best.update(self.optimizer_step, self.eval_metrics, self.model)
         self.backend.restore_random_state(random)  # evaluating more or less often must not change training
         self.compilations.after_evaluation()
         self._evaluation_due = False
         self._evaluated_at = self.optimizer_step
-        self.best.update(self.optimizer_step, self.eval_metrics, self.model)
         if self.backend.rank == 0:
             self._log(self.optimizer_step, {f"eval/{name}": value for name, value in self.eval_metrics.items()})
         self.meter.resume()
@@ -295,3 +330,7 @@ class Loop:
         self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
         restore_random_state(state["random"])
         self.backend.restore_random_state(state["device_random"])
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}

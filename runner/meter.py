@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.step_clock import PHASES, StepClock
 
 #: Seconds between two reductions that the meter aims at: often enough to watch, too rare to slow training down.
 TARGET_SECONDS = 1.0
@@ -54,6 +55,11 @@ class Meter:
         self._stretch = 1
         self._mark: float | None = None
         self._compile_seconds = 0.0
+        self._clock = StepClock(backend)
+        self._phase_totals = dict.fromkeys(PHASES, 0.0)
+        self._phase_steps = 0
+        #: Seconds of an optimizer step by phase, over the latest stretch; empty where the device has no phases.
+        self.step_seconds: dict[str, float] = {}
         self.loss_total = 0.0
         self.count_total = 0
         self.timed_samples = 0
@@ -77,6 +83,17 @@ class Meter:
         """
         self._pending.append(_Pending(step, loss_sum, counted, global_count, lr, samples, samples_seen))
 
+    def begin(self, phase: str) -> None:
+        """From here on time belongs to this phase of a step."""
+        self._clock.begin(phase)
+
+    @property
+    def mean_step_seconds(self) -> dict[str, float] | None:
+        """Seconds of an optimizer step by phase, over all timed steps; None where there is nothing to tell."""
+        if not self._phase_steps:
+            return None
+        return {phase: total / self._phase_steps for phase, total in self._phase_totals.items()}
+
     @property
     def full(self) -> bool:
         return len(self._pending) >= self._stretch
@@ -87,18 +104,28 @@ class Meter:
 
     def resume(self) -> None:
         self._compiling_since_last()
+        self._clock.begin("other")
+        self._backend.synchronize()
+        self._clock.drain()
         self._mark = time.perf_counter()
 
-    def reduce(self) -> list[StepRecord]:
-        """The steps since the last reduction, over all workers. A collective."""
+    def reduce(self, stalled: float = 0.0) -> list[StepRecord]:
+        """The steps since the last reduction, over all workers. A collective.
+
+        `stalled`: seconds of them in which the backward pass waited for communication.
+        """
         if not self._pending:
             return []
         pending, self._pending = self._pending, []
+        self._clock.begin("other")
         self._backend.synchronize()
         now = time.perf_counter()
         compiling = self._compiling_since_last()
         elapsed = now - self._mark - compiling if self._mark is not None and self._backend.rank == 0 else 0.0
-        self._mark = now
+        timed, self._mark = self._mark is not None, now
+        phases = self._clock.drain()
+        if timed:
+            self._note_phases(phases, stalled, len(pending))
         clock = torch.tensor(elapsed, dtype=torch.float64)
         reduced = self._backend.sum_numbers([*(p.loss_sum for p in pending), *(p.counted for p in pending), clock])
         losses, counted, seconds = reduced[: len(pending)], reduced[len(pending) : -1], reduced[-1]
@@ -114,6 +141,17 @@ class Meter:
             StepRecord(p.step, loss / max(p.count, 1), p.lr, p.samples_seen, int(terms), p.count)
             for p, loss, terms in zip(pending, losses, counted, strict=True)
         ]
+
+    def _note_phases(self, seconds: dict[str, float], stalled: float, steps: int) -> None:
+        if not seconds:
+            return
+        stalled = min(max(stalled, 0.0), seconds["backward"])
+        seconds["backward"] -= stalled
+        seconds["communication"] += stalled
+        self.step_seconds = {phase: spent / steps for phase, spent in seconds.items()}
+        self._phase_steps += steps
+        for phase, spent in seconds.items():
+            self._phase_totals[phase] += spent
 
     def _compiling_since_last(self) -> float:
         """Seconds, which belong to a run's beginning, whenever a program is met for the first time."""

@@ -11,8 +11,9 @@ from runner import accelerate
 from runner.certificate import Certificate
 from runner.choices import ScalingRule
 from runner.experiment import Experiment
-from runner.plan import Plan, equivalent_micro_batches
+from runner.plan import equivalent_micro_batches
 from runner.schema import Config
+from runner.sync_words import window_words
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:
@@ -64,7 +65,7 @@ def _plan(experiment: Experiment) -> Table:
     table.add_row(
         "sync window",
         f"{plan.sync_window:,}",
-        _sync_window(plan),
+        window_words(plan, config.sync, config.schedule),
     )
     table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
     table.add_row(
@@ -78,12 +79,6 @@ def _plan(experiment: Experiment) -> Table:
         "precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}"
     )
     return table
-
-
-def _sync_window(plan: Plan) -> str:
-    if plan.world_size == 1:
-        return "one worker: nothing to synchronise"
-    return "synchronous: every step" if plan.k == 1 else f"samples between two averages, every k = {plan.k} steps"
 
 
 def _learning_rate(experiment: Experiment) -> str:

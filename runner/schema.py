@@ -10,7 +10,6 @@ The allowed values themselves are in `runner/choices.py`.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import math
 import typing
@@ -21,7 +20,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from runner.choices import (
     AccumulationMode,
+    Average,
     BatchMode,
+    Compress,
     DeviceKind,
     EquivalenceMode,
     Goal,
@@ -33,20 +34,11 @@ from runner.choices import (
     ScalingRule,
     ScheduleName,
     SyncPolicyName,
+    SyncSchedule,
     TrackerName,
 )
-from runner.errors import UserError
-
-
-def _require(ok: bool, setting: str, value: object, rule: str) -> None:
-    if not ok:
-        raise UserError(f"{setting}={_shown(value)} cannot be: {rule}")
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return value.name if isinstance(value, enum.Enum) else str(value)
+from runner.errors import require
+from runner.sync_rules import check_sync
 
 
 @dataclass(frozen=True)
@@ -65,8 +57,8 @@ class Device:
     length_buckets: list[int] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "it must be at least 1")
-        _require(
+        require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "it must be at least 1")
+        require(
             self.length_buckets is None or (len(self.length_buckets) > 0 and min(self.length_buckets) >= 1),
             "device.length_buckets",
             self.length_buckets,
@@ -89,8 +81,8 @@ class Batch:
             ("global_batch", "micro_batch") if self.mode is BatchMode.fixed_global else ("micro_batch", "global_batch")
         )
         size = getattr(self, given)
-        _require(size is not None and size >= 1, f"batch.{given}", size, "it must be at least 1 sample")
-        _require(
+        require(size is not None and size >= 1, f"batch.{given}", size, "it must be at least 1 sample")
+        require(
             getattr(self, derived) is None,
             f"batch.{derived}",
             getattr(self, derived),
@@ -111,8 +103,8 @@ class Accumulation:
         fixed = self.mode is AccumulationMode.fixed
         given, other = ("steps", "max_micro_batch") if fixed else ("max_micro_batch", "steps")
         value = getattr(self, given)
-        _require(value is not None and value >= 1, f"accumulation.{given}", value, "it must be at least 1")
-        _require(
+        require(value is not None and value >= 1, f"accumulation.{given}", value, "it must be at least 1")
+        require(
             getattr(self, other) is None,
             f"accumulation.{other}",
             getattr(self, other),
@@ -130,13 +122,43 @@ class Precision:
 
 @dataclass(frozen=True)
 class Sync:
-    """When and how replicas are brought together. `k`: optimizer steps between two synchronisations."""
+    """When and how replicas are brought together. `k`: optimizer steps between two synchronisations, at the least.
+
+    `average`: whether the optimizer's moments are averaged like the weights. `schedule`: of the local phases' length;
+    `synchronous_share`: share of the samples that `post_local` trains on fully synchronously; `qsr_alpha`: the learning
+    rate, times the root of a length, below which `qsr` makes phases longer than `k`. `compress`: the numbers' form on
+    the way. `overlap`: an average travels while the next `delay` optimizer steps run. `outer_*`: the outer SGD, whose
+    pseudo-gradient `outer_per_lr` divides by the learning rate.
+    """
 
     policy: SyncPolicyName = MISSING
     k: int = MISSING
+    average: Average = Average.weights
+    schedule: SyncSchedule = SyncSchedule.constant
+    synchronous_share: float | None = None
+    qsr_alpha: float | None = None
+    compress: Compress = Compress.none
+    overlap: bool = False
+    delay: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    outer_nesterov: bool | None = None
+    outer_per_lr: bool | None = None
+
+    @property
+    def averages_gradients_always(self) -> bool:
+        """Whether this is fully synchronous training from the first step to the last."""
+        return self.k == 1 and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
+
+    @property
+    def steps_travelled(self) -> int:
+        """Optimizer steps that run while an average travels; 0: none, everybody waits for it."""
+        if not self.overlap:
+            return 0
+        return self.delay if self.delay is not None else -(-self.k // 2)
 
     def __post_init__(self) -> None:
-        _require(self.k >= 1, "sync.k", self.k, "it must be at least 1 optimizer step (1 = fully synchronous)")
+        check_sync(self)
 
 
 @dataclass(frozen=True)
@@ -148,7 +170,7 @@ class Scaling:
     reference_batch: int = MISSING
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.reference_batch >= 1,
             "scaling.reference_batch",
             self.reference_batch,
@@ -170,9 +192,9 @@ class Optimizer:
     nesterov: bool | None = None
 
     def __post_init__(self) -> None:
-        _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "it must be above 0, and finite")
-        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "it must not be negative")
-        _require(
+        require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "it must be above 0, and finite")
+        require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "it must not be negative")
+        require(
             self.clip_norm is None or self.clip_norm > 0,
             "optimizer.clip_norm",
             self.clip_norm,
@@ -181,9 +203,9 @@ class Optimizer:
         adamw = self.name is OptimizerName.adamw
         for name in ("momentum", "nesterov") if adamw else ("betas", "eps"):
             value = getattr(self, name)
-            _require(value is None, f"optimizer.{name}", value, f"optimizer={self.name.name} has no such setting")
+            require(value is None, f"optimizer.{name}", value, f"optimizer={self.name.name} has no such setting")
         for name in ("betas", "eps") if adamw else ("momentum", "nesterov"):
-            _require(
+            require(
                 getattr(self, name) is not None,
                 f"optimizer.{name}",
                 None,
@@ -193,17 +215,17 @@ class Optimizer:
             assert self.betas is not None
             assert self.eps is not None
             ok = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-            _require(ok, "optimizer.betas", self.betas, "it must be two numbers of at least 0 and below 1")
-            _require(self.eps > 0, "optimizer.eps", self.eps, "it must be above 0")
+            require(ok, "optimizer.betas", self.betas, "it must be two numbers of at least 0 and below 1")
+            require(self.eps > 0, "optimizer.eps", self.eps, "it must be above 0")
         else:
             assert self.momentum is not None
-            _require(
+            require(
                 0 <= self.momentum < 1,
                 "optimizer.momentum",
                 self.momentum,
                 "it must be at least 0 and below 1",
             )
-            _require(
+            require(
                 not self.nesterov or self.momentum > 0,
                 "optimizer.nesterov",
                 True,
@@ -219,7 +241,7 @@ class Schedule:
     warmup_share: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 <= self.warmup_share < 1,
             "schedule.warmup_share",
             self.warmup_share,
@@ -245,20 +267,20 @@ class Evaluation:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.every_steps is None or self.every_steps >= 1,
             "evaluation.every_steps",
             self.every_steps,
             "it must be at least 1 optimizer step, or null for once an epoch",
         )
-        _require(self.micro_batch >= 1, "evaluation.micro_batch", self.micro_batch, "it must be at least 1 sample")
-        _require(
+        require(self.micro_batch >= 1, "evaluation.micro_batch", self.micro_batch, "it must be at least 1 sample")
+        require(
             self.patience is None or self.patience >= 1,
             "evaluation.patience",
             self.patience,
             "it must be at least 1 evaluation, or null for no early stop",
         )
-        _require(self.min_delta >= 0, "evaluation.min_delta", self.min_delta, "it must not be negative")
+        require(self.min_delta >= 0, "evaluation.min_delta", self.min_delta, "it must not be negative")
 
 
 @dataclass(frozen=True)
@@ -272,7 +294,7 @@ class Tracking:
     log_model: bool = False
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             bool(self.experiment.strip()),
             "tracking.experiment",
             repr(self.experiment),
@@ -280,8 +302,8 @@ class Tracking:
         )
         if self.kind is TrackerName.none:
             rule = "tracking=none logs to the run's folder only; choose tracking=mlflow for it"
-            _require(self.uri is None, "tracking.uri", "…", rule)
-            _require(not self.log_model, "tracking.log_model", True, rule)
+            require(self.uri is None, "tracking.uri", "…", rule)
+            require(not self.log_model, "tracking.log_model", True, rule)
 
 
 @dataclass(frozen=True)
@@ -321,21 +343,27 @@ class Config:
 
     def __post_init__(self) -> None:
         # torch and NumPy take 32-bit seeds; seed + epoch must fit as well.
-        _require(0 <= self.seed < 2**31, "seed", self.seed, "it must be at least 0 and below 2147483648")
-        _require(self.epochs >= 1, "epochs", self.epochs, "it must be at least 1")
-        _require(
+        require(0 <= self.seed < 2**31, "seed", self.seed, "it must be at least 0 and below 2147483648")
+        require(self.epochs >= 1, "epochs", self.epochs, "it must be at least 1")
+        require(
             self.max_steps is None or self.max_steps >= 1,
             "max_steps",
             self.max_steps,
             "it must be at least 1 optimizer step, or null for whole epochs",
         )
+        separate = self.sync.policy is SyncPolicyName.gradients and self.sync.k > 1
+        rule = "workers' loss scales move apart between synchronisations of gradients: use precision=bf16 or fp32"
+        require(not (separate and self.precision.name is PrecisionName.fp16), "sync.policy", self.sync.policy, rule)
+        rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
+        moments = self.sync.average is Average.weights_and_moments
+        require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
         if self.equivalence.mode is EquivalenceMode.exact:
             for name, why in (
                 ("compile", "a compiled model draws its dropout inside the compiled program"),
                 ("gradient_checkpointing", "activations are recomputed where their dropout can no longer be known"),
             ):
                 rule = f"{why}, and equivalence=exact has to choose it; leave one of the two out"
-                _require(not getattr(self, name), name, "true", rule)
+                require(not getattr(self, name), name, "true", rule)
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from runner.exact import check_model, exact_streams, standard_streams
 from runner.loop import Log, Loop
 from runner.machine import describe_machine
 from runner.moving import moved
+from runner.optim import build_optimizer
 from runner.placement import available_cores
 from runner.plain import from_plain, to_plain
 from runner.plan import Plan
@@ -38,6 +39,7 @@ from runner.recipe import DataFacts, Prepared, Recipe
 from runner.schema import Config
 from runner.seeds import set_seed, worker_seed
 from runner.sync import build_sync_policy
+from runner.sync.telemetry import sync_summary
 from runner.tracking.metrics_log import MetricsLog
 
 
@@ -164,12 +166,13 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     if exact:
         check_model(recipe, prepared, model, backend.eager_device)
     model = moved(model, backend.device)
-    policy = build_sync_policy(config.sync, model, backend)
+    optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused=not backend.compiles)
+    policy = build_sync_policy(config, job.plan, model, optimizer, backend)
     own_seed = worker_seed(config.seed, backend.rank)
     set_seed(own_seed)
     backend.seed(own_seed)
     dropout = exact_streams(config.seed) if exact else standard_streams
-    return Loop(config, job.plan, recipe, prepared, model, policy, backend, precision, dropout, log)
+    return Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
 
 
 def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
@@ -240,6 +243,9 @@ def _results(loop: Loop, job: Job) -> dict[str, Any]:
         "synchronisations": stats.synchronisations,
         "comm_bytes": stats.bytes,
         "comm_s": stats.seconds,
+        "comm_stall_s": stats.stall_seconds,
+        "sync": sync_summary(loop.synchronisations),
+        "step_s": meter.mean_step_seconds,
         "compilations": dataclasses.asdict(compiled) if compiled is not None else None,
         "train_loss": meter.loss_total / max(meter.count_total, 1),
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,11 +34,19 @@ class Backend(Protocol):
     #: Where a computation can be tried once without compiling it: the device itself, or the CPU.
     eager_device: torch.device
 
-    #: Whether whole steps are compiled, anew for every new shape: torch's fused kernels are not for such a device.
+    #: Whether whole steps are compiled, anew for every new shape: torch's fused kernels are not for such a device, and
+    #: two tensors never share their memory.
     compiles: bool
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum `tensor`, on the device, over all workers, in place; returns it."""
+        ...
+
+    def start_all_reduce(self, tensor: Tensor, beside: bool) -> Callable[[], float | None]:
+        """Start to sum `tensor`, on the device, in place; what is returned waits for it and says its seconds.
+
+        `beside`: other collectives and compute go on meanwhile, where the device can. None where seconds are unknown.
+        """
         ...
 
     def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
@@ -53,11 +61,14 @@ class Backend(Protocol):
         """Rank 0's JSON-ready value, on every worker."""
         ...
 
-    def data_parallel(self, model: nn.Module) -> nn.Module:
-        """The model wrapped so that backward averages gradients over workers; itself where the next method does."""
+    def data_parallel(self, model: nn.Module, wire: torch.dtype | None) -> nn.Module:
+        """The model wrapped so that backward averages gradients over workers; itself where the next method does.
+
+        `wire`: the dtype in which they travel, None for their own.
+        """
         ...
 
-    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def average_gradients(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
         """Average gradients over workers after the last backward pass, unless the wrapper has done so already."""
         ...
 
@@ -79,6 +90,14 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done what came before `mark_step`: a clock read afterwards means something."""
+        ...
+
+    def stamp(self) -> Any:
+        """The device's time when it will have come to this point; None where that is no point in time."""
+        ...
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Between two stamps, once the device has been waited for."""
         ...
 
     def compilations(self) -> Compilations | None:

@@ -8,8 +8,9 @@ import gc
 import json
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.backends.protocol import Compilations
@@ -25,6 +27,8 @@ from runner.recipe import Batch
 #: How long workers wait for each other. One of them tokenises a whole data set while the others wait; a worker that
 #: dies is noticed by the launcher, at once.
 _TIMEOUT = datetime.timedelta(hours=2)
+
+_COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
 
 @contextlib.contextmanager
@@ -60,6 +64,7 @@ class TorchBackend:
         else:
             self.device = torch.device("cpu")
         self.eager_device = self.device
+        self._beside: dist.ProcessGroup | None = None
         with _quiet_gloo():
             dist.init_process_group(
                 "nccl" if device_type == "cuda" else "gloo",
@@ -74,6 +79,28 @@ class TorchBackend:
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def start_all_reduce(self, tensor: Tensor, beside: bool) -> Callable[[], float | None]:
+        if beside and self._beside is None:
+            # A group of its own: within one, nccl would let every small collective wait for this large one.
+            self._beside = dist.new_group(timeout=_TIMEOUT)
+        self.synchronize()
+        start, ended = time.perf_counter(), list[float]()
+        work = dist.all_reduce(tensor, group=self._beside if beside else None, async_op=True)
+        on_cpu = self.device.type == "cpu"
+        if beside and on_cpu:
+            work.get_future().add_done_callback(lambda _: ended.append(time.perf_counter()))
+
+        def wait() -> float | None:
+            work.wait()
+            self.synchronize()
+            now = time.perf_counter()
+            if not beside:
+                return now - start
+            # When a GPU was done with it the host does not learn.
+            return (ended[0] if ended else now) - start if on_cpu else None
+
+        return wait
 
     def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
         together = torch.stack([number.to(self.device, torch.float64) for number in numbers])
@@ -106,7 +133,7 @@ class TorchBackend:
         dist.broadcast(data, src=0)
         return json.loads(bytes(data.cpu().numpy()))
 
-    def data_parallel(self, model: nn.Module) -> nn.Module:
+    def data_parallel(self, model: nn.Module, wire: torch.dtype | None) -> nn.Module:
         if self.world_size == 1:
             return model
         ids = [self.local_rank] if self.device.type == "cuda" else None
@@ -114,9 +141,16 @@ class TorchBackend:
         with warnings.catch_warnings():
             # torch 2.13 announces another name for this, and says to stay with the old one for exactly this use.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+            wrapped = DistributedDataParallel(
+                model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+        if wire is not None:
+            hook = _COMPRESS_HOOKS[wire]
+            # Under its own name torch refuses bf16 anywhere but on nccl, which is not all that can sum it.
+            wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
+        return wrapped
 
-    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def average_gradients(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
         pass  # DistributedDataParallel has, while backward went on
 
     def feed(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -135,6 +169,18 @@ class TorchBackend:
 
     def mark_step(self) -> None:
         pass  # what is asked of these devices is done at once
+
+    def stamp(self) -> Any:
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        if self.device.type == "cpu":
+            return float(end - start)
+        return float(start.elapsed_time(end)) / 1000
 
     def compilations(self) -> Compilations | None:
         return None

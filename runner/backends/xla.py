@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,19 @@ class XlaBackend:
             self._all_reduce(tensor)
         return tensor
 
+    def start_all_reduce(self, tensor: Tensor, beside: bool) -> Callable[[], float | None]:
+        # On a TPU this is a part of the program, which runs while the host records the next; elsewhere it waits.
+        self.mark_step()
+        self.synchronize()
+        start = time.perf_counter()
+        self.all_reduce(tensor)
+        self.mark_step()
+        if beside:
+            return lambda: None
+        self.synchronize()
+        seconds = time.perf_counter() - start
+        return lambda: seconds
+
     def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
         return self._host.sum_numbers(self._fetched(numbers))
 
@@ -159,18 +173,21 @@ class XlaBackend:
     def share(self, value: Any) -> Any:
         return self._host.share(value)
 
-    def data_parallel(self, model: nn.Module) -> nn.Module:
+    def data_parallel(self, model: nn.Module, wire: torch.dtype | None) -> nn.Module:
         return model
 
     @torch.no_grad()
-    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def average_gradients(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
         if self.world_size == 1:
             return
         # Workers whose rows are of another length are in another program by now. What follows is the same for all:
         # how a TPU would take to one collective in two programs, nobody could try.
         self.mark_step()
         gradients = [p.grad for p in parameters if p.grad is not None]
-        flat = self.all_reduce(_flatten_dense_tensors(gradients)).div_(self.world_size)
+        flat = _flatten_dense_tensors(gradients)
+        flat = flat.div(self.world_size).to(wire) if wire is not None else flat
+        flat = self.all_reduce(flat)
+        flat = flat.to(gradients[0].dtype) if wire is not None else flat.div_(self.world_size)
         for gradient, average in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
             gradient.copy_(average)
 
@@ -211,6 +228,12 @@ class XlaBackend:
         from torch_xla.core import xla_model
 
         xla_model.wait_device_ops()
+
+    def stamp(self) -> Any:
+        return None  # a step is one program
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        raise AssertionError("there are no stamps")
 
     def compilations(self) -> Compilations | None:
         from torch_xla.debug import metrics

@@ -51,7 +51,7 @@ class Plan:
         """Samples seen by all workers when `step` optimizer steps are done."""
         return samples_before(step, self.samples_per_epoch, self.global_batch, self.drop_last)
 
-    def steps_for(self, samples: int) -> int:
+    def steps_for(self, samples: float) -> int:
         """The fewest optimizer steps that see at least `samples` samples."""
         return bisect.bisect_left(range(self.optimizer_steps), samples, key=self.samples_before)
 

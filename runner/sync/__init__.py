@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.optim import Optimizer
 
 from runner.backends import Backend
-from runner.schema import Sync
-from runner.sync.periodic import PeriodicAveraging
-from runner.sync.protocol import SyncPolicy, SyncStats
+from runner.choices import Average, SyncPolicyName
+from runner.plan import Plan
+from runner.schema import Config, Sync
+from runner.sync.accumulated import Accumulated
+from runner.sync.gradients import PeriodicGradients
+from runner.sync.local_updates import LocalUpdates
+from runner.sync.moments import Moments
+from runner.sync.outer import Assign, OuterSgd, Rule
+from runner.sync.post_local import PostLocal
+from runner.sync.protocol import StepFacts, SyncPolicy, SyncStats
 from runner.sync.synchronous import Synchronous
+from runner.sync.telemetry import SyncRecord
+from runner.sync.wire import Wire, wire_dtype
+from runner.sync_schedule import SyncSteps, sync_steps
 
-__all__ = ["PeriodicAveraging", "SyncPolicy", "SyncStats", "Synchronous", "build_sync_policy"]
+__all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_policy"]
 
 
-def build_sync_policy(config: Sync, model: nn.Module, backend: Backend) -> SyncPolicy:
+def build_sync_policy(
+    config: Config, plan: Plan, model: nn.Module, optimizer: Optimizer, backend: Backend
+) -> SyncPolicy:
     """The policy that a configuration names. One worker has nobody to synchronise with and is always synchronous."""
-    if config.k == 1 or backend.world_size == 1:
-        return Synchronous(model, backend)
-    return PeriodicAveraging(model, backend, config.k)
+    sync, steps = config.sync, sync_steps(plan, config.sync, config.schedule)
+
+    def local() -> SyncPolicy:
+        return _local(sync, steps, model, optimizer, backend)
+
+    if steps.first_local == 0:
+        return local()
+    synchronous = Synchronous(model, backend, wire_dtype(sync.compress))
+    if steps.first_local >= plan.optimizer_steps:
+        return synchronous
+    return PostLocal(synchronous, local, steps.first_local)
+
+
+def _local(sync: Sync, steps: SyncSteps, model: nn.Module, optimizer: Optimizer, backend: Backend) -> SyncPolicy:
+    """The policy of local phases."""
+    wire = Wire(backend, sync.compress)
+    if sync.policy is SyncPolicyName.gradients:
+        return PeriodicGradients(model, backend, wire, steps.due)
+    if sync.policy is SyncPolicyName.accumulated:
+        return Accumulated(model, backend, wire, steps.due, sync.steps_travelled)
+    moments = None
+    if sync.average is Average.weights_and_moments:
+        moments = Moments(optimizer, [p for p in model.parameters() if p.requires_grad])
+    return LocalUpdates(model, backend, wire, steps.due, _rule(sync), sync.steps_travelled, moments)
+
+
+def _rule(sync: Sync) -> Rule:
+    if sync.policy is SyncPolicyName.periodic:
+        return Assign()
+    assert sync.outer_lr is not None
+    assert sync.outer_momentum is not None
+    return OuterSgd(sync.outer_lr, sync.outer_momentum, bool(sync.outer_nesterov), bool(sync.outer_per_lr))

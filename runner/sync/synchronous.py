@@ -5,30 +5,37 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.backends import Backend
-from runner.sync.protocol import SyncStats
+from runner.sync.protocol import StepFacts, SyncStats
+from runner.sync.telemetry import SyncRecord
 
 
 class Synchronous:
-    """k = 1: through torch's DistributedDataParallel during the last backward pass of a step, or right after it."""
+    """k = 1: through torch's DistributedDataParallel during the last backward pass of a step, or right after it.
 
-    def __init__(self, model: nn.Module, backend: Backend) -> None:
-        self._backend = backend
-        self.forward_model = backend.data_parallel(model)
+    `wire`: the dtype in which gradients travel, None for their own.
+    """
+
+    communicates_in_backward = True
+
+    def __init__(self, model: nn.Module, backend: Backend, wire: torch.dtype | None = None) -> None:
+        self._backend, self._wire = backend, wire
+        self.forward_model = backend.data_parallel(model, wire)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if isinstance(self.forward_model, DistributedDataParallel):
             # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
             self.forward_model._set_ddp_runtime_logging_sample_rate(10)
-        self._gradient_bytes = sum(p.numel() * p.element_size() for p in self._parameters)
+        self._gradient_bytes = sum(p.numel() * (wire.itemsize if wire else p.element_size()) for p in self._parameters)
         self._steps = 0
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
-    def loss_divisor(self, local_count: int, global_count: int) -> float:
+    def loss_divisor(self, facts: StepFacts) -> float:
         # Gradients are averaged over workers; a sum over the global batch divided by its count is wanted.
-        return max(global_count, 1) / self._backend.world_size
+        return max(facts.global_count, 1) / self._backend.world_size
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
         model = self.forward_model
@@ -36,33 +43,45 @@ class Synchronous:
             return nullcontext()
         return model.no_sync()
 
-    def takes_part(self, local_count: int) -> bool:
+    def takes_part(self, facts: StepFacts) -> bool:
         return True  # gradients are common, and so is the step
 
-    def before_optimizer_step(self) -> None:
-        self._backend.average_gradients(self._parameters)
+    def before_optimizer_step(self, facts: StepFacts) -> None:
+        self._backend.average_gradients(self._parameters, self._wire)
 
-    def after_step(self, step: int, local_count: int, global_count: int) -> bool:
+    def after_step(self, facts: StepFacts) -> bool:
         self._steps += 1
         return True
 
-    def finish(self) -> None:
-        pass
+    def common_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def finish(self) -> bool:
+        return False
 
     def agree_on_scale(self, scale: float) -> float:
         return scale  # equal everywhere: it follows from common gradients
 
     def stats(self) -> SyncStats:
         if self._backend.world_size == 1:
-            return SyncStats(0, 0, 0.0)
+            return SyncStats(0, 0, 0.0, 0.0)
         if self._final_stats is not None:
             return self._final_stats
         if not isinstance(self.forward_model, DistributedDataParallel):
-            return SyncStats(self._steps, self._steps * self._gradient_bytes, None)
+            return SyncStats(self._steps, self._steps * self._gradient_bytes, None, None)
         # torch's own timers, in nanoseconds, averaged over the steps it sampled.
         timing = self.forward_model._get_ddp_logging_data()
-        mean = timing.get("avg_backward_comm_time", 0) / 1e9
-        return SyncStats(self._steps, self._steps * self._gradient_bytes, self._steps * mean)
+        under_way = timing.get("avg_backward_comm_time", 0) / 1e9
+        beside_compute = timing.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
+        return SyncStats(
+            self._steps,
+            self._steps * self._gradient_bytes,
+            self._steps * under_way,
+            self._steps * max(under_way - beside_compute, 0.0),
+        )
+
+    def take_records(self) -> list[SyncRecord]:
+        return []  # every step alike, and no replica drifts
 
     def close(self) -> None:
         if isinstance(self.forward_model, DistributedDataParallel):

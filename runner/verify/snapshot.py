@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runner.loop import Loop
+from runner.sync_words import sync_words
 
 #: By name, in the model's order; on the CPU.
 Tensors = dict[str, Tensor]
@@ -86,6 +87,7 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
         samples = torch.cat(loop.backend.gather_rows(torch.from_numpy(loop.last_samples)))
         metrics = {name: value for at, logged in log if at == step for name, value in logged.items()}
         log.clear()
+        weights, replicas = _common(loop)
         yield Snapshot(
             step=step,
             samples=np.sort(samples.numpy()),
@@ -94,12 +96,20 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
             skipped=loop.last_skipped,
             gradients=dict(gradients),
             gradients_of=_gradients_of(loop),
-            weights=_weights(loop) if loop.synchronised else {},
-            replicas=_replicas(loop) if loop.synchronised else None,
+            weights=weights,
+            replicas=replicas,
         )
     loop.close_ledger()
     loop.policy.finish()  # with k > 1 the last steps may not have been brought together yet
     yield _weights_only(loop, steps)
+
+
+def _common(loop: Loop) -> tuple[Tensors, str | None]:
+    """Common weights, and a replica that has others, where workers have just reached some. A collective."""
+    if not loop.synchronised:
+        return {}, None
+    with loop.policy.common_weights():
+        return _weights(loop), _replicas(loop)
 
 
 def _weights_only(loop: Loop, step: int) -> Snapshot:
@@ -109,8 +119,10 @@ def _weights_only(loop: Loop, step: int) -> Snapshot:
 
 def _gradients_of(loop: Loop) -> str:
     """Workers that step alone have gradients of their own share."""
-    n, k = loop.backend.world_size, loop.plan.k
-    return "the global batch" if n == 1 or k == 1 else f"worker 0 of {n}, k = {k}"
+    n, sync = loop.backend.world_size, loop.config.sync
+    if n == 1 or sync.averages_gradients_always:
+        return "the global batch"
+    return f"worker 0 of {n}, {', '.join(sync_words(sync))}"
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+"""Updates that are collected before anybody moves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.backends import Backend
+from runner.sync.books import smallest
+from runner.sync.exchange import Exchange
+from runner.sync.outer import Assign
+from runner.sync.protocol import StepFacts, SyncStats
+from runner.sync.replica import Replica
+from runner.sync.telemetry import SyncRecord
+from runner.sync.window import Window
+from runner.sync.wire import Wire
+
+
+class Accumulated:
+    """What accumulation does with gradients, done with updates.
+
+    Every worker's optimizer turns each batch into an update, as in local SGD, but the weights stay the common ones: the
+    updates are added up, and after the steps `due` their mean over workers, weighted by loss terms, is applied. (If
+    workers moved by their updates in between, this would be `LocalUpdates`: the two averages are the same sum.)
+
+    `delay`: optimizer steps that run while an average travels; 0: everybody waits.
+    """
+
+    communicates_in_backward = False
+
+    def __init__(self, model: nn.Module, backend: Backend, wire: Wire, due: Collection[int], delay: int = 0) -> None:
+        self.forward_model = model
+        self._backend, self._due, self._delay = backend, due, delay
+        self._replica = Replica(model, backend)
+        self._exchange = Exchange(backend, wire, self._replica.weights_end, self._replica.tail)
+        self._window = Window()
+        self._updates = torch.zeros_like(self._replica.pack())
+        self._payload = torch.zeros_like(self._updates) if delay else self._updates
+        if delay:
+            wire.open()
+
+    def loss_divisor(self, facts: StepFacts) -> float:
+        return max(facts.local_count, 1)
+
+    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def takes_part(self, facts: StepFacts) -> bool:
+        return facts.local_count > 0
+
+    def before_optimizer_step(self, facts: StepFacts) -> None:
+        pass
+
+    def after_step(self, facts: StepFacts) -> bool:
+        self._window.add(facts)
+        if facts.local_count > 0:
+            self._collect()
+        since = self._exchange.departed_after
+        arrived = since is not None and facts.step == since + self._delay
+        if arrived:
+            self._arrive()
+        if facts.step in self._due:
+            self._depart()
+            if not self._delay:
+                self._arrive()
+                arrived = True
+        return arrived
+
+    def finish(self) -> bool:
+        changed = False
+        if self._exchange.departed_after is not None:
+            self._arrive()
+            changed = True
+        if self._window.steps:
+            self._depart()
+            self._arrive()
+            changed = True
+        return changed
+
+    @torch.no_grad()
+    def _collect(self) -> None:
+        """Take the update just made off the weights."""
+        end = self._replica.weights_end
+        weights, common = self._replica.pack()[:end], self._replica.common[0]
+        self._updates[:end].add_(weights).sub_(common)
+        weights.copy_(common)
+        self._replica.unpack()
+        self._backend.mark_step()
+
+    @torch.no_grad()
+    def _depart(self) -> None:
+        # Running statistics are no sums of updates; they go on by themselves, and are averaged as they are.
+        start, state = self._replica.weights_end, self._replica.state()
+        self._updates[start : len(state)].copy_(state[start:]).sub_(self._replica.common[1])
+        if self._payload is not self._updates:
+            self._payload.copy_(self._updates)
+            self._updates.zero_()
+        self._exchange.depart(self._payload, self._window, self._replica.length, wait=not self._delay)
+        self._window = Window()
+
+    @torch.no_grad()
+    def _arrive(self) -> None:
+        mean, window = self._exchange.arrive()
+        self._replica.move_common(Assign(), mean, window.mean_lr)
+        mean.zero_()
+        self._replica.take_common(self._replica.pack())
+        self._replica.unpack()
+        self._backend.mark_step()
+
+    def common_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # nobody has any other
+
+    def agree_on_scale(self, scale: float) -> float:
+        return smallest(scale, self._backend)
+
+    def stats(self) -> SyncStats:
+        return self._exchange.books.stats
+
+    def take_records(self) -> list[SyncRecord]:
+        return self._exchange.books.take()
+
+    def close(self) -> None:
+        self._replica.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "exchange": self._exchange.state_dict(),
+            "window": self._window.as_plain(),
+            "common": self._replica.common,
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._exchange.load_state_dict(state["exchange"], self._payload)
+        self._window = Window(**state["window"])
+        self._replica.load_common(state["common"])
+        self._updates.copy_(state["updates"])
