@@ -203,7 +203,7 @@ class Loop:
             self.flush()
             self.first_step_at = time.time()
         elif self.synchronised and self.meter.full:
-            self.flush()
+            self.flush(wait=not self.policy.overlaps)
         every = self.config.evaluation.every_steps
         if self.order.t == 0 if every is None else self.optimizer_step % every == 0:
             self._evaluation_due = True
@@ -212,11 +212,14 @@ class Loop:
             self.flush()
             self._evaluate()
 
-    def flush(self) -> None:
-        """Reduce and log the losses of the steps since the last time. A collective."""
+    def flush(self, wait: bool = True) -> None:
+        """Reduce and log the losses of the steps since the last time. A collective.
+
+        `wait`: otherwise they may come with the next flush, and no worker has to wait for another.
+        """
         stats = self.policy.stats()
         stalled = (stats.stall_seconds or 0.0) if self.policy.communicates_in_backward else 0.0
-        records = self.meter.reduce(stalled - self._stalled_before)
+        records = self.meter.reduce(stalled - self._stalled_before, wait)
         self._stalled_before = stalled
         for record in records:
             if record.counted != record.planned:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +54,7 @@ class Meter:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._pending: list[_Pending] = []
+        self._under_way: deque[tuple[list[_Pending], Callable[[], list[float]]]] = deque()
         self._stretch = 1
         self._mark: float | None = None
         self._compile_seconds = 0.0
@@ -109,13 +112,20 @@ class Meter:
         self._clock.drain()
         self._mark = time.perf_counter()
 
-    def reduce(self, stalled: float = 0.0) -> list[StepRecord]:
+    def reduce(self, stalled: float = 0.0, wait: bool = True) -> list[StepRecord]:
         """The steps since the last reduction, over all workers. A collective.
 
-        `stalled`: seconds of them in which the backward pass waited for communication.
+        `stalled`: seconds of them in which the backward pass waited for communication. `wait`: for the workers that are
+        behind; otherwise these steps come with the next reduction, and what comes now are those of the last one.
         """
-        if not self._pending:
-            return []
+        if self._pending:
+            self._begin(stalled, wait)
+        records = []
+        while len(self._under_way) > (0 if wait else 1):
+            records += self._end(*self._under_way.popleft())
+        return records
+
+    def _begin(self, stalled: float, wait: bool) -> None:
         pending, self._pending = self._pending, []
         self._clock.begin("other")
         self._backend.synchronize()
@@ -127,7 +137,15 @@ class Meter:
         if timed:
             self._note_phases(phases, stalled, len(pending))
         clock = torch.tensor(elapsed, dtype=torch.float64)
-        reduced = self._backend.sum_numbers([*(p.loss_sum for p in pending), *(p.counted for p in pending), clock])
+        numbers = [*(p.loss_sum for p in pending), *(p.counted for p in pending), clock]
+        if wait:
+            summed = self._backend.sum_numbers(numbers)
+            self._under_way.append((pending, lambda: summed))
+        else:
+            self._under_way.append((pending, self._backend.start_sum_numbers(numbers)))
+
+    def _end(self, pending: list[_Pending], result: Callable[[], list[float]]) -> list[StepRecord]:
+        reduced = result()
         losses, counted, seconds = reduced[: len(pending)], reduced[len(pending) : -1], reduced[-1]
         if seconds > 0:
             samples = sum(p.samples for p in pending)
@@ -162,6 +180,7 @@ class Meter:
 
     def state_dict(self) -> dict[str, float]:
         assert not self._pending, "reduce first: pending losses are not part of the state"
+        assert not self._under_way, "and wait for them"
         return {"loss_total": self.loss_total, "count_total": self.count_total}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -53,6 +53,10 @@ class Backend(Protocol):
         """Each of these scalars, on the device or the CPU, summed over all workers in fp64. Waits for the device."""
         ...
 
+    def start_sum_numbers(self, numbers: Sequence[Tensor]) -> Callable[[], list[float]]:
+        """`sum_numbers` without making the workers wait for each other, where the device can; wait by the call."""
+        ...
+
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
         """Every worker's rows on the CPU, by rank; the number of rows may differ from worker to worker."""
         ...

@@ -106,6 +106,16 @@ class TorchBackend:
         together = torch.stack([number.to(self.device, torch.float64) for number in numbers])
         return list(self.all_reduce(together).tolist())
 
+    def start_sum_numbers(self, numbers: Sequence[Tensor]) -> Callable[[], list[float]]:
+        together = torch.stack([number.to(self.device, torch.float64) for number in numbers])
+        wait = self.start_all_reduce(together, beside=True)
+
+        def result() -> list[float]:
+            wait()
+            return list(together.tolist())
+
+        return result
+
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
         if self.world_size == 1:
             return [rows.cpu()]

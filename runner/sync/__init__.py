@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -13,12 +15,13 @@ from runner.sync.accumulated import Accumulated
 from runner.sync.gradients import PeriodicGradients
 from runner.sync.local_updates import LocalUpdates
 from runner.sync.moments import Moments
-from runner.sync.outer import Assign, OuterSgd, Rule
+from runner.sync.outer import Assign, OuterSgd
 from runner.sync.post_local import PostLocal
 from runner.sync.protocol import StepFacts, SyncPolicy, SyncStats
+from runner.sync.replica import MakeRule
 from runner.sync.synchronous import Synchronous
 from runner.sync.telemetry import SyncRecord
-from runner.sync.wire import Wire, wire_dtype
+from runner.sync.wire import wire_dtype
 from runner.sync_schedule import SyncSteps, sync_steps
 
 __all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_policy"]
@@ -43,20 +46,25 @@ def build_sync_policy(
 
 def _local(sync: Sync, steps: SyncSteps, model: nn.Module, optimizer: Optimizer, backend: Backend) -> SyncPolicy:
     """The policy of local phases."""
-    wire = Wire(backend, sync.compress)
     if sync.policy is SyncPolicyName.gradients:
-        return PeriodicGradients(model, backend, wire, steps.due)
+        return PeriodicGradients(model, backend, sync.compress, steps.due)
     if sync.policy is SyncPolicyName.accumulated:
-        return Accumulated(model, backend, wire, steps.due, sync.steps_travelled)
+        return Accumulated(model, backend, sync.compress, steps.due, sync.steps_travelled)
     moments = None
     if sync.average is Average.weights_and_moments:
         moments = Moments(optimizer, [p for p in model.parameters() if p.requires_grad])
-    return LocalUpdates(model, backend, wire, steps.due, _rule(sync), sync.steps_travelled, moments)
+    return LocalUpdates(model, backend, sync.compress, steps.due, _rule(sync), sync.steps_travelled, moments)
 
 
-def _rule(sync: Sync) -> Rule:
+def _rule(sync: Sync) -> MakeRule:
     if sync.policy is SyncPolicyName.periodic:
-        return Assign()
+        return Assign
     assert sync.outer_lr is not None
     assert sync.outer_momentum is not None
-    return OuterSgd(sync.outer_lr, sync.outer_momentum, bool(sync.outer_nesterov), bool(sync.outer_per_lr))
+    return functools.partial(
+        OuterSgd,
+        lr=sync.outer_lr,
+        momentum=sync.outer_momentum,
+        nesterov=bool(sync.outer_nesterov),
+        per_lr=bool(sync.outer_per_lr),
+    )

@@ -7,17 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.backends import Backend
+from runner.choices import Compress
 from runner.sync.books import smallest
 from runner.sync.exchange import Exchange
+from runner.sync.flat import parts
 from runner.sync.outer import Assign
 from runner.sync.protocol import StepFacts, SyncStats
 from runner.sync.replica import Replica
 from runner.sync.telemetry import SyncRecord
 from runner.sync.window import Window
-from runner.sync.wire import Wire
 
 
 class Accumulated:
@@ -32,16 +33,19 @@ class Accumulated:
 
     communicates_in_backward = False
 
-    def __init__(self, model: nn.Module, backend: Backend, wire: Wire, due: Collection[int], delay: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Backend, compress: Compress, due: Collection[int], delay: int = 0
+    ) -> None:
         self.forward_model = model
         self._backend, self._due, self._delay = backend, due, delay
-        self._replica = Replica(model, backend)
-        self._exchange = Exchange(backend, wire, self._replica.weights_end, self._replica.tail)
+        self._replica = Replica(model, backend, Assign)
+        self._exchange = Exchange(backend, compress, self._replica, beside=delay > 0)
         self._window = Window()
-        self._updates = torch.zeros_like(self._replica.pack())
-        self._payload = torch.zeros_like(self._updates) if delay else self._updates
-        if delay:
-            wire.open()
+        self._updates = torch.zeros_like(self._replica.rule.weights)
+
+    @property
+    def overlaps(self) -> bool:
+        return self._delay > 0
 
     def loss_divisor(self, facts: StepFacts) -> float:
         return max(facts.local_count, 1)
@@ -59,8 +63,7 @@ class Accumulated:
         self._window.add(facts)
         if facts.local_count > 0:
             self._collect()
-        since = self._exchange.departed_after
-        arrived = since is not None and facts.step == since + self._delay
+        arrived = self._exchange.departed_after == facts.step - self._delay
         if arrived:
             self._arrive()
         if facts.step in self._due:
@@ -84,31 +87,31 @@ class Accumulated:
     @torch.no_grad()
     def _collect(self) -> None:
         """Take the update just made off the weights."""
-        end = self._replica.weights_end
-        weights, common = self._replica.pack()[:end], self._replica.common[0]
-        self._updates[:end].add_(weights).sub_(common)
-        weights.copy_(common)
+        weights = self._replica.pack()
+        for part in parts(0, self._replica.weights_end, weights.device):
+            common = self._replica.common(part)
+            self._updates[part].add_(weights[part]).sub_(common)
+            weights[part].copy_(common)
         self._replica.unpack()
         self._backend.mark_step()
 
     @torch.no_grad()
     def _depart(self) -> None:
-        # Running statistics are no sums of updates; they go on by themselves, and are averaged as they are.
-        start, state = self._replica.weights_end, self._replica.state()
-        self._updates[start : len(state)].copy_(state[start:]).sub_(self._replica.common[1])
-        if self._payload is not self._updates:
-            self._payload.copy_(self._updates)
-            self._updates.zero_()
-        self._exchange.depart(self._payload, self._window, self._replica.length, wait=not self._delay)
+        self._replica.pack()
+        self._exchange.depart(self._write, self._window, self._replica.length)
         self._window = Window()
+        self._updates.zero_()
+
+    def _write(self, part: slice, where: Tensor) -> None:
+        if part.start < self._replica.weights_end:
+            where.copy_(self._updates[part])
+        else:  # running statistics are no sums of updates: they go on by themselves, and are averaged as they are
+            self._replica.write_update(part, where)
 
     @torch.no_grad()
     def _arrive(self) -> None:
-        mean, window = self._exchange.arrive()
-        self._replica.move_common(Assign(), mean, window.mean_lr)
-        mean.zero_()
-        self._replica.take_common(self._replica.pack())
-        self._replica.unpack()
+        self._exchange.arrive(self._replica.receive)
+        self._replica.take_common()
         self._backend.mark_step()
 
     def common_weights(self) -> AbstractContextManager[Any]:
@@ -129,13 +132,13 @@ class Accumulated:
     def state_dict(self) -> dict[str, Any]:
         return {
             "exchange": self._exchange.state_dict(),
+            "replica": self._replica.state_dict(),
             "window": self._window.as_plain(),
-            "common": self._replica.common,
             "updates": self._updates,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._exchange.load_state_dict(state["exchange"], self._payload)
+        self._exchange.load_state_dict(state["exchange"])
+        self._replica.load_state_dict(state["replica"])
         self._window = Window(**state["window"])
-        self._replica.load_common(state["common"])
         self._updates.copy_(state["updates"])

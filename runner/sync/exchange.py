@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,16 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.choices import Compress
 from runner.sync.books import Books
-from runner.sync.telemetry import Spread, relative, slots, tell
+from runner.sync.flat import parts
+from runner.sync.replica import Replica
+from runner.sync.telemetry import Spread, slots, tell
 from runner.sync.window import Window
-from runner.sync.wire import Transfer, Wire, already_here
+from runner.sync.wire import Transfer, Wire
+
+#: Called with each part of a vector, and with where it is to be written, or what was received of it.
+Work = Callable[[slice, Tensor], None]
 
 
 @dataclass
@@ -23,16 +30,24 @@ class _Travelling:
 
 
 class Exchange:
-    """Averages vectors, one at a time, and books them.
+    """Averages one vector of a replica's layout at a time, and books it.
 
-    A vector ends with room for a few numbers, from `tail` on, by which drift is told; its first `measured` elements are
-    what it is told of.
+    The vector is made, weighted, compressed and taken apart again in parts that stay in the cache: memory is read once
+    where one operation after the other would read it five times. `beside`: it travels while training goes on.
     """
 
-    def __init__(self, backend: Backend, wire: Wire, measured: int, tail: int) -> None:
-        self._backend, self._wire, self._measured, self._tail = backend, wire, measured, tail
+    def __init__(self, backend: Backend, compress: Compress, replica: Replica, beside: bool) -> None:
+        memory = replica.pack()
+        self._backend, self._beside = backend, beside
+        self._wire = Wire(backend, compress, memory, in_place=not beside)
+        self._tail = slice(replica.tail, replica.tail + slots(backend.world_size))
+        device = memory.device
+        measured, rest = parts(0, replica.weights_end, device), parts(replica.weights_end, replica.tail, device)
+        self._parts = [*((part, True) for part in measured), *((part, False) for part in rest)]
         self._travelling: _Travelling | None = None
         self.books = Books()
+        if beside:
+            self._wire.open()
 
     @property
     def departed_after(self) -> int | None:
@@ -40,49 +55,57 @@ class Exchange:
         return self._travelling.window.last if self._travelling is not None else None
 
     @torch.no_grad()
-    def depart(self, vector: Tensor, window: Window, length: Tensor, wait: bool) -> None:
-        """Start to average `vector`, in place, over what `window` was; `length`: the norm that drift is a share of."""
+    def depart(self, write: Work, window: Window, length: Tensor) -> None:
+        """Start to average what `write` writes, over what `window` was; `length`: the norm that drift is a share of."""
         assert self._travelling is None
-        weight = self._backend.number(window.weight(self._backend.world_size), vector.dtype)
-        share = relative(vector[: self._measured], length)
-        vector[: self._tail].mul_(weight)
-        tell(self._slots(vector), self._backend.rank, weight, share)
-        self._travelling = _Travelling(self._wire.send(vector, wait), window, length)
+        weight = self._backend.number(window.weight(self._backend.world_size), length.dtype)
+        squared = torch.zeros_like(length)
+        for part, measured in self._parts:
+            numbers = self._wire.part(part)
+            write(part, numbers)
+            if measured:
+                squared += torch.dot(numbers, numbers)
+            self._wire.put(part, numbers.mul_(weight))
+        told = self._wire.part(self._tail)
+        tell(told, self._backend.rank, weight, squared.sqrt() / length)
+        self._wire.put(self._tail, told)
+        self._travelling = _Travelling(self._wire.send(wait=not self._beside), window, length)
 
     @torch.no_grad()
-    def arrive(self) -> tuple[Tensor, Window]:
-        """Wait for the average: the vector, and the window it is of."""
+    def arrive(self, read: Work) -> Window:
+        """Wait for the average, give it to `read`; the window it is of."""
         assert self._travelling is not None
         transfer, window, length = self._travelling.transfer, self._travelling.window, self._travelling.length
         self._travelling = None
         transfer.arrive()
-        vector = transfer.vector
-        spread = Spread(self._slots(vector).clone(), relative(vector[: self._measured], length))
+        told = self._wire.get(self._tail).clone()
+        squared = torch.zeros_like(length)
+        for part, measured in self._parts:
+            numbers = self._wire.get(part)
+            if measured:
+                squared += torch.dot(numbers, numbers)
+            read(part, numbers)
+        spread = Spread(told, squared.sqrt() / length)
         self.books.enter(transfer, window, drift_of=spread, cosine_of=spread)
-        return vector, window
-
-    def _slots(self, vector: Tensor) -> Tensor:
-        return vector[self._tail : self._tail + slots(self._backend.world_size)]
+        return window
 
     def state_dict(self) -> dict[str, Any]:
         """With what is under way, for which this waits."""
         there = None
         if self._travelling is not None:
-            transfer = self._travelling.transfer
-            transfer.arrive()
+            self._travelling.transfer.arrive()
             there = {
-                "vector": transfer.vector,
-                "bytes": transfer.bytes,
+                "vector": self._wire.buffer,
+                "bytes": self._travelling.transfer.bytes,
                 "window": self._travelling.window.as_plain(),
                 "length": self._travelling.length,
             }
         return {"books": self.books.state_dict(), "travelling": there}
 
-    def load_state_dict(self, state: dict[str, Any], vector: Tensor) -> None:
-        """`vector`: that is to hold what was under way, if anything was."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.books.load_state_dict(state["books"])
         self._travelling = None
         if (there := state["travelling"]) is not None:
-            vector.copy_(there["vector"])
-            transfer = already_here(vector, there["bytes"])
-            self._travelling = _Travelling(transfer, Window(**there["window"]), there["length"].to(vector.device))
+            self._wire.buffer.copy_(there["vector"])
+            window, length = Window(**there["window"]), there["length"].to(self._wire.buffer.device)
+            self._travelling = _Travelling(Transfer.ended(there["bytes"]), window, length)

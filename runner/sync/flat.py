@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 #: Elements to whose multiples each tensor begins: kernels read whole vector registers.
 _ALIGNMENT = 16
+
+#: Elements of a part on the CPU: few enough that its cache holds them from one operation to the next.
+_PART = 2**17
+
+
+def parts(start: int, stop: int, device: torch.device) -> Iterator[slice]:
+    """A range of a vector in the pieces in which it is best worked on."""
+    step = _PART if device.type == "cpu" else max(stop - start, 1)
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
 
 
 class FlatTensors:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
+from runner.choices import Compress
 from runner.sync.books import Books, smallest
 from runner.sync.flat import FlatTensors
 from runner.sync.protocol import StepFacts, SyncStats
@@ -28,10 +29,11 @@ class PeriodicGradients:
     """
 
     communicates_in_backward = False
+    overlaps = False
 
-    def __init__(self, model: nn.Module, backend: Backend, wire: Wire, due: Collection[int]) -> None:
+    def __init__(self, model: nn.Module, backend: Backend, compress: Compress, due: Collection[int]) -> None:
         self.forward_model = model
-        self._backend, self._wire, self._due = backend, wire, due
+        self._backend, self._due = backend, due
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._stride = -(-sum(p.numel() for p in self._parameters) // _SAMPLE)
@@ -39,6 +41,8 @@ class PeriodicGradients:
         room = torch.zeros(slots(backend.world_size), dtype=self._start.dtype, device=self._start.device)
         # The parameters and the sample lend their shapes only: gradients are new tensors in every step.
         self._flat = FlatTensors([*self._parameters, self._start, room, room], live=False)
+        self._whole = slice(0, len(self._flat.memory))
+        self._wire = Wire(backend, compress, self._flat.memory, in_place=True)
         self._steps = 0
         self._books = Books()
 
@@ -67,7 +71,10 @@ class PeriodicGradients:
         memory[: self._flat.bounds[-3]].mul_(weight)
         tell(told, self._backend.rank, weight, share)
         tell(told_of_sample, self._backend.rank, weight, share_of_sample)
-        transfer = self._wire.send(memory, wait=True)
+        self._wire.part(self._whole).copy_(memory)
+        self._wire.put(self._whole, self._wire.part(self._whole))
+        transfer = self._wire.send(wait=True)
+        memory.copy_(self._wire.get(self._whole))
         cosine_of = Spread(told.clone(), relative(memory[:end], one))
         self._books.enter(transfer, window, Spread(told_of_sample.clone(), relative(sample, length)), cosine_of)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):

@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from runner.backends import Backend
+from runner.choices import Compress
 from runner.sync.books import smallest
 from runner.sync.exchange import Exchange
 from runner.sync.moments import Moments
-from runner.sync.outer import Rule
+from runner.sync.outer import Assign
 from runner.sync.protocol import StepFacts, SyncStats
-from runner.sync.replica import Replica
+from runner.sync.replica import MakeRule, Replica
 from runner.sync.telemetry import SyncRecord
 from runner.sync.window import Window
-from runner.sync.wire import Wire
 
 
 class LocalUpdates:
     """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little"), and what others made of it.
 
     Every worker steps alone; after the steps `due`, and at the end, the updates of all workers since the last time are
-    averaged, weighted by the loss terms that each has trained on, and `rule` moves the common weights by the mean. To
+    averaged, weighted by the loss terms that each has trained on, and a rule moves the common weights by the mean. To
     assign the mean is local SGD itself.
 
     `delay`: optimizer steps that run while an average travels (Wang et al. 2020, "Overlap Local-SGD"): what they have
@@ -38,22 +38,23 @@ class LocalUpdates:
         self,
         model: nn.Module,
         backend: Backend,
-        wire: Wire,
+        compress: Compress,
         due: Collection[int],
-        rule: Rule,
+        make_rule: MakeRule = Assign,
         delay: int = 0,
         moments: Moments | None = None,
     ) -> None:
         self.forward_model = model
-        self._backend, self._due, self._rule, self._delay, self._moments = backend, due, rule, delay, moments
-        self._replica = Replica(model, backend, moments.tensors if moments is not None else [])
-        self._exchange = Exchange(backend, wire, self._replica.weights_end, self._replica.tail)
+        self._backend, self._due, self._delay, self._moments = backend, due, delay, moments
+        self._replica = Replica(model, backend, make_rule, moments.tensors if moments is not None else [])
+        self._exchange = Exchange(backend, compress, self._replica, beside=delay > 0)
         self._window = Window()
-        # What travels while the weights move on, and where they were when it left.
-        self._payload = torch.zeros_like(self._replica.pack()) if delay else None
+        #: Where the weights were when what is under way left.
         self._left_at = self._replica.state().clone() if delay else None
-        if delay:
-            wire.open()
+
+    @property
+    def overlaps(self) -> bool:
+        return self._delay > 0
 
     def loss_divisor(self, facts: StepFacts) -> float:
         return max(facts.local_count, 1)
@@ -69,15 +70,13 @@ class LocalUpdates:
 
     def after_step(self, facts: StepFacts) -> bool:
         self._window.add(facts)
-        since = self._exchange.departed_after
-        arrived = since is not None and facts.step == since + self._delay
+        arrived = self._exchange.departed_after == facts.step - self._delay
         if arrived:
             self._arrive()
         if facts.step in self._due:
-            if self._delay:
-                self._depart()
-            else:
-                self._meet()
+            self._depart()
+            if not self._delay:
+                self._arrive()
                 arrived = True
         return arrived
 
@@ -87,49 +86,31 @@ class LocalUpdates:
             self._arrive()
             changed = True
         if self._window.steps:
-            self._meet()
+            self._depart()
+            self._arrive()
             changed = True
         return changed
 
     @torch.no_grad()
-    def _meet(self) -> None:
-        """Average, and wait for it. The collective works on the memory of the weights itself."""
+    def _depart(self) -> None:
         if self._moments is not None:
             self._moments.collect()
-        replica = self._replica
-        vector = replica.pack()
-        replica.subtract_common(vector)
-        self._exchange.depart(vector, self._window, replica.length, wait=True)
-        self._window = Window()
-        _, window = self._exchange.arrive()
-        replica.move_common(self._rule, vector, window.mean_lr)
-        replica.take_common(vector)
-        replica.unpack()
-        if self._moments is not None:
-            self._moments.note_steps(window.last + 1)
-        self._backend.mark_step()
-
-    @torch.no_grad()
-    def _depart(self) -> None:
-        assert self._payload is not None
-        assert self._left_at is not None
         state = self._replica.state()
-        self._left_at.copy_(state)
-        self._payload[: len(state)].copy_(state)
-        self._replica.subtract_common(self._payload)
-        self._exchange.depart(self._payload, self._window, self._replica.length, wait=False)
+        if self._left_at is not None:
+            self._left_at.copy_(state)
+        self._exchange.depart(self._replica.write_update, self._window, self._replica.length)
         self._window = Window()
 
     @torch.no_grad()
     def _arrive(self) -> None:
-        assert self._left_at is not None
-        mean, window = self._exchange.arrive()
         replica = self._replica
-        replica.move_common(self._rule, mean, window.mean_lr)
-        state = replica.state()
-        state.sub_(self._left_at)
-        replica.add_common(state)
-        replica.unpack()
+        if self._delay:
+            replica.pack()
+        window = self._exchange.arrive(replica.receive)
+        replica.rule.step(window.mean_lr)
+        replica.take_common(self._left_at)
+        if self._moments is not None:
+            self._moments.note_steps(window.last + 1)
         self._backend.mark_step()
 
     @contextmanager
@@ -155,18 +136,14 @@ class LocalUpdates:
     def state_dict(self) -> dict[str, Any]:
         return {
             "exchange": self._exchange.state_dict(),
+            "replica": self._replica.state_dict(),
             "window": self._window.as_plain(),
-            "common": self._replica.common,
             "left_at": self._left_at,
-            "rule": self._rule.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._exchange.load_state_dict(
-            state["exchange"], self._payload if self._payload is not None else torch.empty(0)
-        )
+        self._exchange.load_state_dict(state["exchange"])
+        self._replica.load_state_dict(state["replica"])
         self._window = Window(**state["window"])
-        self._replica.load_common(state["common"])
         if self._left_at is not None:
             self._left_at.copy_(state["left_at"])
-        self._rule.load_state_dict(state["rule"])

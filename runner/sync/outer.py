@@ -9,9 +9,18 @@ from torch import Tensor, nn
 
 
 class Rule(Protocol):
-    """Moves the common weights, a vector, by the mean update; `mean_lr`: of the local steps behind it."""
+    """Has the common weights, a vector, and moves them by the mean update."""
 
-    def apply(self, weights: Tensor, mean: Tensor, mean_lr: float) -> None: ...
+    @property
+    def weights(self) -> Tensor: ...
+
+    def receive(self, part: slice, mean: Tensor) -> None:
+        """Take this part of the mean update."""
+        ...
+
+    def step(self, mean_lr: float) -> None:
+        """Move, all parts being here; `mean_lr`: of the local steps behind the mean."""
+        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -21,14 +30,20 @@ class Rule(Protocol):
 class Assign:
     """The mean of the replicas becomes the common weights."""
 
-    def apply(self, weights: Tensor, mean: Tensor, mean_lr: float) -> None:
-        weights.add_(mean)
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+
+    def receive(self, part: slice, mean: Tensor) -> None:
+        self.weights[part].add_(mean)
+
+    def step(self, mean_lr: float) -> None:
+        pass
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {"weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        self.weights.copy_(state["weights"])
 
 
 class OuterSgd:
@@ -39,33 +54,31 @@ class OuterSgd:
     its step a − α γ u, with γ the local learning rate. γ here is the mean over the local phase.
     """
 
-    def __init__(self, lr: float, momentum: float, nesterov: bool, per_lr: bool) -> None:
+    def __init__(self, weights: Tensor, lr: float, momentum: float, nesterov: bool, per_lr: bool) -> None:
+        self._parameter = nn.Parameter(weights)
+        self._gradient = torch.zeros_like(weights)
         self._lr, self._per_lr = lr, per_lr
-        self._momentum, self._nesterov = momentum, nesterov
-        self._optimizer: torch.optim.SGD | None = None
-        self._loaded: dict[str, Any] | None = None
+        self._optimizer = torch.optim.SGD([self._parameter], lr, momentum, nesterov=nesterov)
 
-    def apply(self, weights: Tensor, mean: Tensor, mean_lr: float) -> None:
-        optimizer = self._of(weights)
+    @property
+    def weights(self) -> Tensor:
+        return self._parameter.detach()
+
+    def receive(self, part: slice, mean: Tensor) -> None:
+        self._gradient[part].copy_(mean).neg_()
+
+    def step(self, mean_lr: float) -> None:
         unit = mean_lr if self._per_lr else 1.0
         if unit == 0.0:
             return  # at a learning rate of 0 nobody has moved
-        group = optimizer.param_groups[0]
-        group["lr"] = self._lr * unit
-        group["params"][0].grad = mean.div(-unit)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def _of(self, weights: Tensor) -> torch.optim.SGD:
-        if self._optimizer is None:
-            parameters = [nn.Parameter(weights)]
-            self._optimizer = torch.optim.SGD(parameters, self._lr, self._momentum, nesterov=self._nesterov)
-            if self._loaded is not None:
-                self._optimizer.load_state_dict(self._loaded)
-        return self._optimizer
+        self._optimizer.param_groups[0]["lr"] = self._lr * unit
+        self._parameter.grad = self._gradient.div_(unit)
+        self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict() if self._optimizer is not None else self._loaded}
+        return {"weights": self.weights, "optimizer": self._optimizer.state_dict()}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loaded, self._optimizer = state["optimizer"], None
+        self._parameter.copy_(state["weights"])
+        self._optimizer.load_state_dict(state["optimizer"])

@@ -29,10 +29,15 @@ class PostLocal:
         return self._policy.communicates_in_backward
 
     @property
+    def overlaps(self) -> bool:
+        return self._policy.overlaps
+
+    @property
     def forward_model(self) -> nn.Module:
         return self._policy.forward_model
 
     def _change(self) -> None:
+        self._policy.finish()
         self._before = self._policy.stats()
         self._policy.close()
         self._policy = self._make_second()

@@ -59,6 +59,11 @@ class SyncPolicy(Protocol):
         ...
 
     @property
+    def overlaps(self) -> bool:
+        """Whether workers go on while an average travels: nothing else should make them wait for each other, then."""
+        ...
+
+    @property
     def forward_model(self) -> nn.Module:
         """What forward passes of training go through: the model itself, or a wrapper that averages gradients."""
         ...

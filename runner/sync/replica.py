@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.sync.flat import FlatTensors
+from runner.sync.flat import FlatTensors, parts
 from runner.sync.outer import Rule
 from runner.sync.telemetry import slots
+
+#: Makes a rule that has these common weights.
+MakeRule = Callable[[Tensor], Rule]
 
 
 class Replica:
     """The vector is [weights | floating-point buffers | further tensors | room for telemetry].
 
     Weights and buffers are its *state*: running statistics (of batch norm, say) are part of what replicas have to agree
-    on. `common`: the state that all workers shared last, weights and buffers apart; `length`: the norm of its weights.
+    on. The common state is what all workers shared last; `length`: the norm of its weights.
     """
 
-    def __init__(self, model: nn.Module, backend: Backend, further: Sequence[Tensor] = ()) -> None:
+    def __init__(self, model: nn.Module, backend: Backend, make_rule: MakeRule, further: Sequence[Tensor] = ()) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         buffers = [b for b in model.buffers() if b.is_floating_point()]
         room = torch.zeros(slots(backend.world_size), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -30,54 +34,66 @@ class Replica:
         self.weights_end = bounds[len(parameters)]
         self._state_end = bounds[len(parameters) + len(buffers)]
         self.tail = bounds[-2]
-        state = self.state()
-        self.common = [state[: self.weights_end].clone(), state[self.weights_end :].clone()]
-        self.length = torch.linalg.vector_norm(self.common[0])
+        memory = self.pack()
+        self.rule = make_rule(memory[: self.weights_end].clone())
+        self._common_buffers = memory[self.weights_end : self._state_end].clone()
+        self.length = torch.linalg.vector_norm(self.rule.weights)
 
     def pack(self) -> Tensor:
         """The whole vector: the memory of the weights itself where tensors can share it."""
         return self._flat.pack()
 
     def state(self) -> Tensor:
+        """Weights and buffers."""
         return self._flat.pack()[: self._state_end]
 
     def unpack(self) -> None:
         """Give the model what the vector holds."""
         self._flat.unpack()
 
-    def subtract_common(self, vector: Tensor) -> None:
-        """Turn the state at the beginning of `vector` into an update."""
-        for part, common in zip(self._parts(vector), self.common, strict=True):
-            part.sub_(common)
+    def common(self, part: slice) -> Tensor:
+        """This part of the common state, which lies within the weights or within the buffers."""
+        if part.start < self.weights_end:
+            return self.rule.weights[part]
+        return self._common_buffers[part.start - self.weights_end : part.stop - self.weights_end]
 
-    def add_common(self, vector: Tensor) -> None:
-        for part, common in zip(self._parts(vector), self.common, strict=True):
-            part.add_(common)
+    def write_update(self, part: slice, where: Tensor) -> None:
+        """What became of the common state here; further tensors as they are. The vector has to be packed."""
+        where.copy_(self._flat.memory[part])
+        if part.start < self._state_end:
+            where.sub_(self.common(part))
 
-    def take_common(self, vector: Tensor) -> None:
-        """Let `vector` begin with the common state."""
-        for part, common in zip(self._parts(vector), self.common, strict=True):
-            part.copy_(common)
+    def receive(self, part: slice, mean: Tensor) -> None:
+        """Take this part of what all workers have on average: weights by the rule, the rest by its all."""
+        if part.start < self.weights_end:
+            self.rule.receive(part, mean)
+        elif part.start < self._state_end:
+            self.common(part).add_(mean)
+        else:
+            self._flat.memory[part].copy_(mean)
 
-    def move_common(self, rule: Rule, mean: Tensor, mean_lr: float) -> None:
-        """Move the common state by the mean update that `mean` begins with: weights by the rule, buffers by its all."""
-        weights, buffers = self._parts(mean)
-        rule.apply(self.common[0], weights, mean_lr)
-        self.common[1].add_(buffers)
-        self.length = torch.linalg.vector_norm(self.common[0])
-
-    def load_common(self, common: Sequence[Tensor]) -> None:
-        for own, saved in zip(self.common, common, strict=True):
-            own.copy_(saved)
-        self.length = torch.linalg.vector_norm(self.common[0])
+    def take_common(self, on_top_of: Tensor | None = None) -> None:
+        """Set the state to the common one; `on_top_of`: plus what the state has become since it was this one."""
+        squared = torch.zeros_like(self.length)
+        memory = self._flat.memory
+        for start, stop in ((0, self.weights_end), (self.weights_end, self._state_end)):
+            for part in parts(start, stop, memory.device):
+                common = self.common(part)
+                if part.start < self.weights_end:
+                    squared += torch.dot(common, common)
+                if on_top_of is None:
+                    memory[part].copy_(common)
+                else:
+                    memory[part].sub_(on_top_of[part]).add_(common)
+        self.length = squared.sqrt()
+        self.unpack()
 
     @contextmanager
     def showing_common(self) -> Iterator[None]:
         """Within it the model has the common state; afterwards its own again."""
         with torch.no_grad():
             own = self.state().clone()
-            self.take_common(self._flat.memory)
-            self.unpack()
+            self.take_common()
         yield
         with torch.no_grad():
             self._flat.memory[: self._state_end].copy_(own)
@@ -87,5 +103,11 @@ class Replica:
         """Give the model's tensors memory of their own again."""
         self._flat.release()
 
-    def _parts(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        return vector[: self.weights_end], vector[self.weights_end : self._state_end]
+    def state_dict(self) -> dict[str, Any]:
+        return {"rule": self.rule.state_dict(), "buffers": self._common_buffers}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rule.load_state_dict(state["rule"])
+        self._common_buffers.copy_(state["buffers"])
+        self.length = torch.linalg.vector_norm(self.rule.weights)

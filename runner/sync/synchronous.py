@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.backends import Backend
+from runner.sync.flat import FlatTensors
 from runner.sync.protocol import StepFacts, SyncStats
 from runner.sync.telemetry import SyncRecord
 
@@ -21,11 +23,14 @@ class Synchronous:
     """
 
     communicates_in_backward = True
+    overlaps = False
 
     def __init__(self, model: nn.Module, backend: Backend, wire: torch.dtype | None = None) -> None:
         self._backend, self._wire = backend, wire
         self.forward_model = backend.data_parallel(model, wire)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self._buffers = buffers if backend.world_size > 1 else []
         if isinstance(self.forward_model, DistributedDataParallel):
             # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
             self.forward_model._set_ddp_runtime_logging_sample_rate(10)
@@ -53,11 +58,27 @@ class Synchronous:
         self._steps += 1
         return True
 
-    def common_weights(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        own = [buffer.clone() for buffer in self._buffers]
+        self._average_buffers()
+        yield
+        for buffer, before in zip(self._buffers, own, strict=True):
+            buffer.copy_(before)
 
     def finish(self) -> bool:
-        return False
+        self._average_buffers()
+        return bool(self._buffers)
+
+    @torch.no_grad()
+    def _average_buffers(self) -> None:
+        """Running statistics are each worker's own while it trains, and nothing that gradients could make common."""
+        if not self._buffers:
+            return
+        flat = FlatTensors(self._buffers, live=False)
+        self._backend.all_reduce(flat.pack()).div_(self._backend.world_size)
+        flat.unpack()
+        self._backend.mark_step()
 
     def agree_on_scale(self, scale: float) -> float:
         return scale  # equal everywhere: it follows from common gradients

@@ -23,12 +23,10 @@ def wire_dtype(compress: Compress) -> torch.dtype | None:
 
 @dataclass
 class Transfer:
-    """A sum under way. `vector` holds it once `arrive` has returned."""
+    """A sum under way, and what it cost so far."""
 
-    vector: Tensor
     bytes: int
     _wait: Callable[[], float | None] = field(repr=False)
-    _unpack: Callable[[], None] = field(repr=False)
     seconds: float | None = None
     stall_seconds: float = 0.0
     arrived: bool = False
@@ -40,49 +38,60 @@ class Transfer:
         start = time.perf_counter()
         self.seconds = self._wait()
         self.stall_seconds += time.perf_counter() - start
-        self._unpack()
         self.arrived = True
+
+    @staticmethod
+    def ended(size: int) -> Transfer:
+        """One of `size` bytes that arrived before the training was interrupted."""
+        return Transfer(size, lambda: 0.0, seconds=0.0, arrived=True)
 
 
 class Wire:
-    """Sums vectors of one length and dtype over all workers, compressed on the way if asked for."""
+    """A vector that is summed over all workers, and filled and read part by part.
 
-    def __init__(self, backend: Backend, compress: Compress) -> None:
+    `memory`: a vector of the same length, in the form in which numbers are worked with. It is itself what travels if
+    it may (`in_place`) and need not be compressed.
+    """
+
+    def __init__(self, backend: Backend, compress: Compress, memory: Tensor, in_place: bool) -> None:
+        dtype, self._scale = _FORMS[compress]
         self._backend = backend
-        self._dtype, self._scale = _FORMS[compress]
-        self._buffer: Tensor | None = None
+        self._compressed = dtype is not None and dtype is not memory.dtype
+        travels_itself = in_place and not self._compressed
+        self.buffer = memory if travels_itself else torch.zeros_like(memory, dtype=dtype or memory.dtype)
+        self._scratch = torch.empty(0, dtype=memory.dtype, device=memory.device)
+
+    def part(self, part: slice) -> Tensor:
+        """Where this part's numbers are to be written, before `put`."""
+        if not self._compressed:
+            return self.buffer[part]
+        length = part.stop - part.start
+        if len(self._scratch) < length:
+            self._scratch = torch.empty(length, dtype=self._scratch.dtype, device=self._scratch.device)
+        return self._scratch[:length]
+
+    def put(self, part: slice, numbers: Tensor) -> None:
+        """Send these numbers, which are in what `part` returned, in this part of the vector."""
+        if self._compressed:
+            self.buffer[part].copy_(numbers if self._scale == 1.0 else numbers.mul_(self._scale))
+
+    def get(self, part: slice) -> Tensor:
+        """This part of the sum, until another is asked for."""
+        if not self._compressed:
+            return self.buffer[part]
+        numbers = self.part(part).copy_(self.buffer[part])
+        return numbers if self._scale == 1.0 else numbers.div_(self._scale)
 
     def open(self) -> None:
         """Make the connections over which sums travel beside compute, before there is one to send. A collective."""
-        self._backend.start_all_reduce(torch.zeros(1, device=self._backend.device), beside=True)()
+        self._backend.start_all_reduce(torch.zeros(1, device=self.buffer.device), beside=True)()
 
-    def send(self, vector: Tensor, wait: bool) -> Transfer:
-        """Start to sum `vector`, which must be left alone until the sum has arrived in its place; `wait` for it."""
-        travelling = self._compressed(vector)
-
-        def unpack() -> None:
-            if travelling is not vector:
-                vector.copy_(travelling)
-                if self._scale != 1.0:
-                    vector.div_(self._scale)
-
-        size = travelling.numel() * travelling.element_size()
+    def send(self, wait: bool) -> Transfer:
+        """Start to sum the vector, which is to be left alone until the sum has arrived; `wait` for it."""
+        size = self.buffer.numel() * self.buffer.element_size()
         start = time.perf_counter()
-        arrival = self._backend.start_all_reduce(travelling, beside=not wait)
-        transfer = Transfer(vector, size, arrival, unpack, stall_seconds=time.perf_counter() - start)
+        arrival = self._backend.start_all_reduce(self.buffer, beside=not wait)
+        transfer = Transfer(size, arrival, stall_seconds=time.perf_counter() - start)
         if wait:
             transfer.arrive()
         return transfer
-
-    def _compressed(self, vector: Tensor) -> Tensor:
-        if self._dtype is None or self._dtype == vector.dtype:
-            return vector
-        if self._buffer is None:
-            self._buffer = torch.empty_like(vector, dtype=self._dtype)
-        scaled = vector if self._scale == 1.0 else vector * self._scale
-        return self._buffer.copy_(scaled)
-
-
-def already_here(vector: Tensor, size: int) -> Transfer:
-    """A sum, of `size` bytes on its way, that arrived before the training was interrupted."""
-    return Transfer(vector, size, lambda: 0.0, lambda: None, seconds=0.0, arrived=True)
