@@ -282,12 +282,18 @@ def test_how_much_the_learning_rate_differs(overrides: str, baseline: str, chang
             ("sum ÷ worker's count", "sum ÷ global count"),
             "",
         ),
-        ({"overrides": "sync.k=4", "workers": 2}, {}, "sync", ("every 4 steps, dealt by length", "every step"), ""),
+        (
+            {"overrides": "sync.k=4", "workers": 2},
+            {},
+            "sync",
+            ("weights every 4 steps, dealt by length", "every step"),
+            "",
+        ),
         (
             {"overrides": "sync.k=4 batch.length_sorted=false", "workers": 2},
             {"overrides": "sync.k=2", "workers": 2},
             "sync",
-            ("every 4 steps", "every 2 steps, dealt by length"),
+            ("weights every 4 steps", "weights every 2 steps, dealt by length"),
             "",
         ),
         (

@@ -1,24 +1,17 @@
-"""The loop against independent references: plain torch for k = 1, a simulation of n replicas for k > 1."""
+"""The loop of fully synchronous workers against plain torch, and what it does besides training.
+
+tests/sync/test_simulated.py has the other policies, against a simulation of n replicas.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from runner.data.order import permutation
-from runner.exact import exact_streams, standard_streams
-from runner.experiment import prepare
-from runner.recipe import Prepared
-from runner.seeds import set_seed
 from tests.pool import WorkerPool
 from tests.replicas import (
     TINY,
-    Weights,
     count_all_reduces,
     tiny_job,
     train,
@@ -26,96 +19,7 @@ from tests.replicas import (
     train_with_high_loss_scale,
     train_with_wrong_dealing,
 )
-
-SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
-ADAMW = ["optimizer=adamw", "optimizer.lr=1e-3"]
-EXACT = ["equivalence=exact", "recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
-
-
-def largest_difference(a: Weights, b: Weights) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
-class Reference:
-    """A model and its data as the loop gets them, with steps written out in plain torch."""
-
-    def __init__(self, overrides: list[str]) -> None:
-        job = tiny_job(overrides, 1)
-        self.config, self.plan = job.config, job.plan
-        self.recipe = prepare(job.config).recipe
-        from runner.data.cache import Cache
-
-        self.prepared = Prepared.load(self.recipe.prepare(Cache(job.config.cache_dir), job.facts))
-        set_seed(self.config.seed)
-        self.model = self.recipe.build_model(self.prepared).double()
-
-    def global_batches(self) -> list[np.ndarray]:
-        size, plan = self.plan.global_batch, self.plan
-        orders = [permutation(plan.samples_per_epoch, self.config.seed, epoch) for epoch in range(plan.epochs)]
-        return [order[i : i + size] for order in orders for i in range(0, len(order), size)]
-
-    def mean_loss(self, model: nn.Module, ids: np.ndarray, t: int) -> torch.Tensor:
-        batch = self.recipe.collate(self.prepared.train[ids.tolist()], self.prepared)
-        exact = self.config.equivalence.mode.name == "exact"
-        with (exact_streams(self.config.seed) if exact else standard_streams)(t, ids, torch.device("cpu")):
-            return model(**batch).loss
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        assert self.config.optimizer.name.name == "sgd"
-        return torch.optim.SGD(model.parameters(), lr=self.plan.lr, momentum=0.9)
-
-    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, ids: np.ndarray, lr: float, t: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.zero_grad()
-        self.mean_loss(model, ids, t).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-
-def linear_lrs(reference: Reference) -> list[float]:
-    """The linear schedule with warm-up, by hand, at the samples seen before each global batch."""
-    total, warmup = 200, 0.1 * 200
-    seen, lrs = 0, []
-    for ids in reference.global_batches():
-        share = seen / warmup if seen < warmup else (total - seen) / (total - warmup)
-        lrs.append(reference.plan.lr * share)
-        seen += len(ids)
-    return lrs
-
-
-def simulate_synchronous(overrides: list[str]) -> Weights:
-    reference = Reference(overrides)
-    optimizer = reference.optimizer(reference.model)
-    for t, (ids, lr) in enumerate(zip(reference.global_batches(), linear_lrs(reference), strict=True)):
-        reference.step(reference.model, optimizer, ids, lr, t)
-    return dict(reference.model.state_dict())
-
-
-def simulate_periodic(overrides: list[str], workers: int, k: int) -> Weights:
-    """n replicas in one process: local steps on one's own share, weights averaged every k steps by samples seen."""
-    reference = Reference(overrides)
-    models = [copy.deepcopy(reference.model) for _ in range(workers)]
-    optimizers = [reference.optimizer(model) for model in models]
-    lengths = np.asarray(reference.prepared.train.column("length"))
-    seen = np.zeros(workers)
-    batches = reference.global_batches()
-    for t, (ids, lr) in enumerate(zip(batches, linear_lrs(reference), strict=True)):
-        by_length = ids[np.argsort(lengths[ids], kind="stable")]
-        for rank in range(workers):
-            share = by_length[rank::workers]
-            if len(share):
-                reference.step(models[rank], optimizers[rank], share, lr, t)
-            seen[rank] += len(share)
-        if (t + 1) % k == 0 or t + 1 == len(batches):
-            for parameters in zip(*(model.parameters() for model in models), strict=True):
-                mean = sum(w * p.data for w, p in zip(seen / seen.sum(), parameters, strict=True))
-                for p in parameters:
-                    p.data.copy_(mean)
-            seen[:] = 0
-    return dict(models[0].state_dict())
-
+from tests.sync.reference import ADAMW, EXACT, SGD, Reference, largest_difference, simulate_synchronous
 
 #: Name, settings, and how far apart splits may end. Exact dropout is tried with SGD here, and with both in test_grid.
 CASES = [
@@ -160,22 +64,6 @@ def test_synchronous_training_does_not_depend_on_the_split(
     assert all(not result["logged"] for result in results[1:])
 
 
-@pytest.mark.parametrize("dropout", [[], EXACT], ids=["no dropout", "exact dropout"])
-@pytest.mark.parametrize(("workers", "k", "accumulation"), [(2, 1, 1), (2, 3, 1), (2, 4, 2), (3, 2, 1), (8, 4, 1)])
-def test_periodic_averaging_equals_a_simulation(
-    pool: WorkerPool, workers: int, k: int, accumulation: int, dropout: list[str]
-) -> None:
-    """Local steps and weighted averages are those of n simulated replicas; all workers end with the same weights."""
-    overrides = [*SGD, *dropout, f"sync.k={k}", f"accumulation.steps={accumulation}"]
-    results = pool.run(workers, train, overrides)
-    settings = [*SGD, *dropout]
-    expected = simulate_synchronous(settings) if k == 1 else simulate_periodic(settings, workers, k)
-    for result in results:
-        assert largest_difference(result["weights"], expected) < 1e-12
-        assert largest_difference(result["weights"], results[0]["weights"]) == 0
-        assert [epoch["samples_seen"] for epoch in result["ledger"]] == [100, 100]
-
-
 def test_periodic_averaging_communicates_once_a_window(pool: WorkerPool) -> None:
     """Ten steps with k = 4 are three synchronisations: after steps 4 and 8, and at the end; bytes are the weights'."""
     stats = pool.run(2, train, [*SGD, "sync.k=4"])[0]["stats"]
@@ -189,11 +77,10 @@ def test_accumulation_communicates_once_an_optimizer_step(pool: WorkerPool) -> N
     assert pool.run(2, count_all_reduces, [*SGD, "accumulation.steps=3"], 4) == [(4, 12), (4, 12)]
 
 
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("stop", [3, 5, 7])
-def test_a_resumed_run_ends_with_the_same_weights(pool: WorkerPool, k: int, stop: int) -> None:
-    """Stopping within an epoch, at its end and within a sync window changes not one bit, dropout on, in fp32."""
-    overrides = [*ADAMW, f"sync.k={k}", "precision=fp32", "recipe.model.dropout=0.1", "accumulation.steps=2"]
+@pytest.mark.parametrize("stop", [3, 5])
+def test_a_resumed_run_ends_with_the_same_weights(pool: WorkerPool, stop: int) -> None:
+    """Stopping within an epoch and at its end changes not one bit, dropout on, in fp32."""
+    overrides = [*ADAMW, "precision=fp32", "recipe.model.dropout=0.1", "accumulation.steps=2"]
     whole = pool.run(2, train, overrides)
     parts = pool.run(2, train_in_two_parts, overrides, stop)
     for a, b in zip(whole, parts, strict=True):

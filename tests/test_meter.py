@@ -31,6 +31,12 @@ class Lonely:
     def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
         return [float(number) for number in numbers]
 
+    def stamp(self) -> float | None:
+        return None if self._compiles else self.now
+
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
+
     def go_on(self, seconds: float, compiling: float = 0.0) -> None:
         """Time passes, part of it with compiling."""
         self.now += seconds
@@ -91,3 +97,41 @@ def test_what_an_evaluation_compiles_is_not_taken_off_twice(monkeypatch: pytest.
     train(meter, 1)
     assert meter.samples_per_s == pytest.approx(1)
     assert (meter.timed_samples, meter.timed_seconds) == (10, pytest.approx(10))
+
+
+def test_where_the_time_of_a_step_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phases add up to the time between reductions; waiting for communication within backward counts as such."""
+    here = Lonely(monkeypatch, compiles=False)
+    meter = Meter(here)  # type: ignore[arg-type]
+    here.go_on(50)
+    train(meter, 1)  # imports and first allocations: no phase of a step
+    for _ in range(2):
+        for phase, seconds in (("data", 1), ("forward", 3), ("backward", 6), ("optimizer", 2), ("communication", 4)):
+            meter.begin(phase)
+            here.go_on(seconds)
+        meter.begin("other")
+        here.go_on(0.5)
+        meter.add(2, torch.tensor(2.0), torch.tensor(10), 10, 1e-3, 10, 20)
+    meter.reduce(stalled=2.0)
+    expected = {"data": 1, "forward": 3, "backward": 5, "optimizer": 2, "communication": 5, "other": 0.5}
+    assert meter.step_seconds == pytest.approx(expected)
+    assert meter.mean_step_seconds == pytest.approx(expected)
+    meter.pause()
+    here.go_on(100)  # an evaluation
+    meter.resume()
+    meter.begin("forward")
+    here.go_on(7)
+    train(meter, 1)
+    assert meter.step_seconds == pytest.approx(dict.fromkeys(expected, 0.0) | {"forward": 7})
+
+
+def test_a_compiled_step_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host cannot tell nothing is told."""
+    here = Lonely(monkeypatch, compiles=True)
+    meter = Meter(here)  # type: ignore[arg-type]
+    train(meter, 1)
+    meter.begin("forward")
+    here.go_on(7)
+    train(meter, 1)
+    assert meter.step_seconds == {}
+    assert meter.mean_step_seconds is None

@@ -16,7 +16,7 @@ from runner.sync.exchange import Exchange
 from runner.sync.flat import parts
 from runner.sync.outer import Assign
 from runner.sync.protocol import StepFacts, SyncStats
-from runner.sync.replica import Replica
+from runner.sync.replica import Replica, State
 from runner.sync.telemetry import SyncRecord
 from runner.sync.window import Window
 
@@ -42,6 +42,8 @@ class Accumulated:
         self._exchange = Exchange(backend, compress, self._replica, beside=delay > 0)
         self._window = Window()
         self._updates = torch.zeros_like(self._replica.rule.weights)
+        # Nobody's weights move while an average travels, but running statistics do.
+        self._left: State = (None, self._replica.buffers().clone()) if delay else (None, None)
 
     @property
     def overlaps(self) -> bool:
@@ -98,6 +100,7 @@ class Accumulated:
     @torch.no_grad()
     def _depart(self) -> None:
         self._replica.pack()
+        self._replica.note(self._left)
         self._exchange.depart(self._write, self._window, self._replica.length)
         self._window = Window()
         self._updates.zero_()
@@ -111,7 +114,7 @@ class Accumulated:
     @torch.no_grad()
     def _arrive(self) -> None:
         self._exchange.arrive(self._replica.receive)
-        self._replica.take_common()
+        self._replica.take_common(self._left)
         self._backend.mark_step()
 
     def common_weights(self) -> AbstractContextManager[Any]:
@@ -135,6 +138,7 @@ class Accumulated:
             "replica": self._replica.state_dict(),
             "window": self._window.as_plain(),
             "updates": self._updates,
+            "left": self._left[1],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -142,3 +146,5 @@ class Accumulated:
         self._replica.load_state_dict(state["replica"])
         self._window = Window(**state["window"])
         self._updates.copy_(state["updates"])
+        if self._left[1] is not None:
+            self._left[1].copy_(state["left"])

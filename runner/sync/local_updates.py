@@ -16,7 +16,7 @@ from runner.sync.exchange import Exchange
 from runner.sync.moments import Moments
 from runner.sync.outer import Assign
 from runner.sync.protocol import StepFacts, SyncStats
-from runner.sync.replica import MakeRule, Replica
+from runner.sync.replica import MakeRule, Replica, State
 from runner.sync.telemetry import SyncRecord
 from runner.sync.window import Window
 
@@ -50,7 +50,9 @@ class LocalUpdates:
         self._exchange = Exchange(backend, compress, self._replica, beside=delay > 0)
         self._window = Window()
         #: Where the weights were when what is under way left.
-        self._left_at = self._replica.state().clone() if delay else None
+        self._left: State = (
+            (self._replica.weights().clone(), self._replica.buffers().clone()) if delay else (None, None)
+        )
 
     @property
     def overlaps(self) -> bool:
@@ -95,9 +97,8 @@ class LocalUpdates:
     def _depart(self) -> None:
         if self._moments is not None:
             self._moments.collect()
-        state = self._replica.state()
-        if self._left_at is not None:
-            self._left_at.copy_(state)
+        self._replica.pack()
+        self._replica.note(self._left)
         self._exchange.depart(self._replica.write_update, self._window, self._replica.length)
         self._window = Window()
 
@@ -108,7 +109,7 @@ class LocalUpdates:
             replica.pack()
         window = self._exchange.arrive(replica.receive)
         replica.rule.step(window.mean_lr)
-        replica.take_common(self._left_at)
+        replica.take_common(self._left)
         if self._moments is not None:
             self._moments.note_steps(window.last + 1)
         self._backend.mark_step()
@@ -138,12 +139,13 @@ class LocalUpdates:
             "exchange": self._exchange.state_dict(),
             "replica": self._replica.state_dict(),
             "window": self._window.as_plain(),
-            "left_at": self._left_at,
+            "left": list(self._left),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._exchange.load_state_dict(state["exchange"])
         self._replica.load_state_dict(state["replica"])
         self._window = Window(**state["window"])
-        if self._left_at is not None:
-            self._left_at.copy_(state["left_at"])
+        for own, saved in zip(self._left, state["left"], strict=True):
+            if own is not None:
+                own.copy_(saved)

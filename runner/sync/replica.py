@@ -17,6 +17,9 @@ from runner.sync.telemetry import slots
 #: Makes a rule that has these common weights.
 MakeRule = Callable[[Tensor], Rule]
 
+#: Weights and buffers, as far as they matter.
+State = tuple[Tensor | None, Tensor | None]
+
 
 class Replica:
     """The vector is [weights | floating-point buffers | further tensors | room for telemetry].
@@ -36,16 +39,18 @@ class Replica:
         self.tail = bounds[-2]
         memory = self.pack()
         self.rule = make_rule(memory[: self.weights_end].clone())
-        self._common_buffers = memory[self.weights_end : self._state_end].clone()
+        self._common_buffers = self.buffers().clone()
         self.length = torch.linalg.vector_norm(self.rule.weights)
 
     def pack(self) -> Tensor:
         """The whole vector: the memory of the weights itself where tensors can share it."""
         return self._flat.pack()
 
-    def state(self) -> Tensor:
-        """Weights and buffers."""
-        return self._flat.pack()[: self._state_end]
+    def weights(self) -> Tensor:
+        return self.pack()[: self.weights_end]
+
+    def buffers(self) -> Tensor:
+        return self.pack()[self.weights_end : self._state_end]
 
     def unpack(self) -> None:
         """Give the model what the vector holds."""
@@ -56,6 +61,14 @@ class Replica:
         if part.start < self.weights_end:
             return self.rule.weights[part]
         return self._common_buffers[part.start - self.weights_end : part.stop - self.weights_end]
+
+    def note(self, where: State) -> None:
+        """Copy weights and buffers as they are now to where there is room. The vector has to be packed."""
+        memory = self._flat.memory
+        now = memory[: self.weights_end], memory[self.weights_end : self._state_end]
+        for room, values in zip(where, now, strict=True):
+            if room is not None:
+                room.copy_(values)
 
     def write_update(self, part: slice, where: Tensor) -> None:
         """What became of the common state here; further tensors as they are. The vector has to be packed."""
@@ -72,19 +85,15 @@ class Replica:
         else:
             self._flat.memory[part].copy_(mean)
 
-    def take_common(self, on_top_of: Tensor | None = None) -> None:
-        """Set the state to the common one; `on_top_of`: plus what the state has become since it was this one."""
+    def take_common(self, left: State = (None, None)) -> None:
+        """Set weights and buffers to the common ones; where given, plus what they have become since they were `left`."""
         squared = torch.zeros_like(self.length)
         memory = self._flat.memory
-        for start, stop in ((0, self.weights_end), (self.weights_end, self._state_end)):
-            for part in parts(start, stop, memory.device):
-                common = self.common(part)
-                if part.start < self.weights_end:
-                    squared += torch.dot(common, common)
-                if on_top_of is None:
-                    memory[part].copy_(common)
-                else:
-                    memory[part].sub_(on_top_of[part]).add_(common)
+        for part in parts(0, self.weights_end, memory.device):
+            common = self.common(part)
+            squared += torch.dot(common, common)
+            _set(memory[part], common, left[0][part] if left[0] is not None else None)
+        _set(memory[self.weights_end : self._state_end], self._common_buffers, left[1])
         self.length = squared.sqrt()
         self.unpack()
 
@@ -92,7 +101,7 @@ class Replica:
     def showing_common(self) -> Iterator[None]:
         """Within it the model has the common state; afterwards its own again."""
         with torch.no_grad():
-            own = self.state().clone()
+            own = self.pack()[: self._state_end].clone()
             self.take_common()
         yield
         with torch.no_grad():
@@ -111,3 +120,10 @@ class Replica:
         self.rule.load_state_dict(state["rule"])
         self._common_buffers.copy_(state["buffers"])
         self.length = torch.linalg.vector_norm(self.rule.weights)
+
+
+def _set(state: Tensor, common: Tensor, left: Tensor | None) -> None:
+    if left is None:
+        state.copy_(common)
+    else:
+        state.sub_(left).add_(common)
