@@ -11,9 +11,8 @@ from runner.backends import Backend
 from runner.choices import Average, SyncPolicyName
 from runner.plan import Plan
 from runner.schema import Config, Sync
-from runner.sync.accumulated import Accumulated
 from runner.sync.gradients import PeriodicGradients
-from runner.sync.local_updates import LocalUpdates
+from runner.sync.local_phases import LocalPhases
 from runner.sync.moments import Moments
 from runner.sync.outer import Assign, OuterSgd
 from runner.sync.post_local import PostLocal
@@ -21,6 +20,7 @@ from runner.sync.protocol import StepFacts, SyncPolicy, SyncStats
 from runner.sync.replica import MakeRule
 from runner.sync.synchronous import Synchronous
 from runner.sync.telemetry import SyncRecord
+from runner.sync.updates import CollectedUpdates, MovingUpdates
 from runner.sync.wire import wire_dtype
 from runner.sync_schedule import SyncSteps, sync_steps
 
@@ -48,16 +48,15 @@ def _local(sync: Sync, steps: SyncSteps, model: nn.Module, optimizer: Optimizer,
     """The policy of local phases."""
     if sync.policy is SyncPolicyName.gradients:
         return PeriodicGradients(model, backend, sync.compress, steps.due)
-    if sync.policy is SyncPolicyName.accumulated:
-        return Accumulated(model, backend, sync.compress, steps.due, sync.steps_travelled)
     moments = None
     if sync.average is Average.weights_and_moments:
         moments = Moments(optimizer, [p for p in model.parameters() if p.requires_grad])
-    return LocalUpdates(model, backend, sync.compress, steps.due, _rule(sync), sync.steps_travelled, moments)
+    updates = CollectedUpdates if sync.policy is SyncPolicyName.accumulated else MovingUpdates
+    return LocalPhases(model, backend, sync.compress, steps.due, _rule(sync), updates, sync.steps_travelled, moments)
 
 
 def _rule(sync: Sync) -> MakeRule:
-    if sync.policy is SyncPolicyName.periodic:
+    if sync.policy is not SyncPolicyName.outer:
         return Assign
     assert sync.outer_lr is not None
     assert sync.outer_momentum is not None

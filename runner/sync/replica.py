@@ -86,7 +86,7 @@ class Replica:
             self._flat.memory[part].copy_(mean)
 
     def take_common(self, left: State = (None, None)) -> None:
-        """Set weights and buffers to the common ones; where given, plus what they have become since they were `left`."""
+        """Set weights and buffers to the common ones, plus what has become of them since they were `left`, if given."""
         squared = torch.zeros_like(self.length)
         memory = self._flat.memory
         for part in parts(0, self.weights_end, memory.device):

@@ -1,9 +1,9 @@
-"""Workers that step alone from common weights, and bring together what they have learnt."""
+"""Workers that step alone, and bring together what they have learnt."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from runner.sync.exchange import Exchange
 from runner.sync.moments import Moments
 from runner.sync.outer import Assign
 from runner.sync.protocol import StepFacts, SyncStats
-from runner.sync.replica import MakeRule, Replica, State
+from runner.sync.replica import MakeRule, Replica
 from runner.sync.telemetry import SyncRecord
+from runner.sync.updates import MovingUpdates, Updates
 from runner.sync.window import Window
 
+MakeUpdates = Callable[[Replica, Backend, bool], Updates]
 
-class LocalUpdates:
+
+class LocalPhases:
     """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little"), and what others made of it.
 
     Every worker steps alone; after the steps `due`, and at the end, the updates of all workers since the last time are
@@ -41,18 +44,16 @@ class LocalUpdates:
         compress: Compress,
         due: Collection[int],
         make_rule: MakeRule = Assign,
+        make_updates: MakeUpdates = MovingUpdates,
         delay: int = 0,
         moments: Moments | None = None,
     ) -> None:
         self.forward_model = model
         self._backend, self._due, self._delay, self._moments = backend, due, delay, moments
         self._replica = Replica(model, backend, make_rule, moments.tensors if moments is not None else [])
+        self._updates = make_updates(self._replica, backend, delay > 0)
         self._exchange = Exchange(backend, compress, self._replica, beside=delay > 0)
         self._window = Window()
-        #: Where the weights were when what is under way left.
-        self._left: State = (
-            (self._replica.weights().clone(), self._replica.buffers().clone()) if delay else (None, None)
-        )
 
     @property
     def overlaps(self) -> bool:
@@ -72,6 +73,8 @@ class LocalUpdates:
 
     def after_step(self, facts: StepFacts) -> bool:
         self._window.add(facts)
+        if self.takes_part(facts):
+            self._updates.after_step()
         arrived = self._exchange.departed_after == facts.step - self._delay
         if arrived:
             self._arrive()
@@ -98,8 +101,8 @@ class LocalUpdates:
         if self._moments is not None:
             self._moments.collect()
         self._replica.pack()
-        self._replica.note(self._left)
-        self._exchange.depart(self._replica.write_update, self._window, self._replica.length)
+        self._exchange.depart(self._updates.write, self._window, self._replica.length)
+        self._updates.depart()
         self._window = Window()
 
     @torch.no_grad()
@@ -109,18 +112,14 @@ class LocalUpdates:
             replica.pack()
         window = self._exchange.arrive(replica.receive)
         replica.rule.step(window.mean_lr)
-        replica.take_common(self._left)
+        replica.take_common(self._updates.left)
         if self._moments is not None:
             self._moments.note_steps(window.last + 1)
         self._backend.mark_step()
 
-    @contextmanager
-    def common_weights(self) -> Iterator[None]:
-        if not self._delay:
-            yield  # replicas are equal right after they met
-            return
-        with self._replica.showing_common():
-            yield
+    def common_weights(self) -> AbstractContextManager[Any]:
+        # Replicas are equal right after they met, unless they have gone on meanwhile.
+        return self._replica.showing_common() if self._delay else nullcontext()
 
     def agree_on_scale(self, scale: float) -> float:
         return smallest(scale, self._backend)
@@ -138,14 +137,12 @@ class LocalUpdates:
         return {
             "exchange": self._exchange.state_dict(),
             "replica": self._replica.state_dict(),
+            "updates": self._updates.state_dict(),
             "window": self._window.as_plain(),
-            "left": list(self._left),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._exchange.load_state_dict(state["exchange"])
         self._replica.load_state_dict(state["replica"])
+        self._updates.load_state_dict(state["updates"])
         self._window = Window(**state["window"])
-        for own, saved in zip(self._left, state["left"], strict=True):
-            if own is not None:
-                own.copy_(saved)

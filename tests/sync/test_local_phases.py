@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from runner.backends import Backend
 from runner.choices import Compress
 from runner.sync import StepFacts, SyncPolicy
-from runner.sync.accumulated import Accumulated
-from runner.sync.local_updates import LocalUpdates
+from runner.sync.local_phases import LocalPhases
+from runner.sync.updates import CollectedUpdates, MovingUpdates
 from tests.pool import WorkerPool
 
 FLOATS = ("weight", "bias", "running_mean", "running_var")
 
 
 def make(name: str, model: nn.Module, backend: Backend, due: Iterable[int]) -> SyncPolicy:
-    kind = {"local updates": LocalUpdates, "accumulated": Accumulated}[name]
-    return kind(model, backend, Compress.none, frozenset(due))
+    updates = {"moving": MovingUpdates, "collected": CollectedUpdates}[name]
+    return LocalPhases(model, backend, Compress.none, frozenset(due), make_updates=updates)
 
 
 def move(model: nn.Module, by: float) -> None:
@@ -46,7 +46,7 @@ def average(
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}, equal
 
 
-@pytest.mark.parametrize("name", ["local updates", "accumulated"])
+@pytest.mark.parametrize("name", ["moving", "collected"])
 @pytest.mark.parametrize(("counts", "mean"), [([1, 1], 0.5), ([3, 1], 0.25), ([1, 0], 0.0)])
 def test_averages_are_weighted_by_loss_terms(pool: WorkerPool, name: str, counts: list[int], mean: float) -> None:
     """Each worker weighs what it has trained on, and running statistics are averaged with the weights."""
@@ -58,11 +58,11 @@ def test_averages_are_weighted_by_loss_terms(pool: WorkerPool, name: str, counts
 
 def test_without_any_loss_term_all_weigh_the_same(pool: WorkerPool) -> None:
     """A window without a label is no division by zero."""
-    for state, _ in pool.run(2, average, "local updates", [0, 0], [1], 2):
+    for state, _ in pool.run(2, average, "moving", [0, 0], [1], 2):
         assert state["weight"].tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("name", ["local updates", "accumulated"])
+@pytest.mark.parametrize("name", ["moving", "collected"])
 def test_finish_averages_what_is_left(pool: WorkerPool, name: str) -> None:
     """Steps after the last synchronisation are brought together at the end, and only then."""
     for state, equal in pool.run(2, average, name, [1, 1], [3], 6):
@@ -74,7 +74,7 @@ def close_to_bounds(backend: Backend) -> list[bool]:
     """Whether a model whose policy has let go of it keeps its values, in memory of its own."""
     model = nn.Linear(5, 3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    policy = make("local updates", model, backend, [0])
+    policy = make("moving", model, backend, [0])
     shared = len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
     policy.close()
     own = len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 2
