@@ -10,7 +10,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-ve
 	--custom-compile-command "make lock"
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run ui test test-all run-xla test-xla lint types lock clean
+.PHONY: run ui test test-all run-xla test-xla bench-slow-link lint types lock clean
 
 run: .venv/installed
 	$(BIN)/python -m runner
@@ -31,6 +31,17 @@ run-xla: .venv-xla/installed
 
 test-xla: .venv-xla/installed
 	$(XLA_TEST) tests/xla
+
+# Four workers against one on CoLA, every way of synchronising: docs/results/sync-table. Hours in all; it can be
+# ended at any time and goes on where it was. TRAIN and DEV: CoLA's raw files; MINUTES: start no run later than that.
+.PHONY: bench-sync-table
+bench-sync-table: .venv/installed
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.sync_table run $(TRAIN) $(DEV) $(if $(MINUTES),--minutes $(MINUTES))
+
+# Training over a link of 1 Gbit/s between two hosts on this machine. Linux, as root, with iproute2 and two idle cores;
+# TRAIN and DEV are files with CoLA's columns, and OPTIONS are its own: --help says which.
+bench-slow-link: .venv/installed
+	$(BIN)/python -m benchmarks.slow_link --train $(TRAIN) --dev $(DEV) $(OPTIONS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -106,6 +106,7 @@ class Loop:
 
     def finish(self) -> None:
         """Make all replicas equal, evaluate them, and close the books."""
+        self.meter.begin("communication")
         changed = self.policy.finish()
         self.flush()
         self._log_synchronisations()

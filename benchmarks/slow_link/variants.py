@@ -1,0 +1,108 @@
+"""What is measured, by name: who trains, how often the workers meet, and for how many steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: Samples of a worker and optimizer step.
+REPLICA_BATCH = 16
+
+KS = (1, 2, 4, 8, 16, 32)
+
+#: Measured steps of two workers are a multiple of this, so that windows of every k are whole.
+LONGEST_WINDOW = max(KS)
+
+#: Two workers' steps before the clock starts, at least: memory is being touched for the first time.
+_WARM_UP = 16
+
+#: Steps so slow that fewer of them are as long a measurement.
+_SLOW_KS = (1, 2)
+
+_NAME = re.compile(
+    r"(?P<alone>one|apart|accelerate_one)"
+    r"|runner_k(?P<k>\d+)(?P<overlap>_overlap)?(?P<compress>_bf16|_fp16)?(?:_delay(?P<delay>\d+))?"
+    r"|accelerate_ddp(?P<hook>_fp16)?"
+    r"|accelerate_local_sgd_k(?P<local_k>\d+)"
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`workers`: that meet each other. `copies`: worlds that run at once without knowing of each other.
+
+    `k`: optimizer steps between two synchronisations. `compress`: none, bf16 or fp16. `delay`: None for the default.
+    """
+
+    name: str
+    program: str  # runner or accelerate
+    workers: int
+    k: int = 1
+    copies: int = 1
+    overlap: bool = False
+    compress: str = "none"
+    delay: int | None = None
+    local_sgd: bool = False
+
+    @property
+    def step_samples(self) -> int:
+        """Of all its workers, in one optimizer step."""
+        return REPLICA_BATCH * self.workers
+
+    @property
+    def steps_on_the_way(self) -> int:
+        """Optimizer steps that run while an average travels."""
+        return (self.delay or -(-self.k // 2)) if self.overlap else 0
+
+
+def parse(name: str) -> Variant:
+    """A variant by its name. Raises ValueError."""
+    found = _NAME.fullmatch(name)
+    k = int((found and (found["k"] or found["local_k"])) or 1)
+    if found is None or k < 1 or LONGEST_WINDOW % k:
+        raise ValueError(f"there is no variant {name}: they are {', '.join(DEFAULT)}, with other k below 32 alike")
+    if found["alone"]:
+        program = "accelerate" if name == "accelerate_one" else "runner"
+        return Variant(name, program, workers=1, copies=2 if name == "apart" else 1)
+    if name.startswith("accelerate"):
+        compress = "fp16" if found["hook"] else "none"
+        return Variant(name, "accelerate", workers=2, k=k, compress=compress, local_sgd=found["local_k"] is not None)
+    delay = int(found["delay"]) if found["delay"] else None
+    overlap, compress = found["overlap"] is not None, (found["compress"] or "_none")[1:]
+    return Variant(name, "runner", workers=2, k=k, overlap=overlap, compress=compress, delay=delay)
+
+
+def _default_names() -> list[str]:
+    """One worker first, since all others are compared with it."""
+    blocking = [f"runner_k{k}" for k in KS]
+    # Full synchrony overlaps with the backward pass by itself, and knows no other overlap.
+    best = ["runner_k1_bf16", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1), "runner_k16_overlap_bf16_delay4"]
+    # Its hook for bf16 is torch's, which wants GPUs; the one for fp16 does not.
+    peers = ["accelerate_one", "accelerate_ddp", "accelerate_ddp_fp16"]
+    return ["one", "apart", *blocking, *best, *peers, *(f"accelerate_local_sgd_k{k}" for k in KS if k > 1)]
+
+
+DEFAULT = tuple(_default_names())
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps of a run: up to `first` is warm-up, `measured` follow, and `total` are all."""
+
+    first: int
+    measured: int
+    total: int
+
+
+def steps_of(variant: Variant, measured: int) -> Steps:
+    """How long a variant runs, where two workers are measured for `measured` steps.
+
+    One worker trains on as many samples in twice as many steps, and on the same ones: batches differ in length.
+    """
+    if variant.workers == 1:
+        return Steps(2 * _WARM_UP, 2 * measured, 2 * (_WARM_UP + measured))
+    if variant.k in _SLOW_KS:
+        measured = max(variant.k, measured // 2)
+    first = max(_WARM_UP, variant.k)
+    # An average that travels arrives in the middle of a window, and is measured from arrival to arrival.
+    return Steps(first, measured, first + measured + (variant.k if variant.overlap else 0))
