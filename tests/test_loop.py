@@ -19,7 +19,7 @@ from tests.replicas import (
     train_with_high_loss_scale,
     train_with_wrong_dealing,
 )
-from tests.sync.reference import ADAMW, EXACT, SGD, Reference, largest_difference, simulate_synchronous
+from tests.sync.reference import ADAMW, EXACT, SGD, largest_difference, simulate_synchronous
 
 #: Name, settings, and how far apart splits may end. Exact dropout is tried with SGD here, and with both in test_grid.
 CASES = [
@@ -62,14 +62,6 @@ def test_synchronous_training_does_not_depend_on_the_split(
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert len(losses[0]) == 10
     assert all(not result["logged"] for result in results[1:])
-
-
-def test_periodic_averaging_communicates_once_a_window(pool: WorkerPool) -> None:
-    """Ten steps with k = 4 are three synchronisations: after steps 4 and 8, and at the end; bytes are the weights'."""
-    stats = pool.run(2, train, [*SGD, "sync.k=4"])[0]["stats"]
-    weights = sum(p.numel() for p in Reference(SGD).model.parameters())
-    assert (stats.synchronisations, stats.bytes) == (3, 3 * 8 * weights)
-    assert stats.seconds > 0
 
 
 def test_accumulation_communicates_once_an_optimizer_step(pool: WorkerPool) -> None:
