@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.choices import EquivalenceMode, OptimizerName
+from runner.choices import Compress, EquivalenceMode, OptimizerName
 from runner.plan import Plan
 from runner.schedule import lr_multiplier
 from runner.schema import Config
@@ -18,6 +18,7 @@ from runner.sync_words import sync_sentence
 
 #: What a difference costs a run: nothing, the word "equivalent", or comparability itself.
 _FREE, _COMPARABLE, NOT_COMPARABLE = "equivalent", "comparable", "not comparable"
+_WIRE = {Compress.none: "as it is", Compress.bf16: "bf16", Compress.fp16: "fp16"}
 _LEVELS = (_FREE, _COMPARABLE, NOT_COMPARABLE)
 
 
@@ -149,6 +150,11 @@ def _sync(setup: Setup) -> str:
     return sync_sentence(setup.config.sync, setup.config.batch.length_sorted)
 
 
+def _wire(setup: Setup) -> str:
+    """The form in which workers exchange what they have learnt."""
+    return "as it is" if setup.plan.world_size == 1 else _WIRE[setup.config.sync.compress]
+
+
 def _dropout(setup: Setup) -> str:
     """What a sample's dropout follows: its place in a worker's micro-batch, or the sample itself."""
     if not setup.has_dropout:
@@ -191,6 +197,7 @@ _ROWS = (
     _Row("clipping_scope", _clipping_scope, _COMPARABLE, "each worker shortens its own gradient"),
     _Row("evaluation", _evaluation, NOT_COMPARABLE, "other weights are judged, or by another measure"),
     _Row("sync", _sync, _COMPARABLE, "replicas drift apart in between"),
+    _Row("wire", _wire, _COMPARABLE, "what workers exchange is rounded"),
     _Row(
         "seed",
         lambda s: s.config.seed,

@@ -106,7 +106,13 @@ def check_local_phases(config: Config, plan: Plan) -> None:
             f"sync.k={plan.k} is more than the {plan.optimizer_steps} optimizer steps of this run, whose workers would "
             f"never meet before its end: set sync.k={plan.optimizer_steps} or less"
         )
-    sync_steps(plan, config.sync, config.schedule)
+    steps = sync_steps(plan, config.sync, config.schedule)
+    local = plan.optimizer_steps - steps.first_local
+    if steps.first_local and 0 < local < plan.k:
+        raise UserError(
+            f"sync.k={plan.k} is more than the {local} optimizer steps that sync.schedule=post_local leaves to local "
+            f"phases: set sync.k={local} or less, or a smaller sync.synchronous_share"
+        )
     if every is not None and every % plan.k and config.sync.schedule is SyncSchedule.constant:
         below = every // plan.k * plan.k
         near = [size for size in (below, below + plan.k) if size]

@@ -109,7 +109,6 @@ class Loop:
         self.meter.begin("communication")
         changed = self.policy.finish()
         self.flush()
-        self._log_synchronisations()
         if changed or self._evaluated_at != self.optimizer_step:
             self._evaluate()
         self.close_ledger()
@@ -245,7 +244,7 @@ class Loop:
         compiled = self.compilations.total()
         compiling = {"compile/count": compiled.count, "compile/seconds": compiled.seconds} if compiled else {}
         phases = {f"step/{phase}_s": seconds for phase, seconds in self.meter.step_seconds.items()}
-        self._log(records[-1].step, _known({**speed, **communication, **compiling, **phases}))
+        self._log(self.optimizer_step, _known({**speed, **communication, **compiling, **phases}))
 
     def _log_synchronisations(self) -> None:
         """Log what local phases came to, on rank 0."""
@@ -310,6 +309,7 @@ class Loop:
             "meter": self.meter.state_dict(),
             "best": self.best.state_dict(),
             "optimizer_step": self.optimizer_step,
+            "synchronisations": self.synchronisations,
             "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
             "random": random_state(),
             "device_random": self.backend.random_state(),
@@ -331,6 +331,7 @@ class Loop:
         ):
             getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
+        self.synchronisations = list(state["synchronisations"])
         self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
         restore_random_state(state["random"])
         self.backend.restore_random_state(state["device_random"])

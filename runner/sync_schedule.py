@@ -56,13 +56,14 @@ def _quadratic(plan: Plan, sync: Sync, schedule: Schedule) -> Iterator[int]:
 
     Gu et al. 2024, "A Quadratic Synchronization Rule for Distributed Deep Learning".
     """
-    alpha = plan.lr * sync.k**0.5 if sync.qsr_alpha is None else sync.qsr_alpha
+    # Squared, since the default's root would make a whole number of steps a little less than it is.
+    alpha_squared = plan.lr**2 * sync.k if sync.qsr_alpha is None else sync.qsr_alpha**2
     lr = _lr_after_warmup(plan, schedule)
     step = 0
     while True:
         rate = lr(step)
         # Where the learning rate has come to nothing the rule asks for a phase without end.
-        length = max(sync.k, int((alpha / rate) ** 2)) if rate > 0 else plan.optimizer_steps
+        length = max(sync.k, int(alpha_squared / rate**2 * (1 + 1e-12))) if rate > 0 else plan.optimizer_steps
         step += length
         if step > plan.optimizer_steps:
             return

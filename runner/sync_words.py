@@ -7,17 +7,27 @@ from runner.plan import Plan
 from runner.schema import Schedule, Sync
 from runner.sync_schedule import sync_steps
 
+_PRESETS: dict[tuple[object, ...], str] = {(0.7, 0.9, True, False): "diloco", (1.0, 0.7, False, True): "slowmo"}
+
 
 def sync_words(sync: Sync) -> list[str]:
     """The policy in a few words, what is as usual left out: `["outer", "k=8", "bf16 wire"]`."""
+    policy = [] if sync.policy is SyncPolicyName.periodic or sync.averages_gradients_always else [_policy(sync)]
+    k = [f"k={sync.k}"] if sync.k > 1 or policy else []
+    return [*policy, *k, *_ways(sync)]
+
+
+def sync_name(sync: Sync) -> str:
+    """The policy and everything about it but k: `periodic, overlap=8, bf16 wire`."""
+    return ", ".join([_policy(sync), *_ways(sync)])
+
+
+def _ways(sync: Sync) -> list[str]:
+    """When and in which form, as far as it is unusual."""
     words = []
-    if sync.policy is not SyncPolicyName.periodic and not sync.averages_gradients_always:
-        slow_momentum = sync.policy is SyncPolicyName.outer and sync.outer_per_lr
-        words.append("slowmo" if slow_momentum else sync.policy.name)
-    if sync.k > 1 or words:
-        words.append(f"k={sync.k}")
     if sync.schedule is not SyncSchedule.constant:
-        words.append(sync.schedule.name)
+        own = sync.synchronous_share if sync.schedule is SyncSchedule.post_local else sync.qsr_alpha
+        words.append(sync.schedule.name + (f"={own:g}" if own is not None else ""))
     if sync.average is Average.weights_and_moments:
         words.append("moments")
     if sync.overlap:
@@ -27,11 +37,20 @@ def sync_words(sync: Sync) -> list[str]:
     return words
 
 
+def _policy(sync: Sync) -> str:
+    if sync.policy is not SyncPolicyName.outer:
+        return sync.policy.name
+    values = (sync.outer_lr, sync.outer_momentum, sync.outer_nesterov, sync.outer_per_lr)
+    if values in _PRESETS:
+        return _PRESETS[values]
+    kind = f"{' nesterov' if sync.outer_nesterov else ''}{' per lr' if sync.outer_per_lr else ''}"
+    return f"outer lr={sync.outer_lr:g} momentum={sync.outer_momentum:g}{kind}"
+
+
 def sync_sentence(sync: Sync, batch_length_sorted: bool) -> str:
-    """All that decides what workers know of each other, for the certificate."""
-    wire = "" if sync.compress is Compress.none else f", {sync.compress.name} on the way"
+    """When workers meet and what they bring together, for the certificate."""
     if sync.averages_gradients_always:
-        return f"every step{wire}"
+        return "every step"
     what = {
         SyncPolicyName.periodic: "weights",
         SyncPolicyName.accumulated: "collected updates",
@@ -56,7 +75,7 @@ def sync_sentence(sync: Sync, batch_length_sorted: bool) -> str:
     late = f", {sync.steps_travelled} steps late" if sync.overlap else ""
     # Workers that step alone are not indifferent to which samples are theirs.
     dealt = ", dealt by length" if batch_length_sorted else ""
-    return f"{what} {often}{late}{wire}{dealt}"
+    return f"{what} {often}{late}{dealt}"
 
 
 def window_words(plan: Plan, sync: Sync, schedule: Schedule) -> str:

@@ -30,11 +30,11 @@ class Compiling(TorchBackend):
         vars(self).update(vars(host))
         self._known: set[tuple[int, ...]] = set()
 
-    def data_parallel(self, model: nn.Module) -> nn.Module:
+    def data_parallel(self, model: nn.Module, wire: torch.dtype | None) -> nn.Module:
         return model
 
     @torch.no_grad()
-    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def average_gradients(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
         for parameter in parameters:
             if parameter.grad is not None:
                 self.all_reduce(parameter.grad).div_(self.world_size)

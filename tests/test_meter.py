@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -30,6 +30,10 @@ class Lonely:
 
     def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
         return [float(number) for number in numbers]
+
+    def start_sum_numbers(self, numbers: Sequence[Tensor]) -> Callable[[], list[float]]:
+        summed = self.sum_numbers(numbers)
+        return lambda: summed
 
     def stamp(self) -> float | None:
         return None if self._compiles else self.now
@@ -135,3 +139,21 @@ def test_a_compiled_step_has_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     train(meter, 1)
     assert meter.step_seconds == {}
     assert meter.mean_step_seconds is None
+
+
+def test_losses_that_nobody_waits_for_come_with_the_next_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is told once, in order, by the last reduction that waits at the latest; the speed is the same."""
+    here = Lonely(monkeypatch, compiles=False)
+    meter = Meter(here)  # type: ignore[arg-type]
+    told = []
+    for number in (1, 2, 3):
+        here.go_on(5)
+        meter.add(number, torch.tensor(2.0), torch.tensor(10), 10, 1e-3, 10, 10 * number)
+        told.append([record.step for record in meter.reduce(wait=False)])
+    told.append([record.step for record in meter.reduce()])
+    assert told == [[], [1], [2], [3]]
+    assert meter.reduce() == []
+    assert meter.samples_per_s == pytest.approx(2)
+    assert (meter.timed_samples, meter.timed_seconds) == (20, pytest.approx(10))
+    assert (meter.loss_total, meter.count_total) == (6.0, 30)
+    meter.state_dict()

@@ -82,6 +82,10 @@ def test_workers_have_to_meet_before_the_end() -> None:
     with pytest.raises(UserError, match=r"^sync\.k=31 is more than the 30 optimizer steps .* set sync\.k=30 or less$"):
         prepare(config("max_steps=30 sync.k=31"))
     assert prepare(config("max_steps=30 sync.k=30")).plan.k == 30
+    with pytest.raises(
+        UserError, match=r"^sync\.k=16 is more than the 15 optimizer steps that sync\.schedule=post_local"
+    ):
+        prepare(config("max_steps=30 sync.k=16 sync.schedule=post_local"))
     assert prepare(config("device=cpu max_steps=30 sync.k=31")).plan.k == 31
 
 

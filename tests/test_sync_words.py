@@ -20,7 +20,10 @@ def prepared(overrides: str) -> Experiment:
         ("sync.k=4", ["k=4"]),
         ("sync=gradients sync.k=1", []),
         ("sync=gradients", ["gradients", "k=16"]),
-        ("sync=outer sync.k=8", ["outer", "k=8"]),
+        ("sync=outer sync.k=8", ["diloco", "k=8"]),
+        ("sync=outer sync.k=8 sync.outer_lr=0.5", ["outer lr=0.5 momentum=0.9 nesterov", "k=8"]),
+        ("sync.k=4 sync.schedule=post_local sync.synchronous_share=0.2", ["k=4", "post_local=0.2"]),
+        ("sync.k=4 sync.schedule=qsr sync.qsr_alpha=0.01", ["k=4", "qsr=0.01"]),
         ("sync=slowmo sync.k=8", ["slowmo", "k=8"]),
         ("sync=accumulated sync.k=1", ["accumulated", "k=1"]),
         ("sync.compress=bf16", ["bf16 wire"]),
@@ -68,7 +71,6 @@ def sync_row(overrides: str) -> tuple[str, bool]:
     [
         ("sync.k=4", "weights every 4 steps, dealt by length"),
         ("sync.k=4 batch.length_sorted=false", "weights every 4 steps"),
-        ("sync.compress=bf16", "every step, bf16 on the way"),
         ("sync=gradients", "gradients, replicas never made equal every 16 steps, dealt by length"),
         ("sync=outer", "updates, outer SGD of lr 0.7, momentum 0.9, nesterov every 16 steps, dealt by length"),
         (
@@ -84,6 +86,13 @@ def sync_row(overrides: str) -> tuple[str, bool]:
 def test_the_certificate_says_all_of_it(overrides: str, said: str) -> None:
     """Whatever decides what workers know of each other is named, and is no baseline's."""
     assert sync_row(overrides) == (said, False)
+
+
+def test_a_compressed_wire_is_named_by_itself() -> None:
+    """Nothing drifts with k = 1, but gradients are rounded."""
+    different = [p.name for p in prepared("sync.compress=bf16").certificate.properties if not p.equal]
+    assert "wire" in different
+    assert "sync" not in different
 
 
 def test_the_baseline_synchronises_every_step() -> None:

@@ -83,7 +83,8 @@ class TorchBackend:
     def start_all_reduce(self, tensor: Tensor, beside: bool) -> Callable[[], float | None]:
         if beside and self._beside is None:
             # A group of its own: within one, nccl would let every small collective wait for this large one.
-            self._beside = dist.new_group(timeout=_TIMEOUT)
+            with _quiet_gloo():
+                self._beside = dist.new_group(timeout=_TIMEOUT)
         self.synchronize()
         start, ended = time.perf_counter(), list[float]()
         work = dist.all_reduce(tensor, group=self._beside if beside else None, async_op=True)
@@ -211,7 +212,8 @@ class TorchBackend:
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            # Of this stream alone: an average that travels beside is nothing to wait for.
+            torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
         # A DDP wrapper that dies after the process group can hang in the group's destructor: collect it first, and

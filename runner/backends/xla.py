@@ -145,8 +145,6 @@ class XlaBackend:
 
     def start_all_reduce(self, tensor: Tensor, beside: bool) -> Callable[[], float | None]:
         # On a TPU this is a part of the program, which runs while the host records the next; elsewhere it waits.
-        self.mark_step()
-        self.synchronize()
         start = time.perf_counter()
         self.all_reduce(tensor)
         self.mark_step()

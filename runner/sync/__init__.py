@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.backends import Backend
@@ -17,7 +17,7 @@ from runner.sync.moments import Moments
 from runner.sync.outer import Assign, OuterSgd
 from runner.sync.post_local import PostLocal
 from runner.sync.protocol import StepFacts, SyncPolicy, SyncStats
-from runner.sync.replica import MakeRule
+from runner.sync.replica import MakeRule, running_statistics
 from runner.sync.synchronous import Synchronous
 from runner.sync.telemetry import SyncRecord
 from runner.sync.updates import CollectedUpdates, MovingUpdates
@@ -32,27 +32,32 @@ def build_sync_policy(
 ) -> SyncPolicy:
     """The policy that a configuration names. One worker has nobody to synchronise with and is always synchronous."""
     sync, steps = config.sync, sync_steps(plan, config.sync, config.schedule)
+    buffers = running_statistics(model)
 
     def local() -> SyncPolicy:
-        return _local(sync, steps, model, optimizer, backend)
+        return _local(sync, steps, model, buffers, optimizer, backend)
 
     if steps.first_local == 0:
         return local()
-    synchronous = Synchronous(model, backend, wire_dtype(sync.compress))
+    synchronous = Synchronous(model, buffers, backend, wire_dtype(sync.compress))
     if steps.first_local >= plan.optimizer_steps:
         return synchronous
     return PostLocal(synchronous, local, steps.first_local)
 
 
-def _local(sync: Sync, steps: SyncSteps, model: nn.Module, optimizer: Optimizer, backend: Backend) -> SyncPolicy:
+def _local(
+    sync: Sync, steps: SyncSteps, model: nn.Module, buffers: list[Tensor], optimizer: Optimizer, backend: Backend
+) -> SyncPolicy:
     """The policy of local phases."""
     if sync.policy is SyncPolicyName.gradients:
-        return PeriodicGradients(model, backend, sync.compress, steps.due)
+        return PeriodicGradients(model, buffers, backend, sync.compress, steps.due)
     moments = None
     if sync.average is Average.weights_and_moments:
         moments = Moments(optimizer, [p for p in model.parameters() if p.requires_grad])
     updates = CollectedUpdates if sync.policy is SyncPolicyName.accumulated else MovingUpdates
-    return LocalPhases(model, backend, sync.compress, steps.due, _rule(sync), updates, sync.steps_travelled, moments)
+    return LocalPhases(
+        model, buffers, backend, sync.compress, steps.due, _rule(sync), updates, sync.steps_travelled, moments
+    )
 
 
 def _rule(sync: Sync) -> MakeRule:

@@ -41,9 +41,10 @@ class Exchange:
         self._backend, self._beside = backend, beside
         self._wire = Wire(backend, compress, memory, in_place=not beside)
         self._tail = slice(replica.tail, replica.tail + slots(backend.world_size))
-        device = memory.device
-        measured, rest = parts(0, replica.weights_end, device), parts(replica.weights_end, replica.tail, device)
-        self._parts = [*((part, True) for part in measured), *((part, False) for part in rest)]
+        # No part lies in two regions, since these are treated differently. Drift is told of the first: the weights.
+        self._parts = [
+            (part, start == 0) for start, stop in replica.regions for part in parts(start, stop, memory.device)
+        ]
         self._travelling: _Travelling | None = None
         self.books = Books()
         if beside:
@@ -108,4 +109,4 @@ class Exchange:
         if (there := state["travelling"]) is not None:
             self._wire.buffer.copy_(there["vector"])
             window, length = Window(**there["window"]), there["length"].to(self._wire.buffer.device)
-            self._travelling = _Travelling(Transfer.ended(there["bytes"]), window, length)
+            self._travelling = _Travelling(Transfer.ended(there["bytes"], self._backend), window, length)

@@ -45,11 +45,14 @@ class FlatTensors:
                 tensor.data = view
 
     def views(self) -> list[Tensor]:
-        """The memory's parts, in the tensors' shapes."""
-        return [
-            self.memory[offset : offset + tensor.numel()].view(tensor.shape)
-            for offset, tensor in zip(self._offsets, self._tensors, strict=True)
-        ]
+        """The memory's parts, in the tensors' shapes, and with their strides, which an optimizer's moments share."""
+        return [self._view(*one) for one in zip(self._offsets, self._tensors, strict=True)]
+
+    def _view(self, offset: int, tensor: Tensor) -> Tensor:
+        if tensor.is_contiguous():
+            return self.memory[offset : offset + tensor.numel()].view(tensor.shape)
+        # A new tensor like it has its strides without gaps between elements.
+        return self.memory.as_strided(tensor.shape, torch.empty_like(tensor).stride(), offset)
 
     @property
     def bounds(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -31,11 +31,13 @@ class PeriodicGradients:
     communicates_in_backward = False
     overlaps = False
 
-    def __init__(self, model: nn.Module, backend: Backend, compress: Compress, due: Collection[int]) -> None:
+    def __init__(
+        self, model: nn.Module, buffers: Sequence[Tensor], backend: Backend, compress: Compress, due: Collection[int]
+    ) -> None:
         self.forward_model = model
         self._backend, self._due = backend, due
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self._buffers = buffers
         self._stride = -(-sum(p.numel() for p in self._parameters) // _SAMPLE)
         self._start = self._sample()
         room = torch.zeros(slots(backend.world_size), dtype=self._start.dtype, device=self._start.device)
@@ -98,6 +100,7 @@ class PeriodicGradients:
         yield
         with torch.no_grad():
             torch._foreach_copy_(self._tensors(), own)
+        self._backend.mark_step()
 
     def finish(self) -> bool:
         self._take_from_worker_0()

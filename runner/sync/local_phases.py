@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.choices import Compress
@@ -32,7 +32,7 @@ class LocalPhases:
     assign the mean is local SGD itself.
 
     `delay`: optimizer steps that run while an average travels (Wang et al. 2020, "Overlap Local-SGD"): what they have
-    learnt is kept, on top of the new common weights. 0: everybody waits. `moments`: averaged with the weights.
+    learnt is kept, on top of the new common weights. 0: everybody waits. `buffers` and `moments` are averaged, too.
     """
 
     communicates_in_backward = False
@@ -40,6 +40,7 @@ class LocalPhases:
     def __init__(
         self,
         model: nn.Module,
+        buffers: Sequence[Tensor],
         backend: Backend,
         compress: Compress,
         due: Collection[int],
@@ -50,7 +51,9 @@ class LocalPhases:
     ) -> None:
         self.forward_model = model
         self._backend, self._due, self._delay, self._moments = backend, due, delay, moments
-        self._replica = Replica(model, backend, make_rule, moments.tensors if moments is not None else [])
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        further = moments.tensors if moments is not None else []
+        self._replica = Replica(parameters, buffers, backend, make_rule, further)
         self._updates = make_updates(self._replica, backend, delay > 0)
         self._exchange = Exchange(backend, compress, self._replica, beside=delay > 0)
         self._window = Window()

@@ -37,7 +37,6 @@ class PostLocal:
         return self._policy.forward_model
 
     def _change(self) -> None:
-        self._policy.finish()
         self._before = self._policy.stats()
         self._policy.close()
         self._policy = self._make_second()
@@ -58,6 +57,7 @@ class PostLocal:
     def after_step(self, facts: StepFacts) -> bool:
         common = self._policy.after_step(facts)
         if facts.step + 1 == self._first_local:
+            self._policy.finish()
             self._change()
         return common
 

@@ -21,6 +21,14 @@ MakeRule = Callable[[Tensor], Rule]
 State = tuple[Tensor | None, Tensor | None]
 
 
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Floating-point buffers, on which replicas have to agree as on weights; not masks: infinities have no mean.
+
+    To be asked of a new model, which is the same on all workers.
+    """
+    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
+
+
 class Replica:
     """The vector is [weights | floating-point buffers | further tensors | room for telemetry].
 
@@ -28,9 +36,15 @@ class Replica:
     on. The common state is what all workers shared last; `length`: the norm of its weights.
     """
 
-    def __init__(self, model: nn.Module, backend: Backend, make_rule: MakeRule, further: Sequence[Tensor] = ()) -> None:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        buffers = [b for b in model.buffers() if b.is_floating_point()]
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        backend: Backend,
+        make_rule: MakeRule,
+        further: Sequence[Tensor] = (),
+    ) -> None:
+        self._backend = backend
         room = torch.zeros(slots(backend.world_size), dtype=parameters[0].dtype, device=parameters[0].device)
         self._flat = FlatTensors([*parameters, *buffers, *further, room], live=not backend.compiles)
         bounds = self._flat.bounds
@@ -41,6 +55,11 @@ class Replica:
         self.rule = make_rule(memory[: self.weights_end].clone())
         self._common_buffers = self.buffers().clone()
         self.length = torch.linalg.vector_norm(self.rule.weights)
+
+    @property
+    def regions(self) -> list[tuple[int, int]]:
+        """Where weights, buffers and further tensors begin and end."""
+        return [(0, self.weights_end), (self.weights_end, self._state_end), (self._state_end, self.tail)]
 
     def pack(self) -> Tensor:
         """The whole vector: the memory of the weights itself where tensors can share it."""
@@ -103,10 +122,12 @@ class Replica:
         with torch.no_grad():
             own = self.pack()[: self._state_end].clone()
             self.take_common()
+            self._backend.mark_step()
         yield
         with torch.no_grad():
             self._flat.memory[: self._state_end].copy_(own)
             self.unpack()
+            self._backend.mark_step()
 
     def release(self) -> None:
         """Give the model's tensors memory of their own again."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.backends import Backend
@@ -25,12 +25,14 @@ class Synchronous:
     communicates_in_backward = True
     overlaps = False
 
-    def __init__(self, model: nn.Module, backend: Backend, wire: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, buffers: Sequence[Tensor], backend: Backend, wire: torch.dtype | None = None
+    ) -> None:
         self._backend, self._wire = backend, wire
         self.forward_model = backend.data_parallel(model, wire)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self._buffers = buffers if backend.world_size > 1 else []
+        self._buffers = list(buffers) if backend.world_size > 1 else []
+        self._buffers_at_first = [buffer.clone() for buffer in self._buffers]
         if isinstance(self.forward_model, DistributedDataParallel):
             # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
             self.forward_model._set_ddp_runtime_logging_sample_rate(10)
@@ -65,19 +67,25 @@ class Synchronous:
         yield
         for buffer, before in zip(self._buffers, own, strict=True):
             buffer.copy_(before)
+        if own:
+            self._backend.mark_step()
 
     def finish(self) -> bool:
         self._average_buffers()
-        return bool(self._buffers)
+        return False
 
     @torch.no_grad()
     def _average_buffers(self) -> None:
         """Running statistics are each worker's own while it trains, and nothing that gradients could make common."""
         if not self._buffers:
             return
+        # What they have changed by, so that constants among them stay what they are.
+        torch._foreach_sub_(self._buffers, self._buffers_at_first)
         flat = FlatTensors(self._buffers, live=False)
+        self._backend.mark_step()
         self._backend.all_reduce(flat.pack()).div_(self._backend.world_size)
         flat.unpack()
+        torch._foreach_add_(self._buffers, self._buffers_at_first)
         self._backend.mark_step()
 
     def agree_on_scale(self, scale: float) -> float:

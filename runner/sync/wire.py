@@ -26,6 +26,7 @@ class Transfer:
     """A sum under way, and what it cost so far."""
 
     bytes: int
+    _backend: Backend = field(repr=False)
     _wait: Callable[[], float | None] = field(repr=False)
     seconds: float | None = None
     stall_seconds: float = 0.0
@@ -35,15 +36,17 @@ class Transfer:
         """Wait for the sum, unless it is here."""
         if self.arrived:
             return
+        if not self._backend.compiles:  # whose host waits for nothing here
+            self._backend.synchronize()
         start = time.perf_counter()
         self.seconds = self._wait()
         self.stall_seconds += time.perf_counter() - start
         self.arrived = True
 
     @staticmethod
-    def ended(size: int) -> Transfer:
+    def ended(size: int, backend: Backend) -> Transfer:
         """One of `size` bytes that arrived before the training was interrupted."""
-        return Transfer(size, lambda: 0.0, seconds=0.0, arrived=True)
+        return Transfer(size, backend, lambda: 0.0, seconds=0.0, arrived=True)
 
 
 class Wire:
@@ -89,9 +92,11 @@ class Wire:
     def send(self, wait: bool) -> Transfer:
         """Start to sum the vector, which is to be left alone until the sum has arrived; `wait` for it."""
         size = self.buffer.numel() * self.buffer.element_size()
+        self._backend.mark_step()
+        self._backend.synchronize()  # what was asked of the device before is no communication
         start = time.perf_counter()
         arrival = self._backend.start_all_reduce(self.buffer, beside=not wait)
-        transfer = Transfer(size, arrival, stall_seconds=time.perf_counter() - start)
+        transfer = Transfer(size, self._backend, arrival, stall_seconds=time.perf_counter() - start)
         if wait:
             transfer.arrive()
         return transfer

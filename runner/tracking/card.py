@@ -15,6 +15,7 @@ from typing import Any
 from runner.commit import git_commit
 from runner.errors import UserError, first_line
 from runner.experiment import Experiment
+from runner.sync_words import sync_name
 from runner.tracking.secrets import masked
 
 FILE_NAME = "tracking.json"
@@ -85,12 +86,8 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "accumulation_steps": plan.accumulation_steps,
         "global_batch": plan.global_batch,
-        "sync": config.sync.policy.name,
+        "sync": sync_name(config.sync),
         "k": plan.k,
-        "sync_schedule": config.sync.schedule.name,
-        "sync_average": config.sync.average.name,
-        "sync_compress": config.sync.compress.name,
-        "sync_overlap": config.sync.steps_travelled,
         "precision": config.precision.name.name,
         "optimizer": config.optimizer.name.name,
         "lr": plan.lr,

@@ -12,6 +12,7 @@ from runner.backends import Backend
 from runner.choices import Compress
 from runner.sync import StepFacts, SyncPolicy
 from runner.sync.local_phases import LocalPhases
+from runner.sync.replica import running_statistics
 from runner.sync.updates import CollectedUpdates, MovingUpdates
 from tests.pool import WorkerPool
 
@@ -20,7 +21,7 @@ FLOATS = ("weight", "bias", "running_mean", "running_var")
 
 def make(name: str, model: nn.Module, backend: Backend, due: Iterable[int]) -> SyncPolicy:
     updates = {"moving": MovingUpdates, "collected": CollectedUpdates}[name]
-    return LocalPhases(model, backend, Compress.none, frozenset(due), make_updates=updates)
+    return LocalPhases(model, running_statistics(model), backend, Compress.none, frozenset(due), make_updates=updates)
 
 
 def move(model: nn.Module, by: float) -> None:

@@ -12,6 +12,7 @@ import torch
 from runner.backends import Backend
 from tests.pool import WorkerPool
 from tests.replicas import make_loop, outcome, train
+from tests.sync.batch_norm_recipe import BATCH_NORM
 from tests.sync.reference import ADAMW, SGD, largest_difference
 from tests.sync.simulation import DILOCO, SLOWMO, Sync
 
@@ -56,6 +57,7 @@ def train_both_ways(backend: Backend, overrides: list[str], stops: tuple[int, ..
         (replace(LATE, average="weights_and_moments"), ADAMW, (2, 4, 5)),
         (replace(LATE, policy="outer", overlap=True, delay=2), ADAMW, (3, 4, 7, 8, 9)),
         (replace(LATE, policy="gradients"), SGD, (2, 4, 5)),
+        (LATE, [*SGD, *BATCH_NORM], (2, 4, 6)),
         (Sync("accumulated", k=2, schedule="qsr"), [*SGD, "schedule.warmup_share=0.3"], (3, 5, 8)),
         (Sync(k=4, overlap=True, delay=2, compress="bf16"), ADAMW, (4, 5, 6)),
         (Sync("accumulated", k=3, overlap=True, delay=3), SGD, (4, 6, 9, 10)),

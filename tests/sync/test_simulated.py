@@ -84,6 +84,7 @@ CASES = [
     Case(2, replace(QSR, policy="outer", outer_per_lr=True, overlap=True), [*SGD, *WARM]),
     # running statistics
     Case(2, replace(LATE, k=3), [*SGD, *BATCH_NORM]),
+    Case(2, Sync(k=3, average=ALL), [*SGD, *BATCH_NORM]),
     Case(2, Sync("accumulated", k=3, overlap=True, delay=3), [*SGD, *BATCH_NORM]),
     Case(2, Sync("outer", k=3, overlap=True), [*SGD, *BATCH_NORM]),
     # compress

@@ -64,12 +64,12 @@ def _dropped_tail(loop: Loop, backend: Backend) -> Any:
 
 def _gradients_halved(loop: Loop, backend: Backend) -> Any:
     right = loop.policy.loss_divisor
-    return mock.patch.object(loop.policy, "loss_divisor", lambda local, whole: 2 * right(local, whole))
+    return mock.patch.object(loop.policy, "loss_divisor", lambda facts: 2 * right(facts))
 
 
 def _mean_of_means(loop: Loop, backend: Backend) -> Any:
     # Each worker divides by its own count, and DDP averages over workers.
-    return mock.patch.object(loop.policy, "loss_divisor", lambda local, whole: max(local, 1))
+    return mock.patch.object(loop.policy, "loss_divisor", lambda facts: max(facts.local_count, 1))
 
 
 def _learning_rate_scaled_twice(loop: Loop, backend: Backend) -> Any:

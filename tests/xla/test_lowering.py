@@ -12,8 +12,10 @@ import torch_xla
 from torch_xla.debug import metrics
 
 from runner.backends.xla import XlaBackend, compiled_all_reduce, host_all_reduce
+from runner.choices import Compress
 from runner.loop import Loop
-from runner.sync import PeriodicAveraging
+from runner.sync import StepFacts
+from runner.sync.local_phases import LocalPhases
 from runner.worker import build_loop
 from tests.replicas import tiny_job
 
@@ -69,7 +71,8 @@ def lowered(overrides: list[str], all_reduce: Any, executed: int = 0, rank: int 
         marks += 1
         if marks > executed:
             gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
-            hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters(), *gradients])
+            travelling = [replica._flat.memory] if (replica := getattr(loop.policy, "_replica", None)) else []
+            hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters(), *gradients, *travelling])
             raise _Lowered
         torch_xla.sync()
 
@@ -140,11 +143,11 @@ def test_a_local_step_has_no_collective() -> None:
 
 
 def test_an_average_is_one_program_with_one_all_reduce() -> None:
-    """The fourth step is followed by a program of its own: one all-reduce of all weights over all eight workers."""
-    hlo, loop = lowered(["optimizer=sgd", "sync.k=4"], compiled_all_reduce(WORKERS), executed=4)
+    """The fourth step is followed by one that packs, and by one program with one all-reduce of all weights."""
+    hlo, loop = lowered(["optimizer=sgd", "sync.k=4"], compiled_all_reduce(WORKERS), executed=5)
     (reduction,) = all_reduces(hlo)
     assert f"replica_groups={EIGHT}" in reduction
-    assert f"f32[{sum(p.numel() for p in loop.model.parameters())}]" in reduction
+    assert f"f32[{len(loop.policy._replica._flat.memory)}]" in reduction
     assert " dot(" not in hlo
     assert not HOST_TRAFFIC.search(hlo)
 
@@ -156,10 +159,10 @@ def test_an_average_is_the_same_program_whatever_a_worker_has_trained_on(tensors
     for own_count in (0, 6, 7, 48):
         backend = XlaBackend(_Host(), torch_xla.device(), compiled_all_reduce(WORKERS))  # type: ignore[arg-type]
         model = torch.nn.Linear(3, 2, bias=tensors == 2).to(backend.device)
-        policy = PeriodicAveraging(model, backend, 4)
+        policy = LocalPhases(model, [], backend, Compress.none, {3})
         torch_xla.sync()
         backend.mark_step = lambda: None  # type: ignore[method-assign]  # it would be executed
-        policy.after_step(3, own_count, 48)
+        policy.after_step(StepFacts(3, own_count, 48, 0.1))
         programs.add(_unnumbered(torch_xla._XLAC._get_xla_tensors_hlo([*model.parameters()])))
         torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
     (program,) = programs
