@@ -102,6 +102,7 @@ def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless
             loop.recipe, "collate", lambda rows, prepared, length: collate(rows, prepared, length + next(more))
         )
     loop.train()
+    loop.finish()
     compiled = loop.compilations.total()
     assert compiled is not None
     loop.policy.close()

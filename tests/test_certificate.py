@@ -80,6 +80,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
     ),
     ("evaluation", NOT_COMPARABLE, {}, {"overrides": "evaluation.keep_best=true"}, set()),
     ("sync", COMPARABLE, {"overrides": "sync.k=2", "workers": 2}, {"overrides": "sync.k=4", "workers": 2}, set()),
+    ("wire", COMPARABLE, {"workers": 2}, {"overrides": "sync.compress=bf16", "workers": 2}, set()),
     ("seed", NOT_COMPARABLE, {}, {"overrides": "seed=1"}, {"data_order"}),
     ("dropout", COMPARABLE, {}, {"overrides": "equivalence=exact"}, set()),
     ("precision", COMPARABLE, {}, {"overrides": "precision=bf16"}, set()),
