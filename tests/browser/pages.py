@@ -98,7 +98,13 @@ def use_as_x_axis(page: Page, card: Locator, metric: str) -> None:
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("radio", name="Metric").check()
     dialog.get_by_role("combobox").first.click()
-    page.locator(".du-bois-light-select-item-option-content", has_text=metric).click()
+    options = page.locator(".du-bois-light-select-item-option-content")
+    options.first.wait_for()
+    for _ in range(100):  # the page has only those options in it that are in view: go down to the metric
+        if options.filter(has_text=metric).count():
+            break
+        page.keyboard.press("ArrowDown")
+    options.filter(has_text=metric).click()
     page.get_by_role("button", name="Save changes").click()
     dialog.wait_for(state="hidden")
 
