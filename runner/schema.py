@@ -22,7 +22,6 @@ from runner.choices import (
     AccumulationMode,
     Average,
     BatchMode,
-    Compress,
     DeviceKind,
     EquivalenceMode,
     Goal,
@@ -34,11 +33,10 @@ from runner.choices import (
     ScalingRule,
     ScheduleName,
     SyncPolicyName,
-    SyncSchedule,
     TrackerName,
 )
 from runner.errors import require
-from runner.sync_rules import check_sync
+from runner.sync_settings import Sync
 
 
 @dataclass(frozen=True)
@@ -118,47 +116,6 @@ class Precision:
     """Arithmetic of forward and backward; weights and optimizer stay in fp32 (fp64 under fp64)."""
 
     name: PrecisionName = MISSING
-
-
-@dataclass(frozen=True)
-class Sync:
-    """When and how replicas are brought together. `k`: optimizer steps between two synchronisations, at the least.
-
-    `average`: whether the optimizer's moments are averaged like the weights. `schedule`: of the local phases' length;
-    `synchronous_share`: share of the samples that `post_local` trains on fully synchronously; `qsr_alpha`: the learning
-    rate, times the root of a length, below which `qsr` makes phases longer than `k`. `compress`: the numbers' form on
-    the way. `overlap`: an average travels while the next `delay` optimizer steps run. `outer_*`: the outer SGD, whose
-    pseudo-gradient `outer_per_lr` divides by the learning rate.
-    """
-
-    policy: SyncPolicyName = MISSING
-    k: int = MISSING
-    average: Average = Average.weights
-    schedule: SyncSchedule = SyncSchedule.constant
-    synchronous_share: float | None = None
-    qsr_alpha: float | None = None
-    compress: Compress = Compress.none
-    overlap: bool = False
-    delay: int | None = None
-    outer_lr: float | None = None
-    outer_momentum: float | None = None
-    outer_nesterov: bool | None = None
-    outer_per_lr: bool | None = None
-
-    @property
-    def averages_gradients_always(self) -> bool:
-        """Whether this is fully synchronous training from the first step to the last."""
-        return self.k == 1 and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
-
-    @property
-    def steps_travelled(self) -> int:
-        """Optimizer steps that run while an average travels; 0: none, everybody waits for it."""
-        if not self.overlap:
-            return 0
-        return self.delay if self.delay is not None else -(-self.k // 2)
-
-    def __post_init__(self) -> None:
-        check_sync(self)
 
 
 @dataclass(frozen=True)

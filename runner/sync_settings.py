@@ -1,21 +1,61 @@
-"""What in the group `sync` cannot be, each in one sentence."""
+"""The settings of the group `sync`, and what they cannot be, each in one sentence."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+
+from omegaconf import MISSING
 
 from runner.choices import Average, Compress, SyncPolicyName, SyncSchedule
 from runner.errors import require
 
-if TYPE_CHECKING:
-    from runner.schema import Sync
-
 _OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
 
 
-def check_sync(sync: Sync) -> None:
-    """Refuse settings that are out of range, or that do not go together. Raises UserError."""
+@dataclass(frozen=True)
+class Sync:
+    """When and how replicas are brought together. `k`: optimizer steps between two synchronisations, at the least.
+
+    `average`: whether the optimizer's moments are averaged like the weights. `schedule`: of the local phases' length;
+    `synchronous_share`: share of the samples that `post_local` trains on fully synchronously; `qsr_alpha`: the learning
+    rate, times the root of a length, below which `qsr` makes phases longer than `k`. `compress`: the numbers' form on
+    the way. `overlap`: an average travels while the next `delay` optimizer steps run. `outer_*`: the outer SGD, whose
+    pseudo-gradient `outer_per_lr` divides by the learning rate.
+    """
+
+    policy: SyncPolicyName = MISSING
+    k: int = MISSING
+    average: Average = Average.weights
+    schedule: SyncSchedule = SyncSchedule.constant
+    synchronous_share: float | None = None
+    qsr_alpha: float | None = None
+    compress: Compress = Compress.none
+    overlap: bool = False
+    delay: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    outer_nesterov: bool | None = None
+    outer_per_lr: bool | None = None
+
+    @property
+    def averages_gradients_always(self) -> bool:
+        """Whether this is fully synchronous training from the first step to the last."""
+        return self.k == 1 and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
+
+    @property
+    def steps_travelled(self) -> int:
+        """Optimizer steps that run while an average travels; 0: none, everybody waits for it."""
+        if not self.overlap:
+            return 0
+        return self.delay if self.delay is not None else -(-self.k // 2)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(sync: Sync) -> None:
+    """Refuse what is out of range, and what does not go together. Raises UserError."""
     require(sync.k >= 1, "sync.k", sync.k, "it must be at least 1 optimizer step (1 = fully synchronous)")
     _check_schedule(sync)
     _check_overlap(sync)
