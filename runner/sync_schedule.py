@@ -30,7 +30,7 @@ def sync_steps(plan: Plan, sync: Sync, schedule: Schedule) -> SyncSteps:
     if sync.averages_gradients_always or plan.world_size == 1:
         return SyncSteps(plan.optimizer_steps, frozenset())
     if sync.schedule is SyncSchedule.post_local:
-        first = _first_local(plan, 0.5 if sync.synchronous_share is None else sync.synchronous_share)
+        first = _first_local(plan, sync.share_trained_synchronously)
         return SyncSteps(first, frozenset(range(first + sync.k - 1, plan.optimizer_steps, sync.k)))
     if sync.schedule is SyncSchedule.qsr:
         return SyncSteps(0, frozenset(_quadratic(plan, sync, schedule)))

@@ -44,6 +44,11 @@ class Sync:
         return self.k == 1 and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
 
     @property
+    def share_trained_synchronously(self) -> float:
+        """Of the samples, under `post_local`."""
+        return 0.5 if self.synchronous_share is None else self.synchronous_share
+
+    @property
     def steps_travelled(self) -> int:
         """Optimizer steps that run while an average travels; 0: none, everybody waits for it."""
         if not self.overlap:

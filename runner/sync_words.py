@@ -11,7 +11,7 @@ _PRESETS: dict[tuple[object, ...], str] = {(0.7, 0.9, True, False): "diloco", (1
 
 
 def sync_words(sync: Sync) -> list[str]:
-    """The policy in a few words, what is as usual left out: `["outer", "k=8", "bf16 wire"]`."""
+    """The policy in a few words, what is as usual left out: `["diloco", "k=8", "bf16 wire"]`."""
     policy = [] if sync.policy is SyncPolicyName.periodic or sync.averages_gradients_always else [_policy(sync)]
     k = [f"k={sync.k}"] if sync.k > 1 or policy else []
     return [*policy, *k, *_ways(sync)]
@@ -51,31 +51,29 @@ def sync_sentence(sync: Sync, batch_length_sorted: bool) -> str:
     """When workers meet and what they bring together, for the certificate."""
     if sync.averages_gradients_always:
         return "every step"
-    what = {
-        SyncPolicyName.periodic: "weights",
-        SyncPolicyName.accumulated: "collected updates",
-        SyncPolicyName.gradients: "gradients, replicas never made equal",
-        SyncPolicyName.outer: f"updates, outer SGD of lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}"
-        if sync.policy is SyncPolicyName.outer
-        else "",
-    }[sync.policy]
-    if sync.outer_nesterov:
-        what += ", nesterov"
-    if sync.outer_per_lr:
-        what += ", per learning rate"
-    if sync.average is Average.weights_and_moments:
-        what = "weights and moments"
     often = f"every {sync.k} steps"
     if sync.schedule is SyncSchedule.post_local:
-        share = 0.5 if sync.synchronous_share is None else sync.synchronous_share
-        often += f" after {100 * share:g}% of the samples"
+        often += f" after {100 * sync.share_trained_synchronously:g}% of the samples"
     if sync.schedule is SyncSchedule.qsr:
         alpha = "" if sync.qsr_alpha is None else f" of alpha {sync.qsr_alpha:g}"
         often += f" and by the quadratic rule{alpha} ever more rarely"
     late = f", {sync.steps_travelled} steps late" if sync.overlap else ""
     # Workers that step alone are not indifferent to which samples are theirs.
     dealt = ", dealt by length" if batch_length_sorted else ""
-    return f"{what} {often}{late}{dealt}"
+    return f"{_what(sync)} {often}{late}{dealt}"
+
+
+def _what(sync: Sync) -> str:
+    """What workers bring together, and how."""
+    if sync.policy is SyncPolicyName.outer:
+        nesterov = ", nesterov" if sync.outer_nesterov else ""
+        per_lr = ", per learning rate" if sync.outer_per_lr else ""
+        return f"updates, outer SGD of lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}{nesterov}{per_lr}"
+    return {
+        SyncPolicyName.periodic: "weights" if sync.average is Average.weights else "weights and moments",
+        SyncPolicyName.accumulated: "collected updates",
+        SyncPolicyName.gradients: "gradients, replicas never made equal",
+    }[sync.policy]
 
 
 def window_words(plan: Plan, sync: Sync, schedule: Schedule) -> str:

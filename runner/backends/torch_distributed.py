@@ -104,11 +104,13 @@ class TorchBackend:
         return wait
 
     def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
-        together = torch.stack([number.to(self.device, torch.float64) for number in numbers])
-        return list(self.all_reduce(together).tolist())
+        return list(self.all_reduce(self._together(numbers)).tolist())
+
+    def _together(self, numbers: Sequence[Tensor]) -> Tensor:
+        return torch.stack([number.to(self.device, torch.float64) for number in numbers])
 
     def start_sum_numbers(self, numbers: Sequence[Tensor]) -> Callable[[], list[float]]:
-        together = torch.stack([number.to(self.device, torch.float64) for number in numbers])
+        together = self._together(numbers)
         wait = self.start_all_reduce(together, beside=True)
 
         def result() -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -38,8 +39,7 @@ class Books:
         return records
 
     def state_dict(self) -> dict[str, Any]:
-        stats = self.stats
-        return {"stats": (stats.synchronisations, stats.bytes, stats.seconds, stats.stall_seconds)}
+        return {"stats": dataclasses.astuple(self.stats)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.stats = SyncStats(*state["stats"])

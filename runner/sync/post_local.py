@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -80,10 +81,9 @@ class PostLocal:
         self._policy.close()
 
     def state_dict(self) -> dict[str, Any]:
-        before = self._before
         return {
             "changed": self._changed,
-            "before": (before.synchronisations, before.bytes, before.seconds, before.stall_seconds),
+            "before": dataclasses.astuple(self._before),
             "policy": self._policy.state_dict(),
         }
 
