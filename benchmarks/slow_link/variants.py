@@ -76,7 +76,8 @@ def _default_names() -> list[str]:
     """One worker first, since all others are compared with it."""
     blocking = [f"runner_k{k}" for k in KS]
     # Full synchrony overlaps with the backward pass by itself, and knows no other overlap.
-    best = ["runner_k1_bf16", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1), "runner_k16_overlap_bf16_delay4"]
+    best = ["runner_k1_bf16", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1)]
+    best += ["runner_k4_overlap_bf16_delay3", "runner_k16_overlap_bf16_delay4"]
     # Its hook for bf16 is torch's, which wants GPUs; the one for fp16 does not.
     peers = ["accelerate_one", "accelerate_ddp", "accelerate_ddp_fp16"]
     return ["one", "apart", *blocking, *best, *peers, *(f"accelerate_local_sgd_k{k}" for k in KS if k > 1)]
