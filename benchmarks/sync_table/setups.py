@@ -17,7 +17,7 @@ POLICIES = {
     "gradients": ("sync=gradients",),
     "accumulated": ("sync=accumulated",),
     "outer": ("sync=outer",),
-    "overlap-bf16": ("sync=periodic", "sync.overlap=true", "sync.delay=4", "sync.compress=bf16"),
+    "overlap-bf16": ("sync=periodic", "sync.overlap=true", "sync.compress=bf16"),
 }
 RECOMMENDED = "overlap-bf16-linear"
 ONE = "one"
