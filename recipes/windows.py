@@ -25,11 +25,12 @@ class WindowSizes:
 
 @dataclass(frozen=True)
 class Window:
-    """One row of a table. `group`, `paragraph`: numbers of the question and of its paragraph in their part. `types`: None for a model without token types.
+    """One row of a table.
 
-    `context`: first and last token that belong to the paragraph. `offsets`: [tokens, 2], characters of the paragraph
-    that a token stands for, of use inside `context` only. `answer`: first and last token of the first answer, or twice
-    the token that stands for none.
+    `group`, `paragraph`: numbers of the question and of its paragraph in their part. `types`: None for a model without
+    token types. `context`: first and last token that belong to the paragraph. `offsets`: [tokens, 2], characters of the
+    paragraph that a token stands for, of use inside `context` only. `answer`: first and last token of the first answer,
+    or twice the token that stands for none.
     """
 
     group: int
