@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from recipes.transformer import ModelSource, check_model, notes_of, outputs, save, text_batch, widened
 from runner.data.cache import Cache
-from runner.data.padding import padded
 from runner.data.table import Table, write_table
 from runner.errors import UserError, did_you_mean
 from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -74,30 +74,7 @@ class TextSource(Protocol):
         ...
 
 
-class ModelSource(Protocol):
-    """A source may have `notes`: what is to be known of its model beside the results, a sentence each."""
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training drops units at all; True where that is not known."""
-        ...
-
-    def check(self) -> None:
-        """Refuse a model that cannot be had. Raises UserError, Unavailable if it is not here."""
-        ...
-
-    def longest_input(self) -> int | None:
-        """Tokens that the model has positions for; None if that is not known before it is loaded."""
-        ...
-
-    def tokenizer_identity(self) -> str:
-        """Changes whenever the tokenizer does, apart from the texts it is made from."""
-        ...
-
-    def tokenizer(self, texts: Sequence[str]) -> Any:
-        """A transformers tokenizer with a pad token; `texts`: the training part, for vocabularies made from it."""
-        ...
-
+class ClassifierSource(ModelSource, Protocol):
     def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         """A transformers model for sequence classification, in fp32."""
         ...
@@ -144,7 +121,7 @@ class SequenceClassification:
     """
 
     data: TextSource
-    model: ModelSource
+    model: ClassifierSource
     max_length: int = 128
     metrics_shown: Sequence[str] = field(default=("accuracy",))
     padding: str = "longest"
@@ -173,7 +150,7 @@ class SequenceClassification:
     @property
     def notes(self) -> Sequence[str]:
         """What is to be known of a run beside its results, a sentence each."""
-        return list(getattr(self.model, "notes", ()))
+        return notes_of(self.model)
 
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
@@ -185,13 +162,7 @@ class SequenceClassification:
         return None if sizes is None else DataFacts(sizes[0], sizes[1], "not read", sizes[2], estimated=True)
 
     def check_model(self) -> None:
-        self.model.check()
-        limit = self.model.longest_input()
-        if limit is not None and self.max_length > limit:
-            raise UserError(
-                f"recipe.max_length={self.max_length} is more than the {limit} positions of the model: "
-                f"set recipe.max_length={limit} or less"
-            )
+        check_model(self.model, "recipe.max_length", self.max_length)
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         key = {
@@ -239,36 +210,26 @@ class SequenceClassification:
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         if self.padding == "max_length":
             length = self.max_length
-        lengths = torch.tensor([len(row) for row in rows["input_ids"]])
-        input_ids = padded(rows["input_ids"], prepared.properties["pad_id"], length)
-        batch = {
-            "input_ids": input_ids,
-            # From the lengths: a model's pad token may also be a token of the text (GPT-2's end of text is).
-            "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
-            "labels": torch.as_tensor(rows["label"], dtype=torch.int64),
-        }
-        if "token_type_ids" in rows:
-            batch["token_type_ids"] = padded(rows["token_type_ids"], 0, length)
-        return batch
+        batch = text_batch(rows, prepared.properties["pad_id"], length)
+        return {**batch, "labels": torch.as_tensor(rows["label"], dtype=torch.int64)}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         labels = batch["labels"]
-        loss_sum = cross_entropy(_logits(model, batch), labels, ignore_index=IGNORED_LABEL, reduction="sum")
+        loss_sum = cross_entropy(
+            widened(outputs(model, batch).logits), labels, ignore_index=IGNORED_LABEL, reduction="sum"
+        )
         return loss_sum, (labels != IGNORED_LABEL).sum()
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits, [samples, classes]."""
-        return _logits(model, batch)
+        return widened(outputs(model, batch).logits)
 
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         labels = torch.tensor(table.column("label"))
         return {name: METRICS[name](predictions, labels) for name in self.metric_names}
 
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
-        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+        save(model, prepared, folder)
 
 
 def _tokenized(tokenizer: Any, part: LabelledText, max_length: int) -> dict[str, list[np.ndarray]]:
@@ -285,10 +246,3 @@ def _tokenized(tokenizer: Any, part: LabelledText, max_length: int) -> dict[str,
             if name in encoded:
                 made.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in encoded[name])
     return made
-
-
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
-    logits: Tensor = model(**inputs).logits
-    # Losses and metrics of reduced-precision logits are taken in fp32; fp64 stays.
-    return logits if logits.dtype is torch.float64 else logits.float()

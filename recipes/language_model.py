@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from recipes.packing import PACKINGS, Size, expected_rows, packed, size_of, token_ids
+from recipes.transformer import ModelSource, check_model, notes_of, outputs, save, text_batch, widened
 from runner.data.cache import Cache
 from runner.data.padding import padded
 from runner.data.table import Table, write_table
@@ -64,33 +65,7 @@ class DocumentSource(Protocol):
         ...
 
 
-class LanguageModelSource(Protocol):
-    @property
-    def has_dropout(self) -> bool:
-        """Whether training drops units at all; True where that is not known."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What is to be known of the model beside its results, a sentence each."""
-        ...
-
-    def check(self) -> None:
-        """Refuse a model that cannot be had. Raises UserError, Unavailable if it is not here."""
-        ...
-
-    def longest_input(self) -> int | None:
-        """Tokens that the model has positions for; None if that is not known before it is loaded."""
-        ...
-
-    def tokenizer_identity(self) -> str:
-        """Changes whenever the tokenizer does, apart from the texts it is made from."""
-        ...
-
-    def tokenizer(self, texts: Sequence[str]) -> Any:
-        """A transformers tokenizer with a pad token; `texts`: the training part, for vocabularies made from it."""
-        ...
-
+class LanguageModelSource(ModelSource, Protocol):
     def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         """A transformers model for causal language modelling, in fp32."""
         ...
@@ -132,7 +107,7 @@ class CausalLanguageModel:
 
     @property
     def notes(self) -> Sequence[str]:
-        return self.model.notes
+        return notes_of(self.model)
 
     def facts(self, cache: Cache) -> DataFacts:
         documents = self.data.read()
@@ -175,13 +150,7 @@ class CausalLanguageModel:
         return dataclasses.replace(facts, groups="documents", train_groups=groups[0], eval_groups=groups[1])
 
     def check_model(self) -> None:
-        self.model.check()
-        limit = self.model.longest_input()
-        if limit is not None and self.block_size > limit:
-            raise UserError(
-                f"recipe.block_size={self.block_size} is more than the {limit} positions of the model: "
-                f"set recipe.block_size={limit} or less"
-            )
+        check_model(self.model, "recipe.block_size", self.block_size)
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         return self._entry(cache, facts.digest, self.data.read)
@@ -223,16 +192,9 @@ class CausalLanguageModel:
         return model
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
-        lengths = torch.tensor([len(row) for row in rows["input_ids"]])
-        input_ids = padded(rows["input_ids"], prepared.properties["pad_id"], length)
         labels = padded(rows["input_ids"], IGNORED_LABEL, length)
         labels[:, 0] = IGNORED_LABEL  # nothing stands before it
-        return {
-            "input_ids": input_ids,
-            # From the lengths: the pad token may also be a token of the text (GPT-2's end of text is).
-            "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
-            "labels": labels,
-        }
+        return {**text_batch(rows, prepared.properties["pad_id"], length), "labels": labels}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         losses, is_target = _losses(model, batch)
@@ -250,10 +212,7 @@ class CausalLanguageModel:
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
 
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
-        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+        save(model, prepared, folder)
 
 
 def _last_group(table: Table) -> int:
@@ -264,16 +223,15 @@ def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """At each place, [rows, length]: the loss of the next token, 0 where that is no target; and whether it is one."""
     # It is the labels that are shifted: logits without their last place would be a copy, rows × length × vocabulary.
     labels = pad(batch["labels"][:, 1:], (0, 1), value=IGNORED_LABEL)
-    logits = _logits(model, batch["input_ids"], batch["attention_mask"])
+    logits = _logits(model, batch)
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
     return losses.view_as(labels), labels != IGNORED_LABEL
 
 
-def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
     """[rows, length, vocabulary], in fp32 or fp64."""
     # Nothing is generated, so that keys and values need not be kept.
-    logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-    return logits if logits.dtype is torch.float64 else logits.float()
+    return widened(outputs(model, batch, use_cache=False).logits)
 
 
 @torch.no_grad()
@@ -285,6 +243,6 @@ def sees_ahead(model: nn.Module) -> bool:
     was_training = model.training
     model.eval()
     ids = torch.tensor([[0, 1, 0], [0, 1, 1]])
-    logits = _logits(model, ids, torch.ones_like(ids))[:, :2]
+    logits = _logits(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})[:, :2]
     model.train(was_training)
     return bool((logits[0] - logits[1]).abs().max() > _CAUSAL * logits.abs().max())

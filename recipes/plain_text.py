@@ -11,7 +11,7 @@ from pathlib import Path
 from recipes.language_model import Documents, ExpectedText
 from recipes.packing import Size
 from recipes.sources import hub_parts, local_files, read_text
-from runner.errors import UserError, did_you_mean
+from runner.errors import UserError, did_you_mean, require
 
 #: What of a file's text is a document. A blank line may hold blanks.
 _SPLIT: dict[str, Callable[[str], list[str]]] = {
@@ -68,11 +68,8 @@ class PlainText:
                 f"recipe.data.documents={self.documents} is no kind of document{did_you_mean(self.documents, _SPLIT)}"
             )
         for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise UserError(
-                    f"recipe.data.{name}={count} cannot be: it must be at least 1 document, or null for all"
-                )
+            count, rule = getattr(self, name), "it must be at least 1 document, or null for all"
+            require(count is None or count >= 1, f"recipe.data.{name}", count, rule)
         if self.hub_size is not None and not isinstance(self.hub_size, KnownSize):
             raise UserError("recipe.data.hub_size is no KnownSize: leave it as it is, or set recipe.data.hub_size=null")
 

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from recipes.spans import best_rows, best_spans
 from recipes.squad_files import Paragraphs, QuestionCorpus
 from recipes.squad_sizes import windows_of, windows_per_question
+from recipes.transformer import ModelSource, check_model, notes_of, outputs, save, text_batch, widened
 from recipes.windows import Window, WindowSizes, windows
 from runner.data.cache import Cache
-from runner.data.padding import padded
 from runner.data.table import Table, write_table
 from runner.errors import Unavailable, UserError
 from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -40,21 +40,7 @@ class QuestionSource(Protocol):
         ...
 
 
-class SpanModelSource(Protocol):
-    @property
-    def has_dropout(self) -> bool: ...
-
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-    def check(self) -> None: ...
-
-    def longest_input(self) -> int | None: ...
-
-    def tokenizer_identity(self) -> str: ...
-
-    def tokenizer(self, texts: Sequence[str]) -> Any: ...
-
+class SpanModelSource(ModelSource, Protocol):
     def build_span_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         """A transformers model with a start and an end score for each token, in fp32."""
         ...
@@ -111,20 +97,14 @@ class QuestionAnswering:
 
     @property
     def notes(self) -> Sequence[str]:
-        return self.model.notes
+        return notes_of(self.model)
 
     @property
     def _sizes(self) -> WindowSizes:
         return WindowSizes(self.max_length, self.doc_stride, self.max_query_length)
 
     def check_model(self) -> None:
-        self.model.check()
-        limit = self.model.longest_input()
-        if limit is not None and self.max_length > limit:
-            raise UserError(
-                f"recipe.max_length={self.max_length} is more than the {limit} positions of the model: "
-                f"set recipe.max_length={limit} or less"
-            )
+        check_model(self.model, "recipe.max_length", self.max_length)
 
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
@@ -184,17 +164,11 @@ class QuestionAnswering:
         return self.model.build_span_model(prepared.properties["vocabulary"], prepared.properties["pad_id"])
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
-        lengths = torch.tensor([len(row) for row in rows["input_ids"]])
-        input_ids = padded(rows["input_ids"], prepared.properties["pad_id"], length)
-        batch = {
-            "input_ids": input_ids,
-            "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long(),
+        return {
+            **text_batch(rows, prepared.properties["pad_id"], length),
             "context": _pairs(rows, "context_first", "context_last"),
             "labels": _pairs(rows, "answer_first", "answer_last"),
         }
-        if "token_type_ids" in rows:
-            batch["token_type_ids"] = padded(rows["token_type_ids"], 0, length)
-        return batch
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         labels = batch["labels"]
@@ -221,10 +195,7 @@ class QuestionAnswering:
         return {name: float(value) for name, value in squad(found, wanted).items()}
 
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
-        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+        save(model, prepared, folder)
 
 
 def _facts(
@@ -285,12 +256,9 @@ def _pairs(rows: Mapping[str, Sequence[Any]], first: str, second: str) -> Tensor
 
 def _scores(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Start and end scores, [rows, tokens]; padding cannot be chosen, or the loss would depend on how much there is."""
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
-    out = model(**inputs)
+    out = outputs(model, batch)
     padding = batch["attention_mask"] == 0
-    start, end = (
-        # Reduced-precision scores are compared and summed in fp32; fp64 stays.
-        (scores if scores.dtype is torch.float64 else scores.float()).masked_fill(padding, -torch.inf)
-        for scores in (out.start_logits, out.end_logits)
+    return (
+        widened(out.start_logits).masked_fill(padding, -torch.inf),
+        widened(out.end_logits).masked_fill(padding, -torch.inf),
     )
-    return start, end

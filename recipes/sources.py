@@ -29,6 +29,11 @@ def local_files(train: str | None, evaluation: str | None, hub_name: str | None)
     return None
 
 
+def first_of(known: int | None, limit: int | None) -> int | None:
+    """How many rows there will be of so many with such a limit; None if it is not known how many there are."""
+    return known if known is None or limit is None else min(known, limit)
+
+
 def read_text(name: str, setting: str, what: str) -> str:
     """A file's UTF-8 text. `setting`: as the user gave it; `what`: it should be, in words. Raises UserError."""
     path = Path(name).expanduser()

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.sources import hub_parts, local_files, read_text
-from runner.errors import UserError
+from recipes.sources import first_of, hub_parts, local_files, read_text
+from runner.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,8 @@ class SquadData:
 
     def __post_init__(self) -> None:
         for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise UserError(
-                    f"recipe.data.{name}={count} cannot be: it must be at least 1 question, or null for all"
-                )
+            count, rule = getattr(self, name), "it must be at least 1 question, or null for all"
+            require(count is None or count >= 1, f"recipe.data.{name}", count, rule)
 
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, and Unavailable where the Hub is needed and cannot be had."""
@@ -98,13 +95,12 @@ class SquadData:
 
     def expected_sizes(self) -> tuple[int, int, str] | None:
         """Questions of both parts if the Hub's copy were here, and whose numbers these are; None if not known."""
-        if self.train is not None or self.hub_train_samples is None or self.hub_eval_samples is None:
+        if self.train is not None or self.eval is not None or not self.hub_name:
             return None
-        limits = (self.max_train_samples, self.max_eval_samples)
-        known = (self.hub_train_samples, self.hub_eval_samples)
-        train, evaluation = (
-            size if limit is None else min(size, limit) for size, limit in zip(known, limits, strict=True)
-        )
+        train = first_of(self.hub_train_samples, self.max_train_samples)
+        evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
+        if train is None or evaluation is None:
+            return None
         return train, evaluation, f"the size of {self.hub_name} on the Hub"
 
     def _from_hub(self, name: str) -> tuple[Paragraphs, Paragraphs]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.classification import Corpus, LabelledText
-from recipes.sources import hub_parts, local_files
+from recipes.sources import first_of, hub_parts, local_files
 from recipes.text_rows import Column, in_words, read_rows
 from runner.errors import UserError, did_you_mean, require
 
@@ -109,14 +109,13 @@ class TextFiles:
 
     def expected_sizes(self) -> tuple[int, int, str] | None:
         """Rows of training and evaluation part of the Hub's copy, and who says so; None if that is not known."""
-        sizes = (self.hub_train_samples, self.hub_eval_samples)
-        if self.train is not None or self.eval is not None or None in sizes or not self.hub_name:
+        if self.train is not None or self.eval is not None or not self.hub_name:
             return None
-        kept = [
-            min(count for count in pair if count is not None)
-            for pair in zip(sizes, (self.max_train_samples, self.max_eval_samples), strict=True)
-        ]
-        return kept[0], kept[1], f"the size of {self._hub_words} on the Hub"
+        train = first_of(self.hub_train_samples, self.max_train_samples)
+        evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
+        if train is None or evaluation is None:
+            return None
+        return train, evaluation, f"the size of {self._hub_words} on the Hub"
 
     @property
     def _hub_words(self) -> str:
