@@ -96,7 +96,9 @@ class SmallTransformer:
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B [SEP]",
+            special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
         )
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
@@ -106,7 +108,7 @@ class SmallTransformer:
             sep_token="[SEP]",
         )
 
-    def build(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
+    def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         return _BUILD[self.shape](self, vocab_size=vocabulary, num_labels=classes, pad_token_id=pad_id)
 
 

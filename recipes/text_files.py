@@ -1,150 +1,219 @@
-"""Labelled texts from tab-separated files, or from the Hugging Face Hub."""
+"""Labelled texts, alone or in pairs, from local files or from the Hugging Face Hub."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from recipes.classification import Corpus, LabelledText
-from runner.errors import UserError, first_line
+from recipes.sources import first_of, hub_parts, local_files
+from recipes.text_rows import Column, in_words, read_rows
+from runner.errors import UserError, did_you_mean, require
 
 #: Digits of a class number: more than that is some other column.
 _LONGEST_LABEL = 6
 
+#: Class number, text, and second text of a pair.
+Sample = tuple[int, str, str | None]
+
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Two local files without header and without quoting, or a data set of the Hub.
+    """Two local files, or a data set of the Hub.
 
-    `text_column`, `label_column`: positions in the files, from 0. `hub_*`: the Hub's names for the same things.
+    `text_column`, `label_column`, and for pairs of texts `pair_column`: positions from 0 in tab-separated files without
+    a header, which have `columns` of them; or names in tab-separated files with a header, or in JSON Lines (`.jsonl`).
+    `label_names`: the classes in the order of their numbers; without them labels are numbers. Rows with one of
+    `skip_labels` are left out, and of the others the first `max_*_samples` are kept. `hub_*`: the Hub's names for the
+    same things; `hub_*_samples`: rows that its copy is known to have, for a plan without the data.
     """
 
-    text_column: int
-    label_column: int
-    columns: int
+    text_column: int | str
+    label_column: int | str
+    pair_column: int | str | None = None
+    columns: int | None = None
+    label_names: Sequence[str] | None = None
+    skip_labels: Sequence[str] = ()
     train: str | None = None
     eval: str | None = None
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
     hub_name: str | None = None
     hub_config: str | None = None
     hub_train: str = "train"
     hub_eval: str = "validation"
     hub_text: str = "text"
+    hub_pair: str | None = None
     hub_label: str = "label"
+    hub_train_samples: int | None = None
+    hub_eval_samples: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("text_column", "label_column"):
-            column = getattr(self, name)
-            if not isinstance(column, int) or not 0 <= column < self.columns:
+        self._check_columns()
+        self._check_labels()
+        for name in ("max_train_samples", "max_eval_samples", "hub_train_samples", "hub_eval_samples"):
+            count = getattr(self, name)
+            require(count is None or count >= 1, f"recipe.data.{name}", count, "it must be at least 1 row, or null")
+
+    def _wanted(self) -> dict[str, Column]:
+        columns: dict[str, Column] = {"text": self.text_column, "label": self.label_column}
+        return columns if self.pair_column is None else {**columns, "pair": self.pair_column}
+
+    def _check_columns(self) -> None:
+        wanted = self._wanted()
+        for role, column in wanted.items():
+            ok = isinstance(column, (int, str)) and not isinstance(column, bool) and column != ""
+            require(ok, f"recipe.data.{role}_column", column, "give a position from 0, or a name")
+            if isinstance(column, str) != isinstance(self.text_column, str):
                 raise UserError(
-                    f"recipe.data.{name}={column} cannot be: columns are numbered from 0, "
-                    f"and recipe.data.columns={self.columns}"
+                    f"recipe.data.text_column={self.text_column} and recipe.data.{role}_column={column} cannot be "
+                    "together: give positions for all columns, or names for all"
                 )
-        for name in ("train", "eval"):
-            path = getattr(self, name)
-            if path is not None and not isinstance(path, str):
-                raise UserError(f"recipe.data.{name}={path} cannot be: give the path of a file")
+            twin = next(other for other, value in wanted.items() if value == column)
+            require(twin == role, f"recipe.data.{role}_column", column, f"recipe.data.{twin}_column is the same")
+        for role, column in wanted.items():
+            if isinstance(column, str):
+                continue
+            if self.columns is None:
+                raise UserError(
+                    f"recipe.data.columns=null cannot be with recipe.data.{role}_column={column}, a position: give the "
+                    "number of columns, or the names that the files' header has"
+                )
+            rule = f"columns are numbered from 0, and recipe.data.columns={self.columns}"
+            require(0 <= column < self.columns, f"recipe.data.{role}_column", column, rule)
+
+    def _check_labels(self) -> None:
+        names = self.label_names
+        if names is not None:
+            ok = _is_list(names) and all(isinstance(name, str) and name and name == name.strip() for name in names)
+            require(ok, "recipe.data.label_names", names, "give the classes' names in a list, in quotes if need be")
+            ok = len(set(names)) == len(names) >= 2
+            require(ok, "recipe.data.label_names", names, "there must be two classes or more, each named once")
+        rule = "give labels in a list, such as ['-'], or [] for none"
+        require(_is_list(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
 
     def read(self) -> Corpus:
-        if (self.train is None) != (self.eval is None):
-            given, missing = ("train", "eval") if self.eval is None else ("eval", "train")
-            raise UserError(
-                f"recipe.data.{given} is given and recipe.data.{missing} is not: give both files"
-                + (f", or neither to take {self.hub_name} from the Hub" if self.hub_name else "")
-            )
-        if self.train is not None and self.eval is not None:
-            train, evaluation = self._file("train", self.train), self._file("eval", self.eval)
-            source = f"{self.train}, {self.eval}"
-        elif self.hub_name:
-            train, evaluation = self._from_hub(self.hub_name)
-            source = f"Hub: {self.hub_name}" + (f"/{self.hub_config}" if self.hub_config else "")
+        files = local_files(self.train, self.eval, self.hub_name)
+        if files is not None:
+            self._check_counterpart("hub_pair", "pair_column", "the files")
+            train, evaluation = self._file("train", files[0]), self._file("eval", files[1])
+            source = ", ".join(files)
         else:
-            raise UserError("there are no training data: give recipe.data.train=… and recipe.data.eval=…")
-        _check_classes(train, evaluation)
+            self._check_counterpart("pair_column", "hub_pair", "the Hub's copy")
+            train, evaluation = self._from_hub()
+            source = f"Hub: {self._hub_words}"
+        self._check_classes(train, evaluation)
         return Corpus(train, evaluation, source)
+
+    def expected_sizes(self) -> tuple[int, int, str] | None:
+        """Rows of training and evaluation part of the Hub's copy, and who says so; None if that is not known."""
+        if self.train is not None or self.eval is not None or not self.hub_name:
+            return None
+        train = first_of(self.hub_train_samples, self.max_train_samples)
+        evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
+        if train is None or evaluation is None:
+            return None
+        return train, evaluation, f"the size of {self._hub_words} on the Hub"
+
+    @property
+    def _hub_words(self) -> str:
+        return str(self.hub_name) + (f"/{self.hub_config}" if self.hub_config else "")
+
+    def _check_counterpart(self, given: str, missing: str, where: str) -> None:
+        if getattr(self, given) is not None and getattr(self, missing) is None:
+            raise UserError(
+                f"recipe.data.{given}={getattr(self, given)} is given and recipe.data.{missing} is not, so {where} "
+                f"would have no pairs: set recipe.data.{missing}, or recipe.data.{given}=null"
+            )
 
     def _file(self, part: str, name: str) -> LabelledText:
         setting = f"recipe.data.{part}={name}"
-        path = Path(name).expanduser()
-        if path.is_dir():
-            raise UserError(f"{setting} is a folder: give the tab-separated file itself")
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except FileNotFoundError as error:
-            raise UserError(f"{setting} does not exist (looked in {path.absolute().parent}): check the path") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{setting} is not UTF-8 text (byte {error.start}): convert it") from error
-        except OSError as error:
-            raise UserError(f"{setting} cannot be read: {error.strerror}") from error
-        # Not splitlines(): a text may hold other characters that count as line ends there.
-        lines = [line.removesuffix("\r") for line in text.split("\n")]
-        rows = [self._row(line, number, setting) for number, line in enumerate(lines, 1) if line.strip()]
-        if not rows:
-            raise UserError(f"{setting} is empty: give a file with one labelled sentence per line")
-        return LabelledText([text for text, _ in rows], [label for _, label in rows])
+        wanted = self._wanted()
 
-    def _row(self, line: str, number: int, setting: str) -> tuple[str, int]:
-        # Quote characters are plain text in such files; a CSV reader would join lines at an odd one.
-        cells = line.split("\t")
-        if len(cells) != self.columns:
+        def rows() -> Iterator[Sample]:
+            for number, values in read_rows(setting, name, wanted, self.columns):
+                if self._skips(values["label"]):
+                    continue
+                place = f"{setting} is malformed: line {number}"
+                label = self._class(values["label"], place, in_words(self.label_column))
+                for role in ("text", "pair"):
+                    if values.get(role) == "":
+                        raise UserError(f"{place} has no text in {in_words(wanted[role])}")
+                yield label, values["text"], values.get("pair")
+
+        return self._labelled(rows(), part, setting)
+
+    def _from_hub(self) -> list[LabelledText]:
+        assert self.hub_name is not None
+        columns = [column for column in (self.hub_label, self.hub_text, self.hub_pair) if column is not None]
+        names = (self.hub_train, self.hub_eval)
+        parts = hub_parts(self.hub_name, self.hub_config, names, columns)
+        setting = f"recipe.data.hub_name={self.hub_name}"
+
+        def rows(name: str, part: Any) -> Iterator[Sample]:
+            for number, (given, text, *pair) in enumerate(zip(*(part[column] for column in columns), strict=True)):
+                if not self._skips(given):
+                    place = f"{setting} is malformed: row {number} of '{name}'"
+                    label = self._class(given, place, f"column '{self.hub_label}'")
+                    yield label, str(text), str(pair[0]) if pair else None
+
+        return [
+            self._labelled(rows(name, part), which, setting)
+            for which, name, part in zip(("train", "eval"), names, parts, strict=True)
+        ]
+
+    def _labelled(self, rows: Iterable[Sample], part: str, setting: str) -> LabelledText:
+        """The first of these rows, as many as are wanted."""
+        kept = list(itertools.islice(rows, getattr(self, f"max_{part}_samples")))
+        if not kept:
+            why = f": recipe.data.skip_labels={list(self.skip_labels)} leaves them all out" if self.skip_labels else ""
+            raise UserError(f"{setting} has no rows{why}")
+        pairs = [pair for _, _, pair in kept if pair is not None]
+        return LabelledText([text for _, text, _ in kept], [label for label, _, _ in kept], pairs or None)
+
+    def _skips(self, label: Any) -> bool:
+        return str(label).strip() in map(str, self.skip_labels)
+
+    def _class(self, given: Any, place: str, where: str) -> int:
+        """The number of a label's class. Raises UserError."""
+        if isinstance(given, bool) or (isinstance(given, float) and given.is_integer()):
+            given = int(given)  # as some data sets of the Hub store class numbers
+        label = str(given).strip()
+        names = self.label_names
+        if names and label in names:
+            return list(names).index(label)
+        is_number = label.isdecimal() and len(label) <= _LONGEST_LABEL
+        # Numbers will do beside names, as in the Hub's copies, unless a name reads like a number itself.
+        if is_number and (not names or (int(label) < len(names) and not any(name.isdecimal() for name in names))):
+            return int(label)
+        wrong = "is not a class number" if not names else f"recipe.data.label_names has not{did_you_mean(label, names)}"
+        mend = "" if not names else " (recipe.data.skip_labels leaves rows out)"
+        raise UserError(f"{place} has the label '{label}' in {where}, which {wrong}{mend}")
+
+    def _check_classes(self, train: LabelledText, evaluation: LabelledText) -> None:
+        found = sorted(set(train.labels))
+        if len(found) == 1:
             raise UserError(
-                f"{setting} is malformed: line {number} has {len(cells)} tab-separated columns, "
-                f"and {self.columns} are expected"
+                f"recipe.data.train has one class only: all {len(train)} labels are {found[0]}, "
+                "so there is nothing to learn; give a file with two classes or more"
             )
-        label = cells[self.label_column].strip()
-        if not label.isdecimal() or len(label) > _LONGEST_LABEL:
+        absent = [name for number, name in enumerate(self.label_names or ()) if number not in found]
+        if absent:
             raise UserError(
-                f"{setting} is malformed: line {number} has the label '{label}' in column {self.label_column + 1}, "
-                f"which is not a class number"
+                f"recipe.data.train has no row labelled '{absent[0]}', which recipe.data.label_names lists: leave the "
+                "name out, or take more rows"
             )
-        text = cells[self.text_column].strip()
-        if not text:
-            raise UserError(f"{setting} is malformed: line {number} has no text in column {self.text_column + 1}")
-        return text, int(label)
-
-    def _from_hub(self, name: str) -> tuple[LabelledText, LabelledText]:
-        from datasets import load_dataset
-        from datasets.exceptions import DatasetNotFoundError
-
-        from recipes.hub import go_offline_if_unreachable
-
-        go_offline_if_unreachable()
-        try:
-            parts = load_dataset(name, self.hub_config)
-        except (ConnectionError, FileNotFoundError, DatasetNotFoundError, OSError, ValueError) as error:
-            raise UserError(
-                "there are no training data: give local files with recipe.data.train=… and recipe.data.eval=…, or go "
-                f"online so that '{name}' can come from the Hugging Face Hub ({first_line(error)})"
-            ) from error
-        for part in (self.hub_train, self.hub_eval):
-            if part not in parts:
-                raise UserError(f"recipe.data has no part '{part}' on the Hub: {name} has {', '.join(parts)}")
-            for column in (self.hub_text, self.hub_label):
-                if column not in parts[part].column_names:
-                    there = ", ".join(parts[part].column_names)
-                    raise UserError(f"recipe.data has no column '{column}' on the Hub: {name} has {there}")
-        train, evaluation = (
-            LabelledText(
-                [str(text) for text in parts[part][self.hub_text]],
-                [int(x) for x in parts[part][self.hub_label]],
-            )
-            for part in (self.hub_train, self.hub_eval)
-        )
-        return train, evaluation
+        if found != list(range(len(found))):
+            raise UserError(f"recipe.data.train has the classes {_listed(found)}: number them from 0 without gaps")
+        unknown = sorted(set(evaluation.labels) - set(found))
+        if unknown:
+            raise UserError(f"recipe.data.eval has classes that recipe.data.train has not: {_listed(unknown)}")
 
 
-def _check_classes(train: LabelledText, evaluation: LabelledText) -> None:
-    found = sorted(set(train.labels))
-    if len(found) == 1:
-        raise UserError(
-            f"recipe.data.train has one class only: all {len(train)} labels are {found[0]}, "
-            "so there is nothing to learn; give a file with two classes or more"
-        )
-    if found != list(range(len(found))):
-        raise UserError(f"recipe.data.train has the classes {_listed(found)}: number them from 0 without gaps")
-    unknown = sorted(set(evaluation.labels) - set(found))
-    if unknown:
-        raise UserError(f"recipe.data.eval has classes that recipe.data.train has not: {_listed(unknown)}")
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _listed(classes: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.status import Status
 
 from runner.errors import UserError
 from runner.paths import config_dirs
@@ -198,12 +199,18 @@ def preflight(options: HydraOptions) -> None:
     if cfg.hydra.sweeper.params:
         raise UserError("hydra.sweeper.params is set (by sweep=…?), so this is a sweep of several jobs: add -m")
     config = settings(cfg)
-    prepare(config)
+    with _reading():
+        prepare(config)
     _check_folder("hydra.run.dir", cfg.hydra.run.dir)
     if (Path(cfg.hydra.run.dir) / "config.yaml").exists():
         raise UserError(f"hydra.run.dir={cfg.hydra.run.dir} holds a run already: choose another folder")
     _check_folder("cache_dir", config.cache_dir)
     check_tracking(config.tracking)
+
+
+def _reading() -> Status:
+    """Seen in a terminal, where large data may have to be tokenised before their rows can be counted."""
+    return Console(stderr=True).status("reading the data")
 
 
 def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
@@ -310,16 +317,20 @@ def _enter_hydra(arguments: Sequence[str], job: Callable[[Any], float | None]) -
 
 def _plan(arguments: list[str]) -> int:
     from runner.compose import compose, settings
-    from runner.experiment import prepare
-    from runner.plan_tables import certificate_table, plan_tables
+    from runner.experiment import foresee
+    from runner.plan_tables import absent_notes, certificate_table, plan_tables
 
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
     if options.multirun:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup at a time")
-    experiment = prepare(settings(compose(options.overrides, options.config_dirs)))
+    config = settings(compose(options.overrides, options.config_dirs))
+    with _reading():
+        experiment = foresee(config)
     console = Console()
     console.print(plan_tables(experiment))
+    if notes := absent_notes(experiment):
+        console.print(notes)
     console.print(certificate_table(experiment.certificate))
     return 0

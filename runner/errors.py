@@ -15,6 +15,13 @@ class UserError(Exception):
     """
 
 
+class Unavailable(UserError):
+    """Data, weights or a tokenizer that are not on this machine and cannot be fetched now.
+
+    It ends a run like any other mistake; `runner.plan` goes on with what is known without them.
+    """
+
+
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Refuse a setting's value unless it is `ok`; `rule` says why, or what it must be. Raises UserError."""
     if not ok:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from runner.building import EXPERIMENT_KEYS, build_recipe
 from runner.certificate import Certificate, Setup, certify
 from runner.choices import BatchMode, Goal, PrecisionName, SyncSchedule
-from runner.errors import UserError, did_you_mean
+from runner.data.cache import Cache
+from runner.errors import Unavailable, UserError, did_you_mean
 from runner.placement import Placement, check_device_serves, place
 from runner.plain import to_plain
 from runner.plan import Plan, make_plan
@@ -25,12 +27,15 @@ from runner.world import external_world_size
 
 @dataclass(frozen=True)
 class Experiment:
+    """`absent`: why data or weights are not here, a sentence each, of an experiment that is only foreseen."""
+
     config: Config
     recipe: Recipe
     facts: DataFacts
     placement: Placement
     setup: Setup
     certificate: Certificate
+    absent: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -43,6 +48,16 @@ class Experiment:
         config = {key: value for key, value in to_plain(self.config).items() if key not in apart}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @property
+    def one_worker(self) -> Setup:
+        """The same on one worker without accumulation, which speed is measured by: the precision is this run's own."""
+        return dataclasses.replace(self.setup, plan=baseline_plan(self.config, self.plan), rehearsed=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the recipe has to say about itself, in sentences."""
+        return tuple(getattr(self.recipe, "notes", ()))
 
     @property
     def setup_name(self) -> str:
@@ -62,14 +77,48 @@ class Experiment:
 
 def prepare(config: Config) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+    recipe, placement = _recipe(config), _placement(config)
+    facts = _facts_of(config)
+    recipe.check_model()
+    return _experiment(config, recipe, placement, facts)
+
+
+def foresee(config: Config) -> Experiment:
+    """The same with what is known of data and models that are not here; cannot be trained. Raises UserError."""
+    recipe, placement = _recipe(config), _placement(config)
+    absent: list[str] = []
+    try:
+        facts = _facts_of(config)
+    except Unavailable as error:
+        absent.append(str(error))
+        expected: Callable[[], DataFacts | None] = getattr(recipe, "expected_facts", lambda: None)
+        known = expected()
+        if known is None:
+            raise
+        facts = known
+    try:
+        recipe.check_model()
+    except Unavailable as error:
+        absent.append(str(error))
+    return _experiment(config, recipe, placement, facts, tuple(dict.fromkeys(absent)))
+
+
+def _recipe(config: Config) -> Recipe:
     for key in EXPERIMENT_KEYS:
         if config.recipe.get(key) is None:
             raise UserError(f"recipe.{key} has no value: every recipe states {', '.join(EXPERIMENT_KEYS)}")
-    recipe = build_recipe(config.recipe, config.trusted_packages)
+    return build_recipe(config.recipe, config.trusted_packages)
+
+
+def _placement(config: Config) -> Placement:
     placement = place(config.device, external_world_size())
     check_device_serves(config, placement)
-    facts = _facts(json.dumps(config.recipe, sort_keys=True), tuple(config.trusted_packages))
-    recipe.check_model()
+    return placement
+
+
+def _experiment(
+    config: Config, recipe: Recipe, placement: Placement, facts: DataFacts, absent: tuple[str, ...] = ()
+) -> Experiment:
     metric = config.evaluation.metric
     if metric not in recipe.metric_names:
         raise UserError(
@@ -93,7 +142,7 @@ def prepare(config: Config) -> Experiment:
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),
     )
-    return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)))
+    return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)), absent)
 
 
 def check_local_phases(config: Config, plan: Plan) -> None:
@@ -122,10 +171,14 @@ def check_local_phases(config: Config, plan: Plan) -> None:
         )
 
 
+def _facts_of(config: Config) -> DataFacts:
+    return _facts(json.dumps(config.recipe, sort_keys=True), tuple(config.trusted_packages), config.cache_dir)
+
+
 @lru_cache(maxsize=8)
-def _facts(recipe: str, trusted_packages: tuple[str, ...]) -> DataFacts:
+def _facts(recipe: str, trusted_packages: tuple[str, ...], cache_dir: str) -> DataFacts:
     # The preflight and the job ask for the same facts, and so do all jobs of a sweep: read the data once.
-    return build_recipe(json.loads(recipe), trusted_packages).facts()
+    return build_recipe(json.loads(recipe), trusted_packages).facts(Cache(cache_dir))
 
 
 def plan_for(config: Config, samples: int, workers: int) -> Plan:

@@ -28,10 +28,11 @@ from runner.placement import threads_per_worker
 from runner.plain import to_plain
 from runner.plan_tables import certificate_table, plan_tables
 from runner.schema import Tracking
+from runner.speed import efficiency_words, speed_metrics, speed_of
 from runner.torchrun import current_world, run_joined
-from runner.tracking.metrics_log import MetricsReader
+from runner.tracking.metrics_log import MetricsLog, MetricsReader
 from runner.tracking.secrets import masked, without_credentials
-from runner.tracking.tracker import build_tracker, card_of
+from runner.tracking.tracker import Tracker, build_tracker, card_of
 from runner.watch import Watch
 from runner.worker import Job, run_launched
 
@@ -147,6 +148,7 @@ def run(
             experiment = _certified_anew(experiment, result["samples_seen"], folder)
             tracker.tag("certificate", experiment.certificate.level)
         summary = _summary(status, experiment, result, started_at, tracker.wait_until_open(), role)
+        summary |= speed_of(experiment, result, summary["wall_s"], folder, role.at_once)
         if not _ledger_sound(folder):
             summary["certificate"] = NOT_COMPARABLE
             _withdraw(folder)
@@ -154,12 +156,25 @@ def run(
             console.print("[bold red]The ledger is not sound[/]: see ledger.json; this run is not comparable.")
         if summary["machine"]:
             tracker.tag("machine", summary["machine"])
+        _tell_speed(summary, status, folder, console, tracker)
         write_summary(folder, summary)
         tracker.finish(status)
         for number, handler in handlers.items():
             _set_handler(number, handler)
     _report(summary, experiment, folder, console)
     return summary, tracker.how_to_open()
+
+
+def _tell_speed(summary: Mapping[str, Any], status: str, folder: Path, console: Console, tracker: Tracker) -> None:
+    """Log what was found about the speed; of a run that failed say it, since there will be no report."""
+    if metrics := speed_metrics(summary["speed"]):
+        log = MetricsLog(folder)
+        log.write(summary["optimizer_steps"], metrics)
+        log.close()
+    if summary["diagnosis"] is not None:
+        tracker.tag("diagnosis", summary["diagnosis"])
+        if status == FAILED:
+            console.print(f"[bold]diagnosis:[/] {escape(summary['diagnosis'])}", soft_wrap=True)
 
 
 def _set_handler(number: signal.Signals, handler: Any) -> Any:
@@ -217,6 +232,8 @@ def _announce(experiment: Experiment, console: Console) -> None:
     """Say in full what will be run."""
     if banner := experiment.placement.banner():
         console.print(banner)
+    for note in experiment.notes:
+        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     console.print(plan_tables(experiment))
     console.print(certificate_table(experiment.certificate))
 
@@ -242,6 +259,7 @@ def _summary(
         "comm_stall_s",
         "sync",
         "step_s",
+        "evaluation_s",
         "compilations",
         "train_loss",
         "stopped_early",
@@ -257,26 +275,41 @@ def _summary(
         "metric": evaluation.metric,
         "goal": evaluation.goal.name,
         "rehearsed": experiment.placement.rehearsed,
+        "data": _data(experiment),
         "wall_s": time.time() - started_at,
         **{name: result.get(name) for name in numbers},
         "jobs_at_once": role.at_once,
         "eval": result.get("eval", {}),
         "warnings": result.get("warnings", []),
+        "notes": list(experiment.notes),
         "certificate": experiment.certificate.level,
         "mlflow_run_id": mlflow_run_id,
     }
+
+
+def _data(experiment: Experiment) -> dict[str, Any]:
+    """What was trained on and evaluated, counted: in rows of the tables, and in what these belong to."""
+    facts = experiment.facts
+    numbers = ("train_samples", "eval_samples", "unit", "groups", "train_groups", "eval_groups")
+    return {name: getattr(facts, name) for name in numbers}
 
 
 def _report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, console: Console) -> None:
     metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
     speed = f"{summary['samples_per_s']:,.0f} samples/s" if summary["samples_per_s"] else "too short to time"
     console.print()
-    console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}")
+    facts = experiment.facts
+    over = f"  over {facts.eval_groups:,} {facts.groups}" if facts.eval_groups is not None else ""
+    console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}")
     console.print(
-        f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} samples, {speed}, "
+        f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} {facts.unit}, {speed}, "
         f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s",
         soft_wrap=True,
     )
+    if comparison := efficiency_words(summary, experiment.plan.world_size, folder):
+        console.print(f"  {escape(comparison)}", soft_wrap=True)
+    if summary["diagnosis"] is not None:
+        console.print(f"  [bold]diagnosis:[/] {escape(summary['diagnosis'])}", soft_wrap=True)
     if compiled := summary["compilations"]:
         console.print(
             f"  {compiled['count']} compilations in {compiled['seconds']:.1f} s, "

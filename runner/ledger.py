@@ -22,7 +22,8 @@ class LedgerError(AssertionError):
 class EpochRecord:
     """One epoch over all workers, in samples. `expected`: what the plan had up to the last step taken.
 
-    `misplaced`: samples that entered another step than the one they were planned for.
+    `misplaced`: samples that entered another step than the one they were planned for. `groups_seen`: how many different
+    groups the samples belong to (questions, where a sample is a window); None where samples have no groups.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class EpochRecord:
     misplaced: int
     skipped: int
     digest: str
+    groups_seen: int | None = None
 
     @property
     def sound(self) -> bool:
@@ -45,10 +47,12 @@ class EpochRecord:
 class Ledger:
     """One worker's record of the current epoch, and the merged records of the epochs before.
 
-    `failures`: what did not agree with the plan besides the samples, in sentences.
+    `groups`: what each sample of the data belongs to, int64 of shape [samples], or None. `failures`: what did not agree
+    with the plan besides the samples, in sentences.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: np.ndarray | None = None) -> None:
+        self._groups = groups
         self.epochs: list[EpochRecord] = []
         self.failures: list[str] = []
         self._entries: list[tuple[int, np.ndarray, bool]] = []
@@ -69,6 +73,8 @@ class Ledger:
         permutation = order.epoch_permutation(epoch)
         planned = [(np.full(s.samples, s.t), permutation[s.start : s.stop]) for s in order.steps()[:steps_done]]
         record = merge(epoch, merged, permutation, np.concatenate([np.stack(step, axis=1) for step in planned]))
+        if self._groups is not None:
+            record = dataclasses.replace(record, groups_seen=len(np.unique(self._groups[merged[:, 1]])))
         self.epochs.append(record)
         return record
 
@@ -113,8 +119,8 @@ def epoch_digest(epoch: int, entries: np.ndarray, permutation: np.ndarray) -> st
     return hashlib.sha256(np.int64(epoch).astype("<i8").tobytes() + content.tobytes()).hexdigest()
 
 
-def as_json(ledger: Ledger) -> dict[str, Any]:
-    """The content of `ledger.json`."""
+def as_json(ledger: Ledger, unit: str = "samples", groups: str | None = None) -> dict[str, Any]:
+    """The content of `ledger.json`. `unit`, `groups`: what samples, and what they belong to, are called."""
     epochs = ledger.epochs
     totals = ("samples_seen", "duplicated", "missing", "misplaced", "skipped")
     digest = hashlib.sha256("".join(record.digest for record in epochs).encode()).hexdigest()
@@ -122,6 +128,8 @@ def as_json(ledger: Ledger) -> dict[str, Any]:
         # Without a closed epoch nothing is known, and that is not soundness.
         "sound": bool(epochs) and not ledger.failures and all(record.sound for record in epochs),
         "failures": ledger.failures,
+        "unit": unit,
+        "groups": groups,
         **{name: sum(getattr(record, name) for record in epochs) for name in totals},
         "digest": digest,
         "epochs": [dataclasses.asdict(record) for record in epochs],

@@ -33,6 +33,7 @@ from runner.recipe import Batch, Prepared, Recipe, label_counts
 from runner.schema import Config
 from runner.seeds import random_state, restore_random_state
 from runner.sync import StepFacts, SyncPolicy
+from runner.tokens import Tokens, tokens_of
 
 #: Receives (optimizer step, metrics); called on rank 0 only.
 Log = Callable[[int, dict[str, float]], None]
@@ -66,12 +67,13 @@ class Loop:
         self.optimizer = optimizer
         self.scaler = precision.scaler()
         self.learning_rate = LearningRate(plan, config.schedule)
-        lengths = np.asarray(prepared.train.column("length"))
+        self._lengths = lengths = np.asarray(prepared.train.column("length"))
         self.order = DataOrder(plan, config.seed, backend.rank, lengths if config.batch.length_sorted else None)
         buckets = config.device.length_buckets
         self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
-        self.ledger = Ledger()
+        self.ledger = Ledger(prepared.train.groups())
         self.meter = Meter(backend)
+        self.tokens = Tokens()
         self.compilations = CompilationWatch(backend)
         #: What rank 0 has logged of each synchronisation that ended a local phase.
         self.synchronisations: list[dict[str, float | None]] = []
@@ -156,6 +158,7 @@ class Loop:
             if number > 1:
                 self.backend.mark_step()
             trained.append(rows[rows != FILLER])
+            self.tokens += tokens_of(batch, rows, self._lengths)
             with policy.backward_pass(last=number == len(ids)):
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
                 with self.backend.forward_pass(), self.precision.autocast(), dropout:
@@ -290,9 +293,14 @@ class Loop:
             )
 
     def _fail_ledger(self, sentence: str) -> None:
+        """On every worker alike. With ledger=fail a collective, and the end. Raises LedgerError."""
         if len(self.ledger.failures) < _FAILURES_KEPT:
             self.ledger.failures.append(sentence)
         if self.config.ledger is LedgerMode.fail:
+            order, whole = self.order, self.plan.steps_per_epoch
+            epoch, done = (order.epoch, order.t) if order.t else (order.epoch - 1, whole)
+            if len(self.ledger.epochs) == epoch:  # still open: what was read says why a count is wrong
+                self.ledger.close_epoch(epoch, done, order, self.backend)
             raise LedgerError(f"{sentence} (ledger=warn goes on all the same)")
 
     def state_dict(self) -> dict[str, Any]:

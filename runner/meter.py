@@ -57,6 +57,7 @@ class Meter:
         self._under_way: deque[tuple[list[_Pending], Callable[[], list[float]]]] = deque()
         self._stretch = 1
         self._mark: float | None = None
+        self._paused_at = 0.0
         self._compile_seconds = 0.0
         self._clock = StepClock(backend)
         self._phase_totals = dict.fromkeys(PHASES, 0.0)
@@ -68,6 +69,8 @@ class Meter:
         self.timed_samples = 0
         self.timed_seconds = 0.0
         self.samples_per_s = 0.0
+        #: Between `pause` and `resume`: evaluation, and closing an epoch's books.
+        self.paused_seconds = 0.0
 
     def add(
         self,
@@ -104,6 +107,7 @@ class Meter:
     def pause(self) -> None:
         """Take the time since the last reduction out of the speed; the clock starts again with `resume`."""
         self._mark = None
+        self._paused_at = time.perf_counter()
 
     def resume(self) -> None:
         self._compiling_since_last()
@@ -111,6 +115,7 @@ class Meter:
         self._backend.synchronize()
         self._clock.drain()
         self._mark = time.perf_counter()
+        self.paused_seconds += self._mark - self._paused_at
 
     def reduce(self, stalled: float = 0.0, wait: bool = True) -> list[StepRecord]:
         """The steps since the last reduction, over all workers. A collective.

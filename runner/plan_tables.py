@@ -37,6 +37,14 @@ def accelerate_notes(config: Config) -> RenderableType | None:
     return Group(Text(f"From {config.device.file}", style="bold"), notes, "")
 
 
+def absent_notes(experiment: Experiment) -> RenderableType | None:
+    """What is not here, and what ≈ means then; None where everything is."""
+    notes = [f"Not here: {sentence}." for sentence in experiment.absent]
+    if experiment.facts.estimated:
+        notes.append(f"≈ Estimated: {experiment.facts.source}.")
+    return Text("\n".join(notes), style="yellow") if notes else None
+
+
 def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
     groups: dict[str, list[str]] = {}
     for key, outcome in outcomes.items():
@@ -50,7 +58,8 @@ def plain_table(title: str, show_header: bool = True) -> Table:
 
 
 def _plan(experiment: Experiment) -> Table:
-    plan, config = experiment.plan, experiment.config
+    plan, config, facts = experiment.plan, experiment.config, experiment.facts
+    about = "≈ " if facts.estimated else ""
     table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
     table.add_column("what", style="bold")
     table.add_column("value", justify="right")
@@ -65,16 +74,16 @@ def _plan(experiment: Experiment) -> Table:
     table.add_row(
         "sync window",
         f"{plan.sync_window:,}",
-        window_words(plan, config.sync, config.schedule),
+        window_words(plan, config.sync, config.schedule, about),
     )
     table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
     table.add_row(
         "schedule",
         config.schedule.name.name,
-        f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps",
+        f"warm-up over {about}{plan.warmup_steps:,} of {about}{plan.optimizer_steps:,} steps",
     )
-    table.add_row("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment))
-    table.add_row("samples", f"{plan.total_samples:,}", f"{plan.samples_per_epoch:,} an epoch")
+    table.add_row("optimizer steps", f"{about}{plan.optimizer_steps:,}", _steps(experiment, about))
+    table.add_row(facts.unit, f"{about}{plan.total_samples:,}", _samples(experiment, about))
     table.add_row(
         "precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}"
     )
@@ -93,9 +102,15 @@ def _learning_rate(experiment: Experiment) -> str:
     )
 
 
-def _steps(experiment: Experiment) -> str:
+def _samples(experiment: Experiment, about: str) -> str:
+    facts = experiment.facts
+    each = f"{about}{experiment.plan.samples_per_epoch:,} an epoch"
+    return each if facts.train_groups is None else f"{each}, of {facts.train_groups:,} {facts.groups}"
+
+
+def _steps(experiment: Experiment, about: str) -> str:
     plan, limit = experiment.plan, experiment.config.max_steps
-    whole = f"{plan.epochs} epoch(s) of {plan.steps_per_epoch:,}"
+    whole = f"{plan.epochs} epoch(s) of {about}{plan.steps_per_epoch:,}"
     return f"{whole}, ended by max_steps={limit}" if limit == plan.optimizer_steps else whole
 
 

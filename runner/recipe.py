@@ -23,12 +23,23 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is known of the data before anything is tokenised. `digest`: over every text and label, in order."""
+    """What is known of the data before a worker starts.
+
+    `train_samples`, `eval_samples`: rows of the two tables, which is what batches are counted in. `digest`: over every
+    text and label, in order. `source`: where they came from, in words. `unit`: what a row is, in the plural. `groups`:
+    what several rows can belong to, in the plural, and how many of these there are, for a recipe whose tables have a
+    column `group`. `estimated`: the counts are not those of data that were read.
+    """
 
     train_samples: int
     eval_samples: int
     digest: str
     source: str
+    unit: str = "samples"
+    groups: str | None = None
+    train_groups: int | None = None
+    eval_groups: int | None = None
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,9 +62,13 @@ class Recipe(Protocol):
     """What to train. Everything about workers, batches, precision and synchronisation is the core's business.
 
     Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count` (how
-    many targets of the row carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss).
+    many targets of the row carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss). Where
+    several rows belong together, as a question's windows do, a column `group` numbers what they belong to from 0.
 
-    A recipe whose training drops no units may say so by an attribute `has_dropout = False`, for the certificate.
+    A recipe whose training drops no units may say so by an attribute `has_dropout = False`, for the certificate. What is
+    to be known of a run beside its results it may say in `notes`, a sentence each: they are shown and logged. One
+    that knows the size of data which are not here may have a method `expected_facts() -> DataFacts | None`, for
+    `runner.plan`; it is called when `facts` raised Unavailable.
     """
 
     @property
@@ -66,12 +81,16 @@ class Recipe(Protocol):
         """Those of them that are the better the smaller they are."""
         ...
 
-    def facts(self) -> DataFacts:
-        """Read and check the raw data. Called before any folder exists. Raises UserError."""
+    def facts(self, cache: Cache) -> DataFacts:
+        """Read and check the raw data; tokenise them only if nothing less tells how many rows there are.
+
+        Called in the parent, before any run's folder exists. Raises UserError, and Unavailable for data or a tokenizer
+        that are not here.
+        """
         ...
 
     def check_model(self) -> None:
-        """Refuse a model that cannot be had, without loading it. Raises UserError."""
+        """Refuse a model that cannot be had, without loading it. Raises UserError, Unavailable if it is not here."""
         ...
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:

@@ -76,8 +76,8 @@ def _what(sync: Sync) -> str:
     }[sync.policy]
 
 
-def window_words(plan: Plan, sync: Sync, schedule: Schedule) -> str:
-    """How often workers meet, for the plan's table."""
+def window_words(plan: Plan, sync: Sync, schedule: Schedule, about: str = "") -> str:
+    """How often workers meet, for the plan's table. `about`: what numbers that follow from the data are marked with."""
     if plan.world_size == 1:
         return "one worker: nothing to synchronise"
     if sync.averages_gradients_always:
@@ -85,6 +85,6 @@ def window_words(plan: Plan, sync: Sync, schedule: Schedule) -> str:
     steps = sync_steps(plan, sync, schedule)
     last = plan.optimizer_steps - 1
     times = len(steps.due) + (last not in steps.due)
-    first = f", after {steps.first_local:,} synchronous ones" if steps.first_local else ""
+    first = f", after {about}{steps.first_local:,} synchronous ones" if steps.first_local else ""
     at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
-    return f"samples between two averages, every {at_least}k = {sync.k} steps{first}: {times:,} in all"
+    return f"samples between two averages, every {at_least}k = {sync.k} steps{first}: {about}{times:,} in all"

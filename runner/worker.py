@@ -40,6 +40,7 @@ from runner.schema import Config
 from runner.seeds import set_seed, worker_seed
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
+from runner.tokens import Tokens, over_all_workers
 from runner.tracking.metrics_log import MetricsLog
 
 
@@ -184,15 +185,17 @@ def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
     finally:
         # Also, and above all, when it is the ledger that ends the run; of less than an epoch it knows nothing else.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
-            (job.folder / "ledger.json").write_text(json.dumps(ledger.as_json(loop.ledger), indent=1))
+            books = ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups)
+            (job.folder / "ledger.json").write_text(json.dumps(books, indent=1))
     loop.policy.close()
     warnings = _warnings(loop)
+    tokens = over_all_workers(loop.tokens, backend)
     if log is None:
         return None
     log.close()
     if loop.best.weights is not None:
         loop.model.load_state_dict(loop.best.weights)
-    results = {**_results(loop, job), "warnings": warnings}
+    results = {**_results(loop, job, tokens), "warnings": warnings}
     loop.recipe.save(moved(loop.model, torch.device("cpu")), loop.prepared, job.folder / "model")
     return results
 
@@ -231,7 +234,7 @@ def _apply_options(config: Config, model: torch.nn.Module) -> None:
         model.compile(dynamic=True)  # padding makes shapes vary: one program for all of them
 
 
-def _results(loop: Loop, job: Job) -> dict[str, Any]:
+def _results(loop: Loop, job: Job, tokens: Tokens | None) -> dict[str, Any]:
     meter, stats, kept = loop.meter, loop.policy.stats(), loop.best
     best = {"step": kept.step, job.config.evaluation.metric: kept.value}
     compiled = loop.compilations.total()
@@ -246,6 +249,8 @@ def _results(loop: Loop, job: Job) -> dict[str, Any]:
         "comm_stall_s": stats.stall_seconds,
         "sync": sync_summary(loop.synchronisations),
         "step_s": meter.mean_step_seconds,
+        "evaluation_s": meter.paused_seconds,
+        "tokens": dataclasses.asdict(tokens) if tokens is not None else None,
         "compilations": dataclasses.asdict(compiled) if compiled is not None else None,
         "train_loss": meter.loss_total / max(meter.count_total, 1),
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,

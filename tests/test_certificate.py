@@ -514,7 +514,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("device=cpu4 recipe.model.dropout=0", EQUIVALENT, "world_size"),  # attention dropout is 0 as it is
         ("device=cpu4 recipe.model.attention_dropout=0.1 recipe.model.dropout=0", COMPARABLE, "world_size dropout"),
         (
-            "device=cpu2 recipe=linear batch=fixed_global batch.micro_batch=null batch.global_batch=8",
+            "device=cpu2 recipe=linear batch=fixed_global",
             EQUIVALENT,
             "world_size",
         ),

@@ -14,6 +14,8 @@ from runner.compose import compose, known_keys, settings, sweep_points
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.paths import conf_dir
+from tests.recipes import zoo
+from tests.tiny_models import save_bert
 
 GROUPS = (
     *("recipe", "device", "batch", "accumulation", "precision", "sync", "scaling", "optimizer", "schedule"),
@@ -36,18 +38,25 @@ NAMED_BY = {
 
 
 @pytest.fixture(scope="module")
-def cola(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What recipe=cola needs to be prepared offline: two small files, and a folder that looks like a model."""
-    folder = tmp_path_factory.mktemp("cola")
-    for part in ("train", "dev"):
-        (folder / f"{part}.tsv").write_text("gj04\t1\t\tThe book fell.\ngj04\t0\t*\tThe book felled.\n" * 30)
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).write_text("{}")
-    return [
-        f"recipe.data.train={folder / 'train.tsv'}",
-        f"recipe.data.eval={folder / 'dev.tsv'}",
-        f"recipe.model.name={folder}",
-    ]
+def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What choices need to be prepared without the Hub: small files, and a folder with a model."""
+    folder = tmp_path_factory.mktemp("offline")
+    model = save_bert(folder / "model", ["It ran.", "It fell.", *zoo.texts()], positions=384)
+    rows = "".join(f"It ran.\tIt fell.\t{label}\n" for label in ("neutral", "entailment", "contradiction", "-"))
+    contents = {
+        "acceptable.tsv": "gj04\t1\t\tThe book fell.\ngj04\t0\t*\tThe book felled.\n" * 30,
+        "pairs.tsv": "premise\thypothesis\tlabel\n" + 20 * rows,
+        "lines.txt": "It ran.\n" * 200,
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+
+    def given(train: Path, evaluation: Path) -> list[str]:
+        return [f"recipe.data.train={train}", f"recipe.data.eval={evaluation}", f"recipe.model.name={model}"]
+
+    acceptable, pairs, lines = (given(folder / name, folder / name) for name in contents)
+    squad = given(*zoo.write(folder))
+    return {"cola": acceptable, "forum_thread": acceptable, "mnli": pairs, "causal_lm": lines, "squad": squad}
 
 
 @pytest.fixture
@@ -81,13 +90,17 @@ def test_groups_and_devices_of_the_contract() -> None:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_can_be_composed_and_prepared(
-    group: str, choice: str, cola: list[str], accelerate_file: Path, monkeypatch: pytest.MonkeyPatch
+    group: str,
+    choice: str,
+    offline: dict[str, list[str]],
+    accelerate_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every file composes with the defaults into checked settings, plan and certificate, and is what it is called."""
     gpus = 8 if (group, choice) == ("precision", "tf32") else 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    overrides = cola if (group, choice) == ("recipe", "cola") else []
+    overrides = offline.get(choice, [])
     if choice == "from_accelerate":
         overrides = ["device=from_accelerate", f"device.file={accelerate_file}"]
     experiment = prepared(f"{group}={choice}", *overrides)

@@ -141,6 +141,41 @@ def test_wrong_data_can_be_let_pass(pool: WorkerPool) -> None:
     assert answers == ["nothing: 50 missing, 50 twice, 50 missing, 50 twice"] * 2
 
 
+@pytest.mark.parametrize("policy", ["sync.k=2", "sync=accumulated sync.k=2", "sync=outer sync.k=2"])
+@pytest.mark.parametrize("how", ["", "sync.overlap=true sync.delay=1"])
+def test_fp16_trains_under_every_local_policy(pool: WorkerPool, policy: str, how: str) -> None:
+    """Steps that the scaler skips on one worker or on both leave equal replicas, finite weights and a sound ledger."""
+    results = pool.run(2, train_with_high_loss_scale, [*ADAMW, "precision=fp16", *policy.split(), *how.split()])
+    epochs = results[0]["ledger"]
+    assert 0 < sum(epoch["skipped"] for epoch in epochs) < 200
+    assert all(epoch["missing"] == epoch["duplicated"] == 0 for epoch in epochs)
+    assert all(weight.isfinite().all() for weight in results[0]["weights"].values())
+    assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
+
+
+#: An average that travels while steps go on.
+OVERLAP = ["sync.k=2", "sync.overlap=true", "sync.delay=1"]
+
+
+def test_wrong_counts_are_found_though_losses_come_late(pool: WorkerPool) -> None:
+    """With overlap nobody waits for losses, and a recipe that counts wrongly still ends the run, a flush later."""
+    mistake = "a worker skips its last sample"
+    for answer in pool.run(2, train_with_wrong_dealing, [*SGD, *OVERLAP], mistake):
+        assert answer.startswith(
+            "LedgerError: optimizer step 1: the recipe counted 23 loss terms where 24 were planned"
+        )
+
+
+def test_early_stop_with_overlap(pool: WorkerPool) -> None:
+    """Patience counts the evaluations at common weights; all workers stop together and end equal."""
+    overrides = ["optimizer=sgd", "optimizer.lr=1e-12", "evaluation.every_steps=2", "evaluation.patience=2", *OVERLAP]
+    results = pool.run(2, train, overrides)
+    assert results[0]["steps"] == results[1]["steps"] < 10
+    evaluated = [step for step, metrics in results[0]["logged"] if "eval/accuracy" in metrics]
+    assert results[0]["best"][0] == evaluated[0]
+    assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
+
+
 def test_early_stop_ends_the_run_after_patience(pool: WorkerPool) -> None:
     """Training that cannot improve (a learning rate of almost 0) stops after `patience` further evaluations."""
     overrides = ["optimizer=sgd", "optimizer.lr=1e-12", "evaluation.every_steps=2", "evaluation.patience=2"]

@@ -157,3 +157,17 @@ def test_losses_that_nobody_waits_for_come_with_the_next_reduction(monkeypatch: 
     assert (meter.timed_samples, meter.timed_seconds) == (20, pytest.approx(10))
     assert (meter.loss_total, meter.count_total) == (6.0, 30)
     meter.state_dict()
+
+
+def test_the_time_that_is_no_training_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations, and nothing of the training between them."""
+    here = Lonely(monkeypatch, compiles=False)
+    meter = Meter(here)  # type: ignore[arg-type]
+    for evaluation in (3, 4):
+        train(meter, 1)
+        here.go_on(50)
+        meter.pause()
+        here.go_on(evaluation)
+        meter.resume()
+    here.go_on(50)
+    assert meter.paused_seconds == pytest.approx(7)

@@ -12,6 +12,7 @@ from rich.console import Console
 from runner.compose import compose, settings
 from runner.experiment import Experiment, prepare
 from runner.job import Role, _report, _summary
+from runner.speed import speed_of
 from tests.replicas import TINY
 
 RESULT: dict[str, Any] = {
@@ -38,19 +39,22 @@ def experiment() -> Experiment:
 
 def told(experiment: Experiment, **changes: Any) -> tuple[dict[str, Any], list[str]]:
     """The summary of a run with this outcome, and the lines with which it ends."""
-    summary = _summary("FINISHED", experiment, {**RESULT, **changes}, 0.0, None, Role())
+    result = {**RESULT, **changes}
+    summary = _summary("FINISHED", experiment, result, 0.0, None, Role())
+    summary |= speed_of(experiment, result, 10.0, Path("outputs/x"), 1)
     output = io.StringIO()
     _report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))
     return summary, output.getvalue().strip().splitlines()
 
 
 def test_a_run_that_compiled_nothing(experiment: Experiment) -> None:
-    """Without compilations and warnings there are three lines, and the summary has null and an empty list."""
+    """Without compilations and warnings there are four lines, and the summary has null and an empty list."""
     summary, lines = told(experiment)
     assert (summary["compilations"], summary["warnings"], summary["comm_s"]) == (None, [], None)
     assert lines[0].split() == ["finished", "cpu", "·", "fp64", "·", "s0", "accuracy", "71.25"]
     assert lines[1].strip().startswith("10 optimizer steps, 200 samples, 31 samples/s, ")
-    assert lines[2:] == ["  in outputs/x"]
+    nothing = "a step is one program here, whose parts have no times; nothing stands out"
+    assert lines[2:] == [f"  diagnosis: {nothing}", "  in outputs/x"]
 
 
 def test_compilations_are_told(experiment: Experiment) -> None:
@@ -58,7 +62,7 @@ def test_compilations_are_told(experiment: Experiment) -> None:
     compiled = {"count": 7, "seconds": 12.34, "from_cache": 2}
     summary, lines = told(experiment, compilations=compiled)
     assert summary["compilations"] == compiled
-    assert lines[2] == "  7 compilations in 12.3 s, 2 more found in the cache"
+    assert lines[3] == "  7 compilations in 12.3 s, 2 more found in the cache"
 
 
 def test_warnings_are_told_whole(experiment: Experiment) -> None:
@@ -66,4 +70,4 @@ def test_warnings_are_told_whole(experiment: Experiment) -> None:
     warning = f"7 compilations, for input_ids [4, 12], labels [rows]: {'batches should come in few shapes; ' * 4}end"
     summary, lines = told(experiment, warnings=[warning])
     assert summary["warnings"] == [warning]
-    assert lines[2] == f"  warning: {warning}"
+    assert lines[3] == f"  warning: {warning}"

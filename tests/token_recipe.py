@@ -62,7 +62,7 @@ class TokenLabels(SequenceClassification):
 
         of = prepared.properties
         # The sizes are those of the model source, which builds a classifier of whole texts.
-        config = self.model.build(2, of["vocabulary"], of["pad_id"]).config
+        config = self.model.build_classifier(2, of["vocabulary"], of["pad_id"]).config
         module: nn.Module = BertForTokenClassification(config)
         return module
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+_INT32 = np.iinfo(np.int32)
+
 #: The column of row numbers that every fetched batch has.
 ROW = "row"
 
@@ -23,8 +25,10 @@ def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         if len(values) and isinstance(values[0], (list, tuple, np.ndarray)):
             offsets = np.zeros(len(values) + 1, dtype=np.int64)
             np.cumsum([len(row) for row in values], out=offsets[1:])
-            flat = np.fromiter((item for row in values for item in row), dtype=np.int32, count=int(offsets[-1]))
-            np.save(folder / f"{name}.npy", flat)
+            flat = np.concatenate([np.asarray(row, dtype=np.int64) for row in values])
+            if flat.size and not (_INT32.min <= flat.min() and flat.max() <= _INT32.max):
+                raise OverflowError(f"column '{name}' has numbers in its lists that need more than 32 bits")
+            np.save(folder / f"{name}.npy", flat.astype(np.int32))
             np.save(folder / f"{name}.offsets.npy", offsets)
         else:
             array = np.asarray(values)
@@ -52,6 +56,10 @@ class Table:
     def column(self, name: str) -> np.ndarray:
         """A column of single numbers, int64 of shape [rows]."""
         return self._values[name]
+
+    def groups(self) -> np.ndarray | None:
+        """What each row belongs to, int64 of shape [rows]; None where rows stand for themselves."""
+        return self._values.get("group")
 
     def __getitem__(self, rows: Sequence[int]) -> dict[str, Any]:
         # The row numbers travel with the rows, so that what is recorded as trained on is what was fetched.

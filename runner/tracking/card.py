@@ -133,15 +133,19 @@ def run_tags(experiment: Experiment) -> dict[str, str]:
         "certificate": experiment.certificate.level,
         "setup": experiment.setup_name,
         "setup.digest": experiment.setup_digest,
+        **({"notes": "; ".join(experiment.notes)} if experiment.notes else {}),
     }
 
 
 def dataset_of(experiment: Experiment) -> dict[str, str]:
     """The training data, as MLflow's page of a run names them."""
     facts = experiment.facts
+    profile: dict[str, int | None] = {"train_samples": facts.train_samples, "eval_samples": facts.eval_samples}
+    if facts.groups is not None:
+        profile |= {f"train_{facts.groups}": facts.train_groups, f"eval_{facts.groups}": facts.eval_groups}
     return {
         "name": experiment.config.recipe["name"],
         "digest": facts.digest[:16],
         "source": masked(facts.source),
-        "profile": json.dumps({"train_samples": facts.train_samples, "eval_samples": facts.eval_samples}),
+        "profile": json.dumps(profile),
     }

@@ -32,7 +32,8 @@ def recipe() -> SequenceClassification:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return Prepared.load(recipe().prepare(Cache(tmp_path_factory.mktemp("loader")), recipe().facts()))
+    cache = Cache(tmp_path_factory.mktemp("loader"))
+    return Prepared.load(recipe().prepare(cache, recipe().facts(cache)))
 
 
 def loaded(prepared: Prepared, ids: Any, layout: Layout) -> list[tuple[np.ndarray, Batch]]:

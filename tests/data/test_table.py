@@ -104,3 +104,13 @@ class Trap:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.path,)
+
+
+def test_groups_are_a_column_like_others(tmp_path: Path) -> None:
+    """Rows may belong together; where they do not, there are no groups."""
+    write_table(tmp_path / "windows", {"length": [1, 2, 3], "group": [0, 0, 1]})
+    groups = Table(tmp_path / "windows").groups()
+    assert groups is not None
+    assert groups.tolist() == [0, 0, 1]
+    write_table(tmp_path / "samples", {"length": [1, 2, 3]})
+    assert Table(tmp_path / "samples").groups() is None

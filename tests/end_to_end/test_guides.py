@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner import cli
+from tests.tiny_models import save_bert
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
@@ -21,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 def test_a_recipe_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guide's recipe class, in a folder outside the project, trains on two workers, tokens counted exactly."""
-    (code,) = blocks("python")
+    code = next(block for block in blocks("python") if "class NextLetter" in block)
     config = next(block for block in blocks("yaml") if "letters.NextLetter" in block)
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "__init__.py").write_text(code)
@@ -39,3 +41,30 @@ def test_a_recipe_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["samples_seen"] == 54
     assert 1 < summary["eval"]["perplexity"] < 400
+
+
+def test_forty_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guide's source of texts and its recipe, at most 40 lines, train by the command that stands there."""
+    code = next(block for block in blocks("python") if "class Tickets" in block)
+    config = next(block for block in blocks("yaml") if "tickets.Tickets" in block)
+    command = next(block for block in blocks("sh") if "recipe=tickets" in block)
+    assert len(code.splitlines()) + len(config.splitlines()) <= 40
+    (tmp_path / "tickets.py").write_text(code)
+    (tmp_path / "my_conf" / "recipe").mkdir(parents=True)
+    (tmp_path / "my_conf" / "recipe" / "tickets.yaml").write_text(config)
+    rows = [f'"It is broken, ""{place}"" again",{team}\n' for place, team in (("door", "house"), ("mail", "net"))]
+    for name, times in (("tickets", 20), ("tickets_dev", 4)):
+        (tmp_path / f"{name}.csv").write_text("subject,team\n" + "".join(rows) * times)
+    save_bert(tmp_path / "my_model", rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = shlex.split(command)
+    assert arguments[:3] == ["python", "-m", "runner"]
+    try:
+        assert cli.main([*arguments[3:], "device=cpu", "tracking=none", "batch.global_batch=8"], time.time()) == 0
+    finally:
+        sys.modules.pop("tickets", None)
+    (folder,) = (tmp_path / "outputs" / "tickets").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["samples_seen"] == 3 * 40
+    assert set(summary["eval"]) == {"accuracy", "macro_f1", "loss"}

@@ -164,10 +164,12 @@ def test_tpu8_is_rehearsed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found.data.tags["device.rehearsed"] == "true"
 
 
-def test_best_weights_are_kept(here: Path) -> None:
+@pytest.mark.parametrize("sync", [[], ["device=cpu2", "sync.k=2", "sync.overlap=true", "sync.delay=1"]])
+def test_best_weights_are_kept(here: Path, sync: list[str]) -> None:
     """With `keep_best` the model and the summary are those of the best evaluation, not of the last."""
-    wild = ["optimizer=sgd", "optimizer.lr=5", "optimizer.clip_norm=null", "evaluation.metric=loss"]
-    assert run(*wild, "evaluation.goal=min", "evaluation.every_steps=1", "evaluation.keep_best=true") == 0
+    wild = ["optimizer=sgd", "optimizer.lr=5", "optimizer.clip_norm=null", "evaluation.metric=loss", *sync]
+    every = "evaluation.every_steps=2" if sync else "evaluation.every_steps=1"
+    assert run(*wild, every, "evaluation.goal=min", "evaluation.keep_best=true") == 0
     folder = only_folder(here)
     summary = read(folder, "summary.json")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -31,7 +31,7 @@ def recipe(shape: str, dropout: float = 0.2) -> SequenceClassification:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder: Path = tmp_path_factory.mktemp("exact")
-    return Prepared.load(recipe("bert").prepare(Cache(folder), recipe("bert").facts()))
+    return Prepared.load(recipe("bert").prepare(Cache(folder), recipe("bert").facts(Cache(folder))))
 
 
 class Replica:

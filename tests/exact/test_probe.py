@@ -40,7 +40,7 @@ def recipe(shape: str) -> SequenceClassification:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder: Path = tmp_path_factory.mktemp("probe")
-    return Prepared.load(recipe("bert").prepare(Cache(folder), recipe("bert").facts()))
+    return Prepared.load(recipe("bert").prepare(Cache(folder), recipe("bert").facts(Cache(folder))))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

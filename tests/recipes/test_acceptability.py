@@ -35,7 +35,8 @@ def recipe(shape: str) -> SequenceClassification:
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepared:
-    return Prepared.load(recipe("bert").prepare(Cache(tmp_path / "cache"), recipe("bert").facts()))
+    cache = Cache(tmp_path / "cache")
+    return Prepared.load(recipe("bert").prepare(cache, recipe("bert").facts(cache)))
 
 
 def batch(prepared: Prepared, rows: list[int]) -> Batch:

@@ -52,7 +52,8 @@ def recipe(max_length: int = 16, metrics_shown: Sequence[str] = ("accuracy",)) -
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepared:
-    return Prepared.load(recipe().prepare(Cache(tmp_path / "cache"), recipe().facts()))
+    cache = Cache(tmp_path / "cache")
+    return Prepared.load(recipe().prepare(cache, recipe().facts(cache)))
 
 
 class Fixed(nn.Module):
@@ -69,9 +70,9 @@ class Fixed(nn.Module):
 # --- data ---------------------------------------------------------------------------------------------------
 
 
-def test_facts() -> None:
+def test_facts(tmp_path: Path) -> None:
     """What is known of the data before anything is tokenised."""
-    facts = recipe().facts()
+    facts = recipe().facts(Cache(tmp_path))
     assert (facts.train_samples, facts.eval_samples, facts.source) == (3, 2, "given")
     assert facts.digest == Given().read().digest
 
@@ -98,15 +99,15 @@ def test_vocabulary_is_of_the_training_part(prepared: Prepared) -> None:
 def test_long_texts_are_cut(tmp_path: Path) -> None:
     """No row has more tokens than max_length, special tokens counted, and other lengths are other cache entries."""
     cache = Cache(tmp_path)
-    short = recipe(max_length=4).prepare(cache, recipe().facts())
+    short = recipe(max_length=4).prepare(cache, recipe().facts(cache))
     assert Prepared.load(short).train.column("length").tolist() == [4, 4, 3]
-    assert recipe(max_length=16).prepare(cache, recipe().facts()) != short
-    assert recipe(max_length=4).prepare(cache, recipe().facts()) == short
+    assert recipe(max_length=16).prepare(cache, recipe().facts(cache)) != short
+    assert recipe(max_length=4).prepare(cache, recipe().facts(cache)) == short
 
 
 def test_data_that_changed_meanwhile(tmp_path: Path) -> None:
     """Data that changed since the run was planned are refused, and are not cached under the name of the old ones."""
-    facts = dataclasses.replace(recipe().facts(), digest="of other rows")
+    facts = dataclasses.replace(recipe().facts(Cache(tmp_path)), digest="of other rows")
     with pytest.raises(UserError, match=r"^the data \(given\) changed"):
         recipe().prepare(Cache(tmp_path), facts)
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,7 @@ ARTICLE = [0.9472, 0.9440, 0.9527, 0.9687, 0.9570, 0.9343, 0.9411, 0.9186]
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepared:
-    return Prepared.load(LinearLayer().prepare(Cache(tmp_path / "cache"), LinearLayer().facts()))
+    return Prepared.load(LinearLayer().prepare(Cache(tmp_path / "cache"), LinearLayer().facts(Cache(tmp_path))))
 
 
 def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
@@ -117,13 +117,13 @@ def test_the_metric_is_the_loss(pool: WorkerPool, prepared: Prepared) -> None:
 # --- data, model and loss -----------------------------------------------------------------------------------
 
 
-def test_data_are_the_articles_bit_by_bit(prepared: Prepared) -> None:
+def test_data_are_the_articles_bit_by_bit(prepared: Prepared, tmp_path: Path) -> None:
     """What comes out of a table of whole numbers is what `torch.rand` gave, and the global stream is not touched."""
     torch.manual_seed(0)
-    LinearLayer().facts()
+    LinearLayer().facts(Cache(tmp_path))
     inputs = LinearLayer().collate(prepared.train[range(8)], prepared)["inputs"]
     assert torch.equal(inputs, torch.rand(8, 8))
-    facts = LinearLayer().facts()
+    facts = LinearLayer().facts(Cache(tmp_path))
     assert (facts.train_samples, facts.eval_samples) == (8, 8)
     assert prepared.train.column("label_count").tolist() == [1] * 8
 
@@ -196,11 +196,11 @@ def test_the_command_line_wins(overrides: list[str]) -> None:
 
 
 def test_a_fixed_global_batch_can_be_asked_for() -> None:
-    """`batch=fixed_global` wins as well; the micro-batch of the recipe has to be taken back."""
-    fixed = ["recipe=linear", "batch=fixed_global", "batch.global_batch=8"]
-    with pytest.raises(UserError, match=r"^batch\.micro_batch=4 cannot be: under batch=fixed_global it is derived"):
-        settings(compose(fixed))
-    assert settings(compose([*fixed, "batch.micro_batch=null"])).batch.global_batch == 8
+    """`batch=fixed_global` wins as well, with the global batch that the recipe was tuned with."""
+    batch = settings(compose(["recipe=linear", "batch=fixed_global"])).batch
+    assert (batch.global_batch, batch.micro_batch) == (8, None)
+    batch = settings(compose(["recipe=linear"])).batch
+    assert (batch.global_batch, batch.micro_batch) == (None, 4)
 
 
 def test_settings_of_the_recipe() -> None:

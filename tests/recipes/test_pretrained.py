@@ -86,7 +86,7 @@ class Given:
 def prepared_recipe(folder: Path, cache: Path) -> tuple[SequenceClassification, Prepared]:
     recipe = SequenceClassification(Given(), Pretrained(str(folder)), max_length=16)
     recipe.check_model()
-    return recipe, Prepared.load(recipe.prepare(Cache(cache), recipe.facts()))
+    return recipe, Prepared.load(recipe.prepare(Cache(cache), recipe.facts(Cache(cache))))
 
 
 # --- what a model makes of texts ----------------------------------------------------------------------------
@@ -135,11 +135,11 @@ def test_model_reads_the_last_word(gpt2: Path, tmp_path: Path) -> None:
 def test_build(folder: Path) -> None:
     """A model comes in fp32 with as many classes as asked for, the saved weights below, and knows its pad token."""
     torch.manual_seed(1)
-    first = Pretrained(str(folder)).build(3, len(WORDS), 2)
+    first = Pretrained(str(folder)).build_classifier(3, len(WORDS), 2)
     torch.manual_seed(1)
-    again = Pretrained(str(folder)).build(3, len(WORDS), 2)
+    again = Pretrained(str(folder)).build_classifier(3, len(WORDS), 2)
     torch.manual_seed(2)
-    other = Pretrained(str(folder)).build(3, len(WORDS), 2)
+    other = Pretrained(str(folder)).build_classifier(3, len(WORDS), 2)
     assert first.config.num_labels == 3
     assert first.config.pad_token_id == 2
     assert {p.dtype for p in first.parameters()} == {torch.float32}
@@ -173,7 +173,7 @@ def test_saved_model_can_be_trained_on(gpt2: Path, tmp_path: Path) -> None:
     recipe, prepared = prepared_recipe(gpt2, tmp_path / "cache")
     recipe.save(recipe.build_model(prepared), prepared, tmp_path / "model")
     Pretrained(str(tmp_path / "model")).check()
-    assert Pretrained(str(tmp_path / "model")).build(3, len(WORDS), 0).config.num_labels == 3
+    assert Pretrained(str(tmp_path / "model")).build_classifier(3, len(WORDS), 0).config.num_labels == 3
 
 
 # --- the tokenizer's identity -------------------------------------------------------------------------------
@@ -209,7 +209,8 @@ def test_other_weights_find_the_tokenised_data(gpt2: Path, tmp_path: Path) -> No
     """Two models with the same tokenizer share tokenised data; another tokenizer or length makes its own."""
     twin = copied(gpt2, tmp_path / "twin")
     (twin / "model.safetensors").write_bytes(b"other weights")
-    cache, facts = Cache(tmp_path / "cache"), SequenceClassification(Given(), Pretrained(str(gpt2))).facts()
+    cache = Cache(tmp_path / "cache")
+    facts = SequenceClassification(Given(), Pretrained(str(gpt2))).facts(cache)
 
     def entry(folder: Path, max_length: int = 16) -> Path:
         return SequenceClassification(Given(), Pretrained(str(folder)), max_length).prepare(cache, facts)
@@ -287,17 +288,17 @@ def test_broken_model(gpt2: Path, tmp_path: Path, file: str, content: bytes) -> 
     folder = copied(gpt2, tmp_path / "model")
     (folder / file).write_bytes(content)
     with pytest.raises(UserError) as caught:
-        Pretrained(str(folder)).build(2, len(WORDS), 0)
+        Pretrained(str(folder)).build_classifier(2, len(WORDS), 0)
     assert str(caught.value).startswith(f"recipe.model.name={folder} cannot be loaded: ")
     assert "\n" not in str(caught.value)
 
 
 def test_model_with_another_number_of_classes(gpt2: Path, tmp_path: Path) -> None:
     """A model already fine-tuned for another number of classes gets a new head, or is refused in one sentence."""
-    three = Pretrained(str(gpt2)).build(3, len(WORDS), 0)
+    three = Pretrained(str(gpt2)).build_classifier(3, len(WORDS), 0)
     three.save_pretrained(tmp_path)  # type: ignore[operator]
     try:
-        assert Pretrained(str(tmp_path)).build(2, len(WORDS), 0).config.num_labels == 2
+        assert Pretrained(str(tmp_path)).build_classifier(2, len(WORDS), 0).config.num_labels == 2
     except UserError as error:
         assert str(error).startswith("recipe.model.name=")  # noqa: PT017
 

@@ -49,17 +49,17 @@ def test_how_many(overrides: list[str], total: int, varied: tuple[str, ...]) -> 
 def test_a_bundle_has_its_jobs() -> None:
     """`sweep=setups` puts values into `hydra.sweeper.params`: these are jobs, too; Hydra's own settings name none."""
     found = grid("sweep=setups", "seed=0,1", "hydra.sweep.dir=x")
-    assert found.varied == ("device", "seed")
-    assert found.total == 6
+    assert found.varied == ("device.workers", "seed")
+    assert found.total == 8
     assert found.jobs is not None
     assert all("hydra" not in job and "batch=fixed_global" in job for job in found.jobs)
 
 
 def test_a_value_of_ones_own_goes_before_the_bundles() -> None:
     """What is typed takes the place of what the bundle sweeps, and is swept itself where it has several values."""
-    assert grid("sweep=setups", "device=cpu2").varied == ()
-    found = grid("sweep=setups", "device=cpu,cpu2", "seed=0,1")
-    assert (found.varied, found.total) == (("device", "seed"), 4)
+    assert grid("sweep=setups", "device.workers=2").varied == ()
+    found = grid("sweep=setups", "device.workers=1,2", "seed=0,1")
+    assert (found.varied, found.total) == (("device.workers", "seed"), 4)
 
 
 def test_a_range_needs_an_optimizing_sweeper() -> None:

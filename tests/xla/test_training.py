@@ -97,6 +97,20 @@ def test_periodic_averaging_is_that_of_cpu_workers(
     assert results[0]["stats"].bytes == theirs["stats"].bytes
 
 
+@pytest.mark.parametrize("policy", ["sync=outer sync.k=2", "sync=accumulated sync.k=2", "sync.k=4 sync.compress=bf16"])
+def test_other_policies_are_those_of_cpu_workers(
+    xla_pool: WorkerPool, on_cpu: Callable[[int, list[str]], Result], policy: str
+) -> None:
+    """An outer optimizer, collected updates and averages in bf16 over two replicas, as two plain CPU workers do it."""
+    common = [*SGD, *EXACT, *TAIL, "precision=fp32", *policy.split()]
+    results = xla_pool.run(2, trained, common)
+    theirs = on_cpu(2, common)
+    # What is rounded to bf16 on the way can fall to either side of a last bit.
+    assert_same(results[0], theirs, 1e-2 if "bf16" in policy else FP32)
+    assert_replicas_equal(results)
+    assert results[0]["stats"].synchronisations == theirs["stats"].synchronisations
+
+
 def test_bf16_is_close_to_the_cpus(xla_pool: WorkerPool, on_cpu: Callable[[int, list[str]], Result]) -> None:
     """Autocast reaches XLA: results are those of bf16 on plain CPU workers, roughly, and not those of fp32."""
     common = [*SGD, *EXACT, *TAIL]

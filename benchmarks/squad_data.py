@@ -1,0 +1,45 @@
+"""How long until SQuAD's questions are ready: tokenised for the first time, and found again by a later run.
+
+Each measurement is a process of its own, imports included, as a run's own preflight has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+
+_FACTS = """
+import sys
+from recipes.pretrained import Pretrained
+from recipes.question_answering import QuestionAnswering
+from recipes.squad_files import SquadData
+from runner.data.cache import Cache
+train, evaluation, model, cache = sys.argv[1:]
+facts = QuestionAnswering(SquadData(train, evaluation), Pretrained(model)).facts(Cache(cache))
+print(f"{facts.train_samples} windows of {facts.train_groups} questions, {facts.eval_samples} of {facts.eval_groups}")
+"""
+
+
+def measured(*arguments: str) -> tuple[float, str]:
+    """Seconds of a process that asks for the facts, and what it says they are."""
+    start = time.perf_counter()
+    said = subprocess.run([sys.executable, "-c", _FACTS, *arguments], capture_output=True, text=True, check=True)
+    return time.perf_counter() - start, said.stdout.strip()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--eval", required=True)
+    parser.add_argument("--model", required=True, help="a folder with a tokenizer")
+    parser.add_argument("--repetitions", type=int, default=3)
+    options = parser.parse_args()
+    for _ in range(options.repetitions):
+        with tempfile.TemporaryDirectory() as cache:
+            cold, said = measured(options.train, options.eval, options.model, cache)
+            warm, again = measured(options.train, options.eval, options.model, cache)
+        assert said == again
+        print(f"cold {cold:.2f} s, warm {warm:.2f} s: {said}")

@@ -1,0 +1,76 @@
+"""Where a recipe's data come from: a training and an evaluation file, or a data set of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Unavailable, UserError, first_line
+
+_NO_DATA = "there are no training data: give local files with recipe.data.train=… and recipe.data.eval=…"
+
+
+def local_files(train: str | None, evaluation: str | None, hub_name: str | None) -> tuple[str, str] | None:
+    """Both files, or None where the Hub is to be asked. Raises UserError for one file of two, and for nothing given."""
+    for name, path in (("train", train), ("eval", evaluation)):
+        if path is not None and not isinstance(path, str):
+            raise UserError(f"recipe.data.{name}={path} cannot be: give the path of a file")
+    if train is not None and evaluation is not None:
+        return train, evaluation
+    if train is not None or evaluation is not None:
+        given, missing = ("eval", "train") if train is None else ("train", "eval")
+        raise UserError(
+            f"recipe.data.{given} is given and recipe.data.{missing} is not: give both files"
+            + (f", or neither to take {hub_name} from the Hub" if hub_name else "")
+        )
+    if not hub_name:
+        raise UserError(_NO_DATA)
+    return None
+
+
+def first_of(known: int | None, limit: int | None) -> int | None:
+    """How many rows there will be of so many with such a limit; None if it is not known how many there are."""
+    return known if known is None or limit is None else min(known, limit)
+
+
+def read_text(name: str, setting: str, what: str) -> str:
+    """A file's UTF-8 text. `setting`: as the user gave it; `what`: it should be, in words. Raises UserError."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UserError(f"{setting} is a folder: give {what} itself")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise UserError(f"{setting} does not exist (looked in {path.absolute().parent}): check the path") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{setting} is not UTF-8 text (byte {error.start}): convert it") from error
+    except OSError as error:
+        raise UserError(f"{setting} cannot be read: {error.strerror}") from error
+
+
+def hub_parts(name: str, config: str | None, parts: Sequence[str], columns: Sequence[str]) -> list[Any]:
+    """These parts of a data set, each with at least these columns; a local folder that `load_dataset` reads will do.
+
+    Raises Unavailable where the data set cannot be had, UserError for a part or a column that it has not.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    from recipes.hub import go_offline_if_unreachable
+
+    go_offline_if_unreachable()
+    try:
+        found = load_dataset(name, config)
+    except (ConnectionError, DatasetsError, OSError, ValueError) as error:
+        raise Unavailable(
+            f"{_NO_DATA}, or go online so that '{name}' can come from the Hugging Face Hub ({first_line(error)})"
+        ) from error
+    for part in parts:
+        if part not in found:
+            raise UserError(f"recipe.data has no part '{part}' on the Hub: {name} has {', '.join(found)}")
+        for column in columns:
+            if column not in found[part].column_names:
+                there = ", ".join(found[part].column_names)
+                raise UserError(f"recipe.data has no column '{column}' on the Hub: {name} has {there}")
+    return [found[part] for part in parts]
