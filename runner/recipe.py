@@ -65,8 +65,8 @@ class Recipe(Protocol):
     many targets of the row carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss). Where
     several rows belong together, as a question's windows do, a column `group` numbers what they belong to from 0.
 
-    A recipe whose training drops no units may say so by an attribute `has_dropout = False`, for the certificate. What is
-    to be known of a run beside its results it may say in `notes`, a sentence each: they are shown and logged. One
+    A recipe whose training drops no units may say so by an attribute `has_dropout = False`, for the certificate. What
+    is to be known of a run beside its results it may say in `notes`, a sentence each: they are shown and logged. One
     that knows the size of data which are not here may have a method `expected_facts() -> DataFacts | None`, for
     `runner.plan`; it is called when `facts` raised Unavailable.
     """
