@@ -22,6 +22,10 @@ from runner.data.table import Table, write_table
 from runner.errors import Unavailable, UserError, did_you_mean
 from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 
+_SEES_AHEAD = (
+    "sees the tokens it is to predict: give a model that reads from left to right, such as recipe.model.name=gpt2"
+)
+
 #: What logits may differ by, as a share of the largest, when a later token is another one. Rounding gives 1e-6.
 _CAUSAL = 1e-4
 
@@ -66,6 +70,10 @@ class DocumentSource(Protocol):
 
 
 class LanguageModelSource(ModelSource, Protocol):
+    def sees_both_ways(self) -> bool:
+        """Whether it is known, before the model is loaded, that it sees the tokens it would have to predict."""
+        ...
+
     def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         """A transformers model for causal language modelling, in fp32."""
         ...
@@ -151,6 +159,8 @@ class CausalLanguageModel:
 
     def check_model(self) -> None:
         check_model(self.model, "recipe.block_size", self.block_size)
+        if self.model.sees_both_ways():
+            raise UserError(f"recipe.model {_SEES_AHEAD}")
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         return self._entry(cache, facts.digest, self.data.read)
@@ -185,10 +195,7 @@ class CausalLanguageModel:
         of = prepared.properties
         model = self.model.build_language_model(of["vocabulary"], of["pad_id"])
         if sees_ahead(model):
-            raise UserError(
-                f"recipe.model is a {type(model).__name__} that sees the tokens it is to predict: give a model that "
-                "reads from left to right, such as recipe.model.name=gpt2"
-            )
+            raise UserError(f"recipe.model is a {type(model).__name__}, which {_SEES_AHEAD}")
         return model
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:

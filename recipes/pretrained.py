@@ -30,6 +30,23 @@ _MODEL_FILES = {
     "a tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
 }
 
+#: Model types whose first position comes after that of padding, so that they have fewer than their configuration says.
+_POSITIONS_AFTER_PADDING = (
+    "camembert",
+    "longformer",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xmod",
+)
+
+#: Model types with a head for the next token that see a whole text unless their configuration makes decoders of them.
+_SEE_BOTH_WAYS = (
+    *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"),
+    *("roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+
 #: The same of a tokenizer on the Hub, where nothing can be looked for by a pattern.
 _HUB_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 
@@ -103,13 +120,25 @@ class Pretrained:
             self._kind_to_make()
 
     def longest_input(self) -> int | None:
+        config = self._known()
+        positions = config.get("max_position_embeddings", config.get("n_positions"))
+        if not isinstance(positions, int):
+            return None
+        unused = config.get("pad_token_id", 1) + 1 if config.get("model_type") in _POSITIONS_AFTER_PADDING else 0
+        return positions - unused
+
+    def sees_both_ways(self) -> bool:
+        """Whether the configuration says that the model sees the tokens after one too; False where it is not here."""
+        config = self._known()
+        return config.get("model_type") in _SEE_BOTH_WAYS and not config.get("is_decoder")
+
+    def _known(self) -> dict[str, Any]:
+        """What config.json says, or the published sizes; empty where neither is here."""
         try:
             file = self._config_file()
         except Unavailable:
-            return None
-        sizes = published_shape(self.name) if file is None else self._read(file)
-        positions = (sizes or {}).get("max_position_embeddings", (sizes or {}).get("n_positions"))
-        return positions if isinstance(positions, int) else None
+            return {}
+        return (published_shape(self.name) or {}) if file is None else self._read(file)
 
     def _read(self, file: Path) -> dict[str, Any]:
         if not file.is_file():
@@ -235,21 +264,23 @@ class Pretrained:
         """A model for sequence classification, in fp32. Raises UserError."""
         from transformers import AutoModelForSequenceClassification
 
-        return self._built(AutoModelForSequenceClassification, "sequence classification", pad_id, num_labels=classes)
+        return self._built(
+            AutoModelForSequenceClassification, "sequence classification", vocabulary, pad_id, num_labels=classes
+        )
 
     def build_span_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         """A model with a start and an end score for each token, in fp32. Raises UserError."""
         from transformers import AutoModelForQuestionAnswering
 
-        return self._built(AutoModelForQuestionAnswering, "extractive question answering", pad_id)
+        return self._built(AutoModelForQuestionAnswering, "extractive question answering", vocabulary, pad_id)
 
     def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         """A model for causal language modelling, in fp32. Raises UserError."""
         from transformers import AutoModelForCausalLM
 
-        return self._built(AutoModelForCausalLM, "causal language modelling", pad_id)
+        return self._built(AutoModelForCausalLM, "causal language modelling", vocabulary, pad_id)
 
-    def _built(self, auto: Any, task: str, pad_id: int, **settings: Any) -> nn.Module:
+    def _built(self, auto: Any, task: str, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
         """What an auto class of transformers makes of the name; `settings` go into the model's configuration."""
         make = self._drawn if self.init == "random" else self._loaded
         try:
@@ -263,6 +294,12 @@ class Pretrained:
                     "choose another one"
                 ) from error
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
+        known = getattr(model.config, "vocab_size", vocabulary)
+        if vocabulary > known:
+            raise UserError(
+                f"recipe.model.name={self.name} has a tokenizer of {vocabulary} tokens and a model that knows {known}: "
+                "give the tokenizer that belongs to the model"
+            )
         # Models that read the last token's state find it by the pad token.
         model.config.pad_token_id = pad_id
         module: nn.Module = model

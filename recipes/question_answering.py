@@ -124,7 +124,7 @@ class QuestionAnswering:
                 return None
             train, evaluation, whose = sizes
             share = windows_per_question(self._sizes)
-            source = f"{whose}, and windows from the lengths of SQuAD's paragraphs"
+            source = f"{whose}, and windows as paragraphs of SQuAD's lengths make them"
             rows = (round(train * share), round(evaluation * share))
             return _facts(rows, (train, evaluation), "not read", source, estimated=True)
         rows = (windows_of(corpus.train, self._sizes), windows_of(corpus.eval, self._sizes))
@@ -149,7 +149,10 @@ class QuestionAnswering:
         texts = [*corpus.train.contexts, *(question.text for question in corpus.train.questions)]
         tokenizer = self.model.tokenizer(texts)
         if not tokenizer.is_fast:
-            raise UserError("recipe=squad needs a tokenizer that tells where tokens stand in a text: this one is slow")
+            raise UserError(
+                "recipe.model has a slow tokenizer, which cannot tell where tokens stand in a text: give a model "
+                "whose folder has a tokenizer.json"
+            )
         counts = {}
         for name, part in (("train", corpus.train), ("eval", corpus.eval)):
             rows = list(windows(part, tokenizer, self._sizes))

@@ -29,6 +29,11 @@ def local_files(train: str | None, evaluation: str | None, hub_name: str | None)
     return None
 
 
+def hub_words(name: str | None, config: str | None, train: str, evaluation: str) -> str:
+    """A data set of the Hub with its parts, as `hub_samples_of` has it too: `owner/name/config (train, validation)`."""
+    return f"{name}/{config} ({train}, {evaluation})" if config else f"{name} ({train}, {evaluation})"
+
+
 def first_of(known: int | None, limit: int | None) -> int | None:
     """How many rows there will be of so many with such a limit; None if it is not known how many there are."""
     return known if known is None or limit is None else min(known, limit)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.sources import first_of, hub_parts, local_files, read_text
+from recipes.sources import first_of, hub_parts, hub_words, local_files, read_text
 from runner.errors import UserError, require
 
 
@@ -63,7 +63,7 @@ class SquadData:
     """Two local files in SQuAD 1.1's JSON, or a data set of the Hub with the same fields.
 
     `max_train_samples`, `max_eval_samples`: questions that are taken, from the first on; None for all. `hub_*_samples`:
-    how many the Hub's copy is known to have.
+    how many the data set `hub_samples_of` is known to have, for a plan without the data.
     """
 
     train: str | None = None
@@ -73,6 +73,7 @@ class SquadData:
     hub_name: str | None = None
     hub_train: str = "train"
     hub_eval: str = "validation"
+    hub_samples_of: str | None = None
     hub_train_samples: int | None = None
     hub_eval_samples: int | None = None
 
@@ -95,13 +96,14 @@ class SquadData:
 
     def expected_sizes(self) -> tuple[int, int, str] | None:
         """Questions of both parts if the Hub's copy were here, and whose numbers these are; None if not known."""
-        if self.train is not None or self.eval is not None or not self.hub_name:
+        words = hub_words(self.hub_name, None, self.hub_train, self.hub_eval)
+        if self.train is not None or self.eval is not None or self.hub_samples_of != words:
             return None
         train = first_of(self.hub_train_samples, self.max_train_samples)
         evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
         if train is None or evaluation is None:
             return None
-        return train, evaluation, f"the size of {self.hub_name} on the Hub"
+        return train, evaluation, f"the size of {words} on the Hub"
 
     def _from_hub(self, name: str) -> tuple[Paragraphs, Paragraphs]:
         parts = hub_parts(name, None, (self.hub_train, self.hub_eval), ("id", "context", "question", "answers"))
@@ -172,7 +174,7 @@ def _collect(rows: Iterator[_Row], setting: str) -> Paragraphs:
 
 def _answer(answer: Any, context: str, refusal: str) -> tuple[str, int]:
     text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
-    if not isinstance(text, str) or not text or not isinstance(start, int):
+    if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
         raise UserError(f"{refusal} has an answer without 'text' or 'answer_start'")
     if context[start : start + len(text)] != text:
         raise UserError(f"{refusal} has the answer '{text[:40]}' where its paragraph reads otherwise (place {start})")

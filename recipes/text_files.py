@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.classification import Corpus, LabelledText
-from recipes.sources import first_of, hub_parts, local_files
+from recipes.sources import first_of, hub_parts, hub_words, local_files
 from recipes.text_rows import Column, in_words, read_rows
 from runner.errors import UserError, did_you_mean, require
 
@@ -27,7 +27,7 @@ class TextFiles:
     a header, which have `columns` of them; or names in tab-separated files with a header, or in JSON Lines (`.jsonl`).
     `label_names`: the classes in the order of their numbers; without them labels are numbers. Rows with one of
     `skip_labels` are left out, and of the others the first `max_*_samples` are kept. `hub_*`: the Hub's names for the
-    same things; `hub_*_samples`: rows that its copy is known to have, for a plan without the data.
+    same things. `hub_*_samples`: rows that the data set `hub_samples_of` is known to have, for a plan without the data.
     """
 
     text_column: int | str
@@ -47,6 +47,7 @@ class TextFiles:
     hub_text: str = "text"
     hub_pair: str | None = None
     hub_label: str = "label"
+    hub_samples_of: str | None = None
     hub_train_samples: int | None = None
     hub_eval_samples: int | None = None
 
@@ -109,7 +110,7 @@ class TextFiles:
 
     def expected_sizes(self) -> tuple[int, int, str] | None:
         """Rows of training and evaluation part of the Hub's copy, and who says so; None if that is not known."""
-        if self.train is not None or self.eval is not None or not self.hub_name:
+        if self.train is not None or self.eval is not None or self.hub_samples_of != self._hub_words:
             return None
         train = first_of(self.hub_train_samples, self.max_train_samples)
         evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
@@ -119,7 +120,7 @@ class TextFiles:
 
     @property
     def _hub_words(self) -> str:
-        return str(self.hub_name) + (f"/{self.hub_config}" if self.hub_config else "")
+        return hub_words(self.hub_name, self.hub_config, self.hub_train, self.hub_eval)
 
     def _check_counterpart(self, given: str, missing: str, where: str) -> None:
         if getattr(self, given) is not None and getattr(self, missing) is None:

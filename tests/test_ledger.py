@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+from runner.backends import Backend
+from runner.data.order import DataOrder
 from runner.ledger import EpochRecord, Ledger, as_json, epoch_digest, merge
+from runner.plan import make_plan
+from tests.pool import WorkerPool
 
 PERMUTATION = np.array([3, 1, 4, 0, 2, 5])
 
@@ -112,3 +117,34 @@ def test_file_sums_up_epochs() -> None:
     failed = as_json(ledger_of(good, failures=("step 3: …",)))
     assert (failed["sound"], failed["failures"]) == (False, ["step 3: …"])
     assert as_json(ledger_of())["sound"] is False
+
+
+def groups_of_a_begun_epoch(backend: Backend, groups: list[int], steps: int) -> tuple[int | None, list[int]]:
+    """What the ledger says after `steps` global batches of two, and the samples these held."""
+    sizes: dict[str, Any] = {"global_batch": 2, "micro_batch": None, "accumulation_steps": 1, "max_micro_batch": None}
+    rates: dict[str, Any] = {"base_lr": 1.0, "scaling_rule": "none", "scaling_batch": "global_batch"}
+    plan = make_plan(
+        samples_per_epoch=len(groups),
+        world_size=backend.world_size,
+        drop_last=False,
+        k=1,
+        reference_batch=2,
+        epochs=1,
+        max_steps=None,
+        warmup_share=0.0,
+        **sizes,
+        **rates,
+    )
+    order, ledger = DataOrder(plan, 0, backend.rank, None), Ledger(np.array(groups))
+    for step in order.steps()[:steps]:
+        ledger.record(step.t, np.concatenate(order.micro_batches(0, step)), skipped=False)
+    record = ledger.close_epoch(0, steps, order, backend)
+    return record.groups_seen, order.epoch_permutation(0)[: 2 * steps].tolist()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_groups_are_counted_as_far_as_they_were_trained(pool: WorkerPool, steps: int) -> None:
+    """Of six windows of three questions: the questions of the windows trained on so far, over both workers, once."""
+    groups = [0, 0, 1, 1, 2, 2]
+    for seen, samples in pool.run(2, groups_of_a_begun_epoch, groups, steps):
+        assert seen == len({groups[sample] for sample in samples})

@@ -124,6 +124,9 @@ class SmallModel:
     def tokenizer(self, texts: Sequence[str]) -> Any:
         return self.own or word_tokenizer(LETTERS, eos_token="<|endoftext|>", pad_token="<pad>")
 
+    def sees_both_ways(self) -> bool:
+        return False  # also of a BERT: what is not known beforehand has to be found out
+
     def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         if self.causal:
             return gpt2(vocabulary, self.positions)

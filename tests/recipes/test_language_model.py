@@ -198,7 +198,7 @@ def test_a_block_longer_than_the_model_has_positions(tmp_path: Path) -> None:
 def test_a_model_that_sees_ahead(tmp_path: Path) -> None:
     """A model made to fill gaps is refused: it would be told the tokens that it is to predict."""
     recipe = letters(TRAIN, causal=False)
-    with pytest.raises(UserError, match=r"^recipe\.model is a BertLMHeadModel that sees the tokens it is to predict"):
+    with pytest.raises(UserError, match=r"^recipe\.model is a BertLMHeadModel, which sees the tokens it is to predict"):
         recipe.build_model(prepared(recipe, tmp_path))
     model = gpt2(13).train()
     assert not sees_ahead(model)

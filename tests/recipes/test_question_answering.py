@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +78,71 @@ def test_every_answer_is_the_target_of_a_window(folder: Path, prepared: Prepared
             text = context[window["char_first"][0][first] : window["char_last"][0][last]]
             found.setdefault(int(window["group"][0]), set()).add(text)
     assert found == {i: {question.answers[0][0]} for i, question in enumerate(corpus.eval.questions)}
+
+
+def test_sizes_are_those_of_the_windows(folder: Path, tmp_path: Path) -> None:
+    """Each of the three sizes does what it says, and other sizes are other data."""
+    cache = Cache(tmp_path)
+
+    def made(**sizes: int) -> Prepared:
+        one = recipe(folder, **sizes)
+        return Prepared.load(one.prepare(cache, one.facts(cache)))
+
+    plain = made()
+    assert plain.train.column("length").max() == 48
+    short, close, cut = made(max_length=40), made(doc_stride=20), made(max_query_length=3)
+    assert short.train.column("length").max() == 40
+    assert len(close.train) > len(plain.train)
+    # [CLS], the question and [SEP] stand before the paragraph.
+    assert plain.train.column("context_first").max() > 5
+    assert cut.train.column("context_first").max() == 5
+    assert len({one.folder for one in (plain, short, close, cut)}) == 4
+    # Windows share as many tokens of the paragraph as asked for.
+    groups = plain.train.column("group")
+    first, second = next((row, row + 1) for row in range(len(groups)) if groups[row] == groups[row + 1])
+    tokens = [plain.train[[row]] for row in (first, second)]
+    parts = [row["input_ids"][0][row["context_first"][0] : row["context_last"][0] + 1].tolist() for row in tokens]
+    assert parts[0][-8:] == parts[1][:8]
+    assert parts[0][-9:] != parts[1][:9]
+
+
+def test_another_tokenizer_is_another_entry(folder: Path, tmp_path: Path) -> None:
+    """The same data under another vocabulary are tokenised anew."""
+    save_bert(tmp_path / "other", [*zoo.texts(), "and one word more: elephant"])
+    cache = Cache(tmp_path / "cache")
+    data = recipe(folder).data
+    entries = [
+        made.prepare(cache, made.facts(cache))
+        for made in (
+            QuestionAnswering(data, Pretrained(str(path)), **SIZES) for path in (folder / "bert", tmp_path / "other")
+        )
+    ]
+    assert entries[0] != entries[1]
+
+
+def test_types_tell_question_and_paragraph_apart(folder: Path, prepared: Prepared) -> None:
+    """The model is given types: 1 from the paragraph to its end, 0 for the question and for padding."""
+    made = recipe(folder)
+    batch = whole(made, prepared, "eval", 60)
+    for types, (first, last) in zip(batch["token_type_ids"].tolist(), batch["context"].tolist(), strict=True):
+        assert types == [0] * first + [1] * (last + 2 - first) + [0] * (60 - last - 2)
+    model = made.build_model(prepared).double().eval()
+    without = {name: tensor for name, tensor in batch.items() if name != "token_type_ids"}
+    with torch.no_grad():
+        assert not torch.equal(made.predict(model, batch), made.predict(model, without))
+
+
+def test_answers_are_no_longer_than_asked_for(folder: Path, prepared: Prepared) -> None:
+    """With `max_answer_length=1` every answer is one token; with more, some are longer."""
+    lengths = {}
+    for longest in (1, 4):
+        made = recipe(folder, max_answer_length=longest)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            spans = made.predict(made.build_model(prepared).double().eval(), whole(made, prepared, "eval"))
+        lengths[longest] = (spans[:, 2] - spans[:, 1] + 1).max().item()
+    assert lengths[1] == 1
+    assert 1 < lengths[4] <= 4
 
 
 def test_warm_facts_need_no_tokenizer(folder: Path, prepared: Prepared) -> None:
@@ -276,7 +340,8 @@ def test_sizes_that_cannot_be(folder: Path, tmp_path: Path, settings: dict[str, 
 
 def test_expected_sizes_without_data_or_tokenizer(folder: Path, prepared: Prepared) -> None:
     """Nothing here: the Hub's size; data without a tokenizer: questions are exact and windows near."""
-    hub = SquadData(hub_name="rajpurkar/squad", hub_train_samples=87599, hub_eval_samples=10570)
+    of = "rajpurkar/squad (train, validation)"
+    hub = SquadData(hub_name="rajpurkar/squad", hub_samples_of=of, hub_train_samples=87599, hub_eval_samples=10570)
     facts = QuestionAnswering(hub, Pretrained("bert-large-uncased")).expected_facts()
     assert facts is not None
     assert facts.estimated
@@ -288,4 +353,4 @@ def test_expected_sizes_without_data_or_tokenizer(folder: Path, prepared: Prepar
     assert near is not None
     assert (near.train_groups, near.estimated) == (40, True)
     assert near.train_samples == pytest.approx(len(prepared.train), rel=0.3)
-    assert json.dumps(near.source)
+    assert "number of words" in near.source

@@ -102,6 +102,9 @@ def edited(**changes: Any) -> dict[str, Any]:
         (edited(answers=[{"text": "day", "answer_start": "9"}]), "without 'text' or 'answer_start'"),
         (edited(answers=[{"text": "night", "answer_start": 3}]), "'night' where its paragraph reads otherwise"),
         (edited(answers=[{"text": "day", "answer_start": 10**6}]), "reads otherwise"),
+        (edited(answers=[{"text": "of", "answer_start": -6}]), "without 'text' or 'answer_start'"),
+        (edited(answers=[{"text": "T", "answer_start": True}]), "without 'text' or 'answer_start'"),
+        (edited(answers=[{"text": " ", "answer_start": 4}]), "without 'text' or 'answer_start'"),
         (edited(question=" "), "no text under 'question'"),
         (edited(question=None), "no text under 'question'"),
         (edited(id=7), "no text under 'id'"),
@@ -131,12 +134,14 @@ def test_mistakes_in_settings(tmp_path: Path) -> None:
 
 def test_without_files_and_hub() -> None:
     """Offline, the Hub's copy is not available; its size is known all the same, up to the limits."""
-    known = SquadData(hub_name="rajpurkar/squad", hub_train_samples=87599, hub_eval_samples=10570)
+    of = "rajpurkar/squad (train, validation)"
+    known = SquadData(hub_name="rajpurkar/squad", hub_samples_of=of, hub_train_samples=87599, hub_eval_samples=10570)
     source = dataclasses.replace(known, max_train_samples=4000)
     with pytest.raises(Unavailable, match=r"there are no training data: give local files"):
         source.read()
-    assert source.expected_sizes() == (4000, 10570, "the size of rajpurkar/squad on the Hub")
-    assert SquadData(hub_name="someone/other").expected_sizes() is None
+    assert source.expected_sizes() == (4000, 10570, "the size of rajpurkar/squad (train, validation) on the Hub")
+    for other in ({"hub_name": "someone/other"}, {"hub_name": None}, {"hub_train": "validation"}, {"train": "a.json"}):
+        assert dataclasses.replace(known, **other).expected_sizes() is None
     with pytest.raises(UserError, match="there are no training data"):
         SquadData().read()
 

@@ -212,11 +212,13 @@ def test_what_is_unavailable(tmp_path: Path) -> None:
         assert not isinstance(caught.value, Unavailable)
 
 
+WORDS = "owner/data/part (train, validation)"
 SIZES: dict[str, Any] = {
     "train": None,
     "eval": None,
     "hub_name": "owner/data",
     "hub_config": "part",
+    "hub_samples_of": WORDS,
     "hub_train_samples": 1000,
     "hub_eval_samples": 100,
 }
@@ -225,9 +227,13 @@ SIZES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, (1000, 100, "the size of owner/data/part on the Hub")),
-        ({"hub_config": None}, (1000, 100, "the size of owner/data on the Hub")),
-        ({"max_train_samples": 64, "max_eval_samples": 500}, (64, 100, "the size of owner/data/part on the Hub")),
+        ({}, (1000, 100, f"the size of {WORDS} on the Hub")),
+        ({"max_train_samples": 64, "max_eval_samples": 500}, (64, 100, f"the size of {WORDS} on the Hub")),
+        # The numbers are of one data set and its parts, and of no other.
+        ({"hub_config": None}, None),
+        ({"hub_name": "owner/other"}, None),
+        ({"hub_eval": "test"}, None),
+        ({"hub_samples_of": None}, None),
         ({"hub_train_samples": None}, None),
         ({"hub_eval_samples": None}, None),
         ({"hub_name": None}, None),
@@ -252,7 +258,7 @@ def test_expected_facts(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         absent.facts(Cache(tmp_path))
     assert absent.expected_facts() == DataFacts(
-        1000, 100, "not read", "the size of owner/data/part on the Hub", estimated=True
+        1000, 100, "not read", f"the size of {WORDS} on the Hub", estimated=True
     )
     assert recipe(source(tmp_path, **{**SIZES, "hub_eval_samples": None})).expected_facts() is None
     assert recipe(GrammarCorpus(0, 40, 10)).expected_facts() is None
