@@ -193,7 +193,7 @@ def test_imports_and_data_are_paid_for_once(swept: Path) -> None:
 
 def test_a_job_that_cannot_be(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A batch that three workers cannot share: FAILED with the sentence in folder and store, exit code 2."""
-    sizes = ["batch=fixed_global", "batch.global_batch=8"]
+    sizes = ["batch=fixed_global", "batch.micro_batch=null", "batch.global_batch=8"]
     assert sweep(*sizes, "device.workers=1,3,2") == cli.EXIT_USER_ERROR
     err = capsys.readouterr().err
     assert "2 of 3 jobs finished" in err
