@@ -118,7 +118,7 @@ def test_the_plan_is_printed(tmp_path: Path, module: str) -> None:
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
-        (["--help"], ["device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, cola"]),
+        (["--help"], ["device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, causal_lm, cola"]),
         (["--cfg", "job", "--resolve"], ["lr: 0.001", "global_batch: 48"]),
         (["--info", "defaults-tree"], ["recipe: acceptability", "sync: periodic"]),
     ],
