@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipes.language_model import Documents, ExpectedText
 from recipes.packing import Size
-from recipes.sources import hub_parts, local_files, read_text
+from recipes.sources import hub_parts, hub_words, local_files, read_text
 from runner.errors import UserError, did_you_mean, require
 
 #: What of a file's text is a document. A blank line may hold blanks.
@@ -97,8 +97,7 @@ class PlainText:
 
     @property
     def _hub_words(self) -> str:
-        name = f"{self.hub_name}/{self.hub_config}" if self.hub_config else self.hub_name
-        return f"{name} ({self.hub_train}, {self.hub_eval})"
+        return hub_words(self.hub_name, self.hub_config, self.hub_train, self.hub_eval)
 
     def _from_files(self, part: str, given: str) -> list[str]:
         setting = f"recipe.data.{part}={given}"

@@ -15,6 +15,7 @@ from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.paths import conf_dir
 from tests.recipes import zoo
+from tests.recipes.letters import save_gpt2
 from tests.tiny_models import save_bert
 
 GROUPS = (
@@ -51,10 +52,11 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     for name, content in contents.items():
         (folder / name).write_text(content)
 
-    def given(train: Path, evaluation: Path) -> list[str]:
+    def given(train: Path, evaluation: Path, model: Path = model) -> list[str]:
         return [f"recipe.data.train={train}", f"recipe.data.eval={evaluation}", f"recipe.model.name={model}"]
 
-    acceptable, pairs, lines = (given(folder / name, folder / name) for name in contents)
+    acceptable, pairs = (given(folder / name, folder / name) for name in ("acceptable.tsv", "pairs.tsv"))
+    lines = given(folder / "lines.txt", folder / "lines.txt", save_gpt2(folder / "gpt2", positions=128))
     squad = given(*zoo.write(folder))
     return {"cola": acceptable, "forum_thread": acceptable, "mnli": pairs, "causal_lm": lines, "squad": squad}
 

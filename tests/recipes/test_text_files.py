@@ -243,7 +243,7 @@ def test_data_set_of_the_hub(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [("owner/data", "part")]
     assert corpus.train == LabelledText(["a", "b"], [1, 0])
     assert corpus.eval == LabelledText(["c"], [1])
-    assert corpus.source == "Hub: owner/data/part"
+    assert corpus.source == "Hub: owner/data/part (train, validation)"
 
 
 def test_digest_follows_every_row(files: Files) -> None:
