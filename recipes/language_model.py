@@ -120,10 +120,11 @@ class CausalLanguageModel:
     def facts(self, cache: Cache) -> DataFacts:
         documents = self.data.read()
         self.check_model()  # before anything is tokenised, which only then tells how many rows there are
-        prepared = Prepared.load(self._entry(cache, documents.digest, lambda: documents))
+        digest = documents.digest  # a hash over all texts
+        prepared = Prepared.load(self._entry(cache, digest, lambda: documents))
         rows = len(prepared.train), len(prepared.eval)
         groups = (_last_group(prepared.train) + 1, _last_group(prepared.eval) + 1) if self._grouped else None
-        return self._facts(rows, groups, documents.digest, documents.source)
+        return self._facts(rows, groups, digest, documents.source)
 
     def expected_facts(self) -> DataFacts | None:
         """What `runner.plan` can say without data, or without the tokenizer that cuts them."""

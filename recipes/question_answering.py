@@ -109,10 +109,11 @@ class QuestionAnswering:
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
         self.check_model()  # before anything is tokenised, which only then tells how many windows there are
-        entry = self._entry(cache, corpus, corpus.digest)
+        digest = corpus.digest  # a hash over all texts
+        entry = self._entry(cache, corpus, digest)
         windows = json.loads((entry / "properties.json").read_text())["windows"]
         questions = (len(corpus.train), len(corpus.eval))
-        return _facts((windows["train"], windows["eval"]), questions, corpus.digest, corpus.source)
+        return _facts((windows["train"], windows["eval"]), questions, digest, corpus.source)
 
     def expected_facts(self) -> DataFacts | None:
         """What `runner.plan` can say without data, or without the tokenizer that cuts them."""

@@ -34,9 +34,22 @@ def hub_words(name: str | None, config: str | None, train: str, evaluation: str)
     return f"{name}/{config} ({train}, {evaluation})" if config else f"{name} ({train}, {evaluation})"
 
 
-def first_of(known: int | None, limit: int | None) -> int | None:
-    """How many rows there will be of so many with such a limit; None if it is not known how many there are."""
-    return known if known is None or limit is None else min(known, limit)
+def expected_sizes(
+    words: str, of: str | None, known: tuple[int | None, int | None], limits: tuple[int | None, int | None]
+) -> tuple[int, int, str] | None:
+    """Rows of both parts of the Hub's data set `words`, and who says so; None if that is not known.
+
+    `known`: the sizes of the data set `of`, which are those of no other; `limits`: rows that are taken at most.
+    """
+    train, evaluation = known
+    if of != words or train is None or evaluation is None:
+        return None
+    train_limit, evaluation_limit = limits
+    return _first(train, train_limit), _first(evaluation, evaluation_limit), f"the size of {words} on the Hub"
+
+
+def _first(size: int, limit: int | None) -> int:
+    return size if limit is None else min(size, limit)
 
 
 def read_text(name: str, setting: str, what: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.sources import first_of, hub_parts, hub_words, local_files, read_text
+from recipes.sources import expected_sizes, hub_parts, hub_words, local_files, read_text
 from runner.errors import UserError, require
 
 
@@ -96,14 +96,12 @@ class SquadData:
 
     def expected_sizes(self) -> tuple[int, int, str] | None:
         """Questions of both parts if the Hub's copy were here, and whose numbers these are; None if not known."""
+        if self.train is not None or self.eval is not None:
+            return None
         words = hub_words(self.hub_name, None, self.hub_train, self.hub_eval)
-        if self.train is not None or self.eval is not None or self.hub_samples_of != words:
-            return None
-        train = first_of(self.hub_train_samples, self.max_train_samples)
-        evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
-        if train is None or evaluation is None:
-            return None
-        return train, evaluation, f"the size of {words} on the Hub"
+        known = (self.hub_train_samples, self.hub_eval_samples)
+        limits = (self.max_train_samples, self.max_eval_samples)
+        return expected_sizes(words, self.hub_samples_of, known, limits)
 
     def _from_hub(self, name: str) -> tuple[Paragraphs, Paragraphs]:
         parts = hub_parts(name, None, (self.hub_train, self.hub_eval), ("id", "context", "question", "answers"))

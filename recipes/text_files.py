@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.classification import Corpus, LabelledText
-from recipes.sources import first_of, hub_parts, hub_words, local_files
+from recipes.sources import expected_sizes, hub_parts, hub_words, local_files
 from recipes.text_rows import Column, in_words, read_rows
 from runner.errors import UserError, did_you_mean, require
 
@@ -110,13 +110,11 @@ class TextFiles:
 
     def expected_sizes(self) -> tuple[int, int, str] | None:
         """Rows of training and evaluation part of the Hub's copy, and who says so; None if that is not known."""
-        if self.train is not None or self.eval is not None or self.hub_samples_of != self._hub_words:
+        if self.train is not None or self.eval is not None:
             return None
-        train = first_of(self.hub_train_samples, self.max_train_samples)
-        evaluation = first_of(self.hub_eval_samples, self.max_eval_samples)
-        if train is None or evaluation is None:
-            return None
-        return train, evaluation, f"the size of {self._hub_words} on the Hub"
+        known = (self.hub_train_samples, self.hub_eval_samples)
+        limits = (self.max_train_samples, self.max_eval_samples)
+        return expected_sizes(self._hub_words, self.hub_samples_of, known, limits)
 
     @property
     def _hub_words(self) -> str:
