@@ -16,7 +16,7 @@ from runner.background import Background
 from runner.errors import UserError, first_line
 from runner.job import handle_signals
 from runner.schema import Evaluation, Tracking
-from runner.sweep.alive import end_all, wait_for
+from runner.sweep.alive import end_all, is_held, wait_for
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -25,6 +25,7 @@ from runner.sweep.resume import KEY, close_books, only_one
 from runner.sweep.states import FAILED, FINISHED, KILLED, JobState, attempts, latest
 from runner.sweep.sweep import Sweep
 from runner.tracking.card import FILE_NAME as CARD_FILE
+from runner.tracking.card import RunCard
 from runner.tracking.mlflow_tracker import say, short
 from runner.tracking.sync import deliver
 from runner.tracking.tracker import store_of
@@ -163,12 +164,14 @@ def _close(sweep: Sweep, parent: ParentRun | None, tracking: Tracking, status: s
 
 
 def _close_runs(sweep: Sweep, tracking: Tracking) -> None:
-    """Tell the store of jobs whose process was killed: nobody else is left to do it."""
+    """Tell the store of jobs whose process was killed before it had done so: nobody else is left to do it."""
     uri = store_of(tracking)
     assert uri is not None
     for state in attempts(Path(sweep.folder)):
-        if state.status == KILLED and (state.folder / CARD_FILE).exists():
-            deliver(state.folder, uri)
+        if (state.folder / CARD_FILE).exists() and not is_held(state.folder):
+            card = RunCard.read(state.folder)
+            if card.status is not None and not card.delivered:
+                deliver(state.folder, uri)
 
 
 def _report(sweep: Sweep, console: Console) -> int:

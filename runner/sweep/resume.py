@@ -9,7 +9,7 @@ from pathlib import Path
 from runner.errors import UserError, did_you_mean
 from runner.job import write_summary
 from runner.sweep.alive import held, is_held
-from runner.sweep.states import KILLED, RUNNING, attempts
+from runner.sweep.states import KILLED, attempts, read_summary
 from runner.sweep.sweep import FILE_NAME
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, ending
@@ -69,10 +69,16 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def close_books(folder: Path) -> None:
-    """Say KILLED of every job that ended without saying anything: its process was killed."""
+    """Close the books of every job whose process was killed before it had done so itself.
+
+    One that said nothing is KILLED. One whose `summary.json` says how it ended, but not its card, was killed between
+    the two, as a launcher may do that ends its processes on Ctrl-C.
+    """
     for state in attempts(folder):
-        if state.status == RUNNING and not is_held(state.folder):
-            note = {"status": KILLED, "error": "the process was killed", "eval": {}}
-            write_summary(state.folder, note)
-            if (state.folder / CARD_FILE).exists():
-                RunCard.read(state.folder).changed(state.folder, **ending(KILLED, {}))
+        if is_held(state.folder):
+            continue
+        status = read_summary(state.folder).get("status")  # read now: it may have ended since
+        if status is None:
+            write_summary(state.folder, {"status": KILLED, "error": "the process was killed", "eval": {}})
+        if (state.folder / CARD_FILE).exists() and (card := RunCard.read(state.folder)).status is None:
+            card.changed(state.folder, **ending(status or KILLED, {}))

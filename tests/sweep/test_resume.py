@@ -112,15 +112,22 @@ def test_only_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_books_are_closed(tmp_path: Path) -> None:
-    """A job without a summary was killed: its summary and its card say so; those of the others stay as they are."""
+    """A job without a summary was killed: its summary and its card say so; those of the others stay as they are.
+
+    A job that was killed between the two has a card that says what its summary says.
+    """
     done = job_in(tmp_path, "0", "seed=0", 1.0, status="FINISHED", eval={"loss": 1.0})
     killed = job_in(tmp_path, "1", "seed=1", 2.0)
     untracked = job_in(tmp_path, "2", "seed=2", 3.0)
+    between = [job_in(tmp_path, status, f"seed={status}", 4.0, status=status) for status in ("FAILED", "FINISHED")]
+    for folder in between:
+        card(folder, "three")
     card(done, "one").changed(done, status="FINISHED", ended=5)
     started = card(killed, "two").started
     before = [(path, path.read_bytes()) for path in sorted(done.iterdir())]
     close_books(tmp_path)
-    assert [state.status for state in attempts(tmp_path)] == ["FINISHED", "KILLED", "KILLED"]
+    assert [state.status for state in attempts(tmp_path)] == ["FINISHED", "KILLED", "KILLED", "FAILED", "FINISHED"]
+    assert [RunCard.read(folder).status for folder in between] == ["FAILED", "FINISHED"]
     assert [(path, path.read_bytes()) for path in sorted(done.iterdir())] == before
     assert json.loads((killed / "summary.json").read_text())["error"] == "the process was killed"
     closed = RunCard.read(killed)
