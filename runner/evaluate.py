@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from runner.backends import Backend
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.order import deal
+from runner.eval_progress import nobody_looks
 from runner.precision import Precision
 from runner.recipe import Prepared, Recipe
 
@@ -28,8 +29,11 @@ def evaluate(
     precision: Precision,
     micro_batch: int,
     length_buckets: Sequence[int] | None,
+    progress: Callable[[int, int], None] = nobody_looks,
 ) -> dict[str, float]:
     """The recipe's metrics over the evaluation part, the same on every worker. A collective.
+
+    `progress`: told how many of this worker's micro-batches are done, from none to all.
 
     Samples are dealt by length, so that padding is small and workers are even; predictions are put back into sample
     order before a metric sees them, so the metric cannot depend on the dealing.
@@ -46,13 +50,15 @@ def evaluate(
     model.eval()
     parts: list[Tensor] = []
     on_device: list[tuple[np.ndarray, Tensor]] = []
-    for ids, batch in backend.feed(batches(table, micro_batches, recipe, prepared, shapes)):
+    progress(0, len(micro_batches))
+    for done, (ids, batch) in enumerate(backend.feed(batches(table, micro_batches, recipe, prepared, shapes)), 1):
         with backend.forward_pass(), precision.autocast():
             on_device.append((ids, recipe.predict(model, batch)))
         backend.mark_step()
         if len(on_device) == _FETCHED_TOGETHER:
             parts += _fetched(on_device)
             on_device = []
+        progress(done, len(micro_batches))
     parts += _fetched(on_device)
     model.train(was_training)
 

@@ -21,6 +21,7 @@ from runner.compilation import CompilationWatch
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.order import DataOrder
+from runner.eval_progress import nobody_looks
 from runner.evaluate import evaluate
 from runner.exact import DropoutStreams
 from runner.ledger import Ledger, LedgerError
@@ -80,6 +81,8 @@ class Loop:
         self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
+        #: Told how far an evaluation is.
+        self.eval_progress: Callable[[int, int], None] = nobody_looks
         #: Whether common weights were reached just now; this worker's samples in the latest step; if it was skipped.
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)
@@ -271,6 +274,7 @@ class Loop:
                 self.precision,
                 self.config.evaluation.micro_batch,
                 self.config.device.length_buckets,
+                self.eval_progress,
             )
             self.best.update(self.optimizer_step, self.eval_metrics, self.model)
         self.backend.restore_random_state(random)  # evaluating more or less often must not change training

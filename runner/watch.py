@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from runner.background import Background
+from runner.eval_progress import evaluation_under_way
 from runner.experiment import Experiment
 from runner.tracking.metrics_log import Metric, MetricsReader
 from runner.tracking.tracker import Tracker
@@ -36,6 +37,7 @@ class Watch:
         sweep: Callable[[], str] | None = None,
     ) -> None:
         """`sweep`: a line about the sweep that the run is a job of, as it is when asked."""
+        self._folder = folder
         self._reader = MetricsReader(folder)
         self._tracker = tracker
         self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
@@ -55,7 +57,7 @@ class Watch:
         with self._display:
             while True:
                 done = ended.wait(_LOOK_EVERY)
-                self._display.show(self._reader.read())
+                self._display.show(self._reader.read(), evaluation_under_way(self._folder))
                 if done:
                     return
 
@@ -117,7 +119,7 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, metrics: list[Metric]) -> None:
+    def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
         assert self._task is not None
         if self._sweep is not None and time.monotonic() - self._sweep_asked > _SWEEP_EVERY:
             self._overall.plain = f"sweep  {self._sweep()}"
@@ -125,9 +127,17 @@ class Bar:
         if text := _evaluation_text(metrics):
             self._console.print(text)
         self._numbers.take(metrics)
-        if self._numbers.step:
+        if evaluating is not None:
+            done, total = evaluating
+            after = f"batches, after step {self._numbers.step:,}"
+            self._progress.update(self._task, description="evaluating", completed=done, total=total, numbers=after)
+        elif self._numbers.step:
             self._progress.update(
-                self._task, description="training", completed=self._numbers.step, numbers=self._numbers.text()
+                self._task,
+                description="training",
+                completed=self._numbers.step,
+                total=self._total,
+                numbers=self._numbers.text(),
             )
 
 
@@ -147,11 +157,19 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, metrics: list[Metric]) -> None:
+    def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
         self._numbers.take(metrics)
         if text := _evaluation_text(metrics):
             self._console.print(text, soft_wrap=True)
-        if time.monotonic() >= self._next and self._numbers.step > self._shown:
+        if time.monotonic() < self._next:
+            return
+        if evaluating is not None:
+            done, total = evaluating
+            self._say(f"step {self._numbers.step:>6,}  evaluating  {done:,} of {total:,} batches")
+        elif self._numbers.step > self._shown:
             self._shown = self._numbers.step
-            self._next = time.monotonic() + _LINE_EVERY
-            self._console.print(f"step {self._shown:>6,} of {self._total:,}  {self._numbers.text()}", soft_wrap=True)
+            self._say(f"step {self._shown:>6,} of {self._total:,}  {self._numbers.text()}")
+
+    def _say(self, line: str) -> None:
+        self._next = time.monotonic() + _LINE_EVERY
+        self._console.print(line, soft_wrap=True)

@@ -26,6 +26,7 @@ from runner.building import build_recipe
 from runner.choices import EquivalenceMode
 from runner.data.cache import Cache
 from runner.errors import UserError
+from runner.eval_progress import EvalProgress
 from runner.exact import check_model, exact_streams, standard_streams
 from runner.loop import Log, Loop
 from runner.machine import describe_machine
@@ -179,6 +180,8 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
 def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
     log = MetricsLog(job.folder) if backend.rank == 0 else None
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
+    if log is not None:
+        loop.eval_progress = EvalProgress(job.folder)
     try:
         loop.train()
         loop.finish()

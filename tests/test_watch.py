@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runner import watch
+from runner import eval_progress, watch
 from runner.compose import compose, settings
+from runner.eval_progress import EvalProgress
 from runner.experiment import prepare
 from runner.tracking.card import RunCard
 from runner.tracking.metrics_log import MetricsLog
@@ -20,8 +21,16 @@ from runner.tracking.tracker import NoTracker
 from tests.replicas import TINY
 
 
-def watched(folder: Path, terminal: bool, sweep: Callable[[], str] | None = None) -> str:
-    """The output of a made-up run of ten steps with one evaluation; `sweep`: of the sweep it is a job of."""
+def watched(
+    folder: Path,
+    terminal: bool,
+    sweep: Callable[[], str] | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> str:
+    """The output of a made-up run of ten steps with one evaluation; `sweep`: of the sweep it is a job of.
+
+    `between`: done after the steps, and before the evaluation is logged.
+    """
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=120)
     experiment = prepare(settings(compose([*TINY, "device=cpu"])))
@@ -30,6 +39,7 @@ def watched(folder: Path, terminal: bool, sweep: Callable[[], str] | None = None
     with watch.Watch(folder, experiment, tracker, console, sweep):
         for step in range(1, 6):
             log.write(step, {"train/loss": 0.5, "train/lr": 0.001, "train/samples_per_s": 1234.0})
+        between()
         log.write(5, {"eval/accuracy": 87.5})
         time.sleep(0.3)
     return output.getvalue()
@@ -56,6 +66,28 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     for part in ("training", "5/10", "loss 0.5000", "1,234 samples/s", "accuracy 87.5"):
         assert part in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_evaluation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """While an evaluation goes on it is said how far it is, and nothing of it before or after."""
+    monkeypatch.setattr(eval_progress, "_NOTE_EVERY", 0.0)
+    progress = EvalProgress(tmp_path)
+
+    def evaluating() -> None:
+        progress(0, 1200)
+        progress(1037, 1200)
+        time.sleep(0.4)
+        progress(1200, 1200)
+
+    during, before = watched(tmp_path, terminal, between=evaluating), watched(tmp_path, terminal)
+    during, before = (re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in (during, before))
+    assert "evaluating" in during
+    assert ("1037/1200 batches, after step 5" if terminal else "1,037 of 1,200 batches") in during
+    assert "evaluating" not in before
+    last = during.rpartition("batches")[2]
+    assert "evaluating" not in last
+    assert ("5/10" if terminal else "evaluation  accuracy 87.5") in last
 
 
 def test_a_job_of_a_sweep_shows_the_sweep(tmp_path: Path) -> None:
