@@ -136,6 +136,10 @@ def test_recipe_brings_what_it_was_tuned_with() -> None:
     config = settings(compose(["recipe=cola"]))
     assert (config.optimizer.lr, config.scaling.reference_batch, config.epochs) == (1e-4, 32, 2)
     assert (config.schedule.warmup_share, config.evaluation.metric) == (0.06, "matthews")
+    assert config.evaluation.micro_batch == 64
+    large_outputs = settings(compose(["recipe=causal_lm"]))
+    assert (large_outputs.batch.global_batch, large_outputs.evaluation.micro_batch) == (8, 16)
+    assert settings(compose(["recipe=causal_lm", "evaluation.micro_batch=2"])).evaluation.micro_batch == 2
 
 
 @pytest.mark.parametrize(
