@@ -191,10 +191,11 @@ def _training_seconds(summary: Mapping[str, Any]) -> float | None:
 
 
 def _phases(summary: Mapping[str, Any], training: float | None) -> Phases | None:
-    first, wall, communication = (summary.get(name) for name in ("first_step_s", "wall_s", "comm_s"))
+    names = ("first_step_s", "wall_s", "comm_stall_s", "step_s", "evaluation_s")
+    first, wall, stalled, step, evaluation = (summary.get(name) for name in names)
     if training is None or not first or not wall:
         return None
-    return Phases(float(first), training, None if communication is None else float(communication), float(wall))
+    return Phases(first, training, wall, stalled, step, evaluation)
 
 
 def _properties(certificate: Mapping[str, Any]) -> dict[str, Property]:

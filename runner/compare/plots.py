@@ -12,6 +12,7 @@ import numpy as np
 
 from runner.compare.comparison import Block, Comparison, Row
 from runner.compare.labels import place_labels
+from runner.compare.runs import Phases
 from runner.compare.setups import Setup
 from runner.compare.verdict import DIFFERENCE_LEVEL
 
@@ -32,8 +33,21 @@ _COLOURS = (
     "#7d5a3c",
 )
 _BASELINE = "#111418"
-_PHASES = {"start-up to first step": "#b8bec8", "training": "#1b6ca8", "communication": "#c8553d"}
-_REST = ("evaluation and saving", "#d9c89a")
+_START_UP, _TRAINING, _COMMUNICATION = "start-up to first step", "training", "communication"
+_EVALUATION, _REST = "evaluation", "saving and the rest"
+#: The parts of a bar, in their order. Training is taken apart where the device tells its phases.
+_PARTS = {
+    _START_UP: "#b8bec8",
+    "data": "#8a5aab",
+    "forward": "#7fb2d9",
+    "backward": "#1b6ca8",
+    "optimizer": "#3f8f5b",
+    _TRAINING: "#2fa4a9",
+    _COMMUNICATION: "#c8553d",
+    "other": "#4a4e57",
+    _EVALUATION: "#d9c89a",
+    _REST: "#ece5d3",
+}
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
@@ -257,15 +271,17 @@ def time_breakdown(comparison: Comparison) -> Figure | None:
         left = np.zeros(len(timed))
         names = [setup.name for setup in timed]
         parts = [mean_phases(setup) for setup in timed]
-        for name, colour in (*_PHASES.items(), _REST):
-            widths = np.array([part[name] for part in parts])
+        for name, colour in _PARTS.items():
+            if not any(name in part for part in parts):
+                continue
+            widths = np.array([part.get(name, 0.0) for part in parts])
             axes.barh(names, widths, left=left, color=colour, label=name, height=0.68)
             left += widths
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_title(block.title, pad=22)
+        axes.set_title(block.title, pad=36)
         axes.set_xlabel("seconds")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, handlelength=1)
     return figure
 
 
@@ -274,10 +290,22 @@ def _with_phases(block: Block) -> list[Setup]:
 
 
 def mean_phases(setup: Setup) -> dict[str, float]:
-    """Seconds by phase, in the order of the bars; communication is taken out of training, which holds it."""
-    phases = [run.phases for run in setup.runs if run.phases is not None]
-    first, training, wall = (fmean(getattr(one, name) for one in phases) for name in ("first_step", "training", "wall"))
-    known = [one.communication for one in phases if one.communication is not None]
-    communication = min(fmean(known), training) if known else 0.0
-    rest = max(wall - first - training, 0.0)
-    return dict(zip([*_PHASES, _REST[0]], [first, training - communication, communication, rest], strict=True))
+    """Seconds by part of the bar, mean over the setup's runs; they add up to the mean wall-clock time."""
+    parts = [_parts(run.phases) for run in setup.runs if run.phases is not None]
+    return {name: fmean(one.get(name, 0.0) for one in parts) for name in _PARTS if any(name in one for one in parts)}
+
+
+def _parts(run: Phases) -> dict[str, float]:
+    before_and_after = {_START_UP: run.first_step, _EVALUATION: run.evaluation or 0.0}
+    rest = max(run.wall - run.training - sum(before_and_after.values()), 0.0)
+    return {**before_and_after, **_training(run), _REST: rest}
+
+
+def _training(run: Phases) -> dict[str, float]:
+    """Worker 0's phases, stretched to the whole of training; or what it waited, and the rest."""
+    if run.step is not None and (step := sum(run.step.values())) > 0:
+        return {phase: seconds / step * run.training for phase, seconds in run.step.items()}
+    if run.stalled is None:
+        return {_TRAINING: run.training}
+    stalled = min(run.stalled, run.training)
+    return {_TRAINING: run.training - stalled, _COMMUNICATION: stalled}

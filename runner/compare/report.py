@@ -21,8 +21,8 @@ _CAPTIONS = {
     "metric_vs_speed.png": "Metric against speed-up, one point per setup; setups that differ in one number are joined "
     "and labelled by it. Rehearsed setups and those without a time are not drawn.",
     "loss_vs_samples.png": "Training loss against samples seen: each seed thin, the mean of a setup's seeds thick.",
-    "time_breakdown.png": "Where a run's time goes, mean over a setup's seeds. Communication is what the runner timed, "
-    "taken out of training. Rehearsed setups are not drawn.",
+    "time_breakdown.png": "Where a run's time goes, mean over a setup's seeds; steps as worker 0 spent them. "
+    "Communication is what it waited for, not what travelled meanwhile. Rehearsed setups are not drawn.",
 }
 
 

@@ -36,12 +36,18 @@ class BlockKey:
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a run's life. `communication` is part of `training`; `first_step`: from the start of the command."""
+    """Seconds of a run's life, from the start of the command to its end.
+
+    `stalled`: of `training`, waiting for averages, None if unknown; `step`: seconds of one step on worker 0 by phase,
+    None where a device has no phases; `evaluation`: None if unknown.
+    """
 
     first_step: float
     training: float
-    communication: float | None
     wall: float
+    stalled: float | None = None
+    step: Mapping[str, float] | None = None
+    evaluation: float | None = None
 
 
 @dataclass(frozen=True)

@@ -98,21 +98,55 @@ def test_smoothing_keeps_a_line_and_evens_noise() -> None:
 
 
 def test_the_parts_of_a_runs_time_add_up() -> None:
-    """Means over seeds; communication is part of training and is drawn once; what is left is evaluation and saving."""
-    phases = [Phases(2.0, 10.0, 4.0, 15.0), Phases(4.0, 12.0, 2.0, 19.0)]
-    parts = mean_phases(Setup("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
+    """Means over seeds; what a run waited is part of training and is drawn once; nothing is left over or out."""
+    phases = [Phases(2.0, 10.0, 15.0, stalled=4.0, evaluation=1.0), Phases(4.0, 12.0, 19.0, stalled=2.0)]
+    parts = mean_parts(*phases)
     assert parts == {
         "start-up to first step": 3.0,
         "training": 8.0,
         "communication": 3.0,
-        "evaluation and saving": 3.0,
+        "evaluation": 0.5,
+        "saving and the rest": 2.5,
     }
     assert sum(parts.values()) == 17.0
+    assert mean_parts(Phases(2.0, 10.0, 11.0)) == {
+        "start-up to first step": 2.0,
+        "training": 10.0,
+        "evaluation": 0.0,
+        "saving and the rest": 0.0,
+    }
+
+
+def test_training_is_taken_apart() -> None:
+    """Where steps have phases these share the time of training, and what travelled meanwhile is not drawn."""
+    step = {"data": 0.1, "forward": 0.2, "backward": 0.4, "optimizer": 0.2, "communication": 0.1, "other": 0.0}
+    parts = mean_parts(Phases(2.0, 10.0, 15.0, stalled=9.0, step=step, evaluation=1.0))
+    assert parts == pytest.approx(
+        {
+            "start-up to first step": 2.0,
+            "data": 1.0,
+            "forward": 2.0,
+            "backward": 4.0,
+            "optimizer": 2.0,
+            "communication": 1.0,
+            "other": 0.0,
+            "evaluation": 1.0,
+            "saving and the rest": 2.0,
+        }
+    )
+    assert sum(parts.values()) == pytest.approx(15.0)
+    mixed = mean_parts(Phases(2.0, 10.0, 15.0, step=step), Phases(2.0, 10.0, 15.0))
+    assert (mixed["backward"], mixed["training"], sum(mixed.values())) == pytest.approx((2.0, 5.0, 15.0))
+
+
+def mean_parts(*phases: Phases) -> dict[str, float]:
+    """Of a setup whose runs had these."""
+    return mean_phases(Setup("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
 
 
 def test_bars_and_curves_of_setups(tmp_path: Path) -> None:
     """Each setup has its bar and its curve; rehearsed ones have a curve, and no bar; all three files are written."""
-    more = {"phases": Phases(2.0, 10.0, None, 15.0), "curve": CURVE}
+    more = {"phases": Phases(2.0, 10.0, 15.0), "curve": CURVE}
     comparison = compared(
         runs("one", [80.0, 80.1], 400.0, **more),
         runs("four", [80.0, 80.1], 200.0, workers=4, **more),
