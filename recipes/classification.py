@@ -131,6 +131,9 @@ class SequenceClassification:
             raise UserError(f"recipe.max_length={self.max_length} cannot be: it must be at least 1 token")
         if self.padding not in _PADDINGS:
             raise UserError(f"recipe.padding={self.padding} is no padding{did_you_mean(str(self.padding), _PADDINGS)}")
+        shown = self.metrics_shown
+        if not isinstance(shown, (list, tuple)) or not all(isinstance(name, str) for name in shown):
+            raise UserError(f"recipe.metrics_shown={shown} cannot be: give a list of names, such as [accuracy]")
         for name in self.metrics_shown:
             if name not in METRICS:
                 raise UserError(f"recipe.metrics_shown has no metric '{name}'{did_you_mean(name, METRICS)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recipes.language_model import Documents, ExpectedText
 from recipes.packing import Size
-from recipes.sources import hub_parts, hub_words, local_files, read_text
+from recipes.sources import hub_parts, hub_words, local_files, local_path, read_text
 from runner.errors import UserError, did_you_mean, require
 
 #: What of a file's text is a document. A blank line may hold blanks.
@@ -132,7 +132,7 @@ def _split(texts: Iterable[str], how: str) -> list[str]:
 
 
 def _texts(given: str, setting: str) -> Iterator[str]:
-    path = Path(given).expanduser()
+    path = local_path(given, setting)
     if path.is_dir():
         raise UserError(f"{setting} is a folder: give a file, or a pattern such as {given.rstrip('/')}/*.txt")
     if path.is_file() or not _PATTERN & set(given):  # a file's own name may hold brackets, too

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from recipes.hub import go_offline_if_unreachable
 from recipes.made_tokenizer import KINDS, made_tokenizer, special_ids
 from recipes.published_shapes import SHAPES, published_shape
+from recipes.sources import from_json, local_path
 from runner.errors import Unavailable, UserError, did_you_mean, first_line
 
 #: Where weights come from.
@@ -93,7 +93,7 @@ class Pretrained:
 
     @property
     def _folder(self) -> Path | None:
-        path = Path(self.name).expanduser()
+        path = local_path(self.name, f"recipe.model.name={self.name}")
         return path if path.is_dir() else None
 
     @property
@@ -124,8 +124,10 @@ class Pretrained:
         positions = config.get("max_position_embeddings", config.get("n_positions"))
         if not isinstance(positions, int):
             return None
-        unused = config.get("pad_token_id", 1) + 1 if config.get("model_type") in _POSITIONS_AFTER_PADDING else 0
-        return positions - unused
+        if config.get("model_type") not in _POSITIONS_AFTER_PADDING:
+            return positions
+        padding = config.get("pad_token_id")
+        return positions - 1 - (padding if isinstance(padding, int) else 1)  # 1 is these models' default
 
     def sees_both_ways(self) -> bool:
         """Whether the configuration says that the model sees the tokens after one too; False where it is not here."""
@@ -144,9 +146,11 @@ class Pretrained:
         if not file.is_file():
             return {}
         try:
-            content: dict[str, Any] = json.loads(file.read_text())
+            content = from_json(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"recipe.model.name={self.name} has a config.json that is no JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"recipe.model.name={self.name} has a config.json that holds no settings by name")
         return content
 
     def _config_file(self) -> Path | None:

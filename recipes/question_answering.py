@@ -76,7 +76,9 @@ class QuestionAnswering:
                 f"recipe.max_length={self.max_length} leaves no room for a paragraph beside a question of "
                 f"recipe.max_query_length={self.max_query_length} tokens: set {least} or more"
             )
-        if not 0 <= self.doc_stride < room:
+        if self.doc_stride < 0:
+            raise UserError(f"recipe.doc_stride={self.doc_stride} cannot be: windows share at least 0 tokens")
+        if self.doc_stride >= room:
             raise UserError(
                 f"recipe.doc_stride={self.doc_stride} cannot be: of recipe.max_length={self.max_length} tokens a "
                 f"question of recipe.max_query_length={self.max_query_length} leaves {room} to the paragraph, and "

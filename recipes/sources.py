@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ _NO_DATA = "there are no training data: give local files with recipe.data.train=
 def local_files(train: str | None, evaluation: str | None, hub_name: str | None) -> tuple[str, str] | None:
     """Both files, or None where the Hub is to be asked. Raises UserError for one file of two, and for nothing given."""
     for name, path in (("train", train), ("eval", evaluation)):
-        if path is not None and not isinstance(path, str):
+        if path is not None and (not isinstance(path, str) or not path.strip()):
             raise UserError(f"recipe.data.{name}={path} cannot be: give the path of a file")
     if train is not None and evaluation is not None:
         return train, evaluation
@@ -52,9 +53,41 @@ def _first(size: int, limit: int | None) -> int:
     return size if limit is None else min(size, limit)
 
 
+def local_path(name: str, setting: str) -> Path:
+    """A path that one may look at, whether or not there is something. `setting`: as the user gave it.
+
+    Raises UserError for a name that is too long, an unknown user's home, or a folder that may not be entered.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{setting} cannot be looked at: {getattr(error, 'strerror', None) or error}") from error
+    return path
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value of a JSON file is text; half of a surrogate pair can be written there, and is none."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def from_json(text: str) -> Any:
+    """The content of a JSON text. Raises json.JSONDecodeError, for too many brackets within each other too."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise json.JSONDecodeError("nested too deeply", text, 0) from error
+
+
 def read_text(name: str, setting: str, what: str) -> str:
     """A file's UTF-8 text. `setting`: as the user gave it; `what`: it should be, in words. Raises UserError."""
-    path = Path(name).expanduser()
+    path = local_path(name, setting)
     if path.is_dir():
         raise UserError(f"{setting} is a folder: give {what} itself")
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.sources import expected_sizes, hub_parts, hub_words, local_files, read_text
+from recipes.sources import expected_sizes, from_json, hub_parts, hub_words, is_text, local_files, read_text
 from runner.errors import UserError, require
 
 
@@ -78,7 +78,7 @@ class SquadData:
     hub_eval_samples: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_train_samples", "max_eval_samples"):
+        for name in ("max_train_samples", "max_eval_samples", "hub_train_samples", "hub_eval_samples"):
             count, rule = getattr(self, name), "it must be at least 1 question, or null for all"
             require(count is None or count >= 1, f"recipe.data.{name}", count, rule)
 
@@ -124,7 +124,7 @@ def _hub_rows(rows: Any) -> Iterator[_Row]:
 def _read_file(part: str, name: str) -> Paragraphs:
     setting = f"recipe.data.{part}={name}"
     try:
-        content = json.loads(read_text(name, setting, "the JSON file"))
+        content = from_json(read_text(name, setting, "the JSON file"))
     except json.JSONDecodeError as error:
         raise UserError(f"{setting} is not JSON (line {error.lineno}: {error.msg}): give SQuAD's own file") from error
     return _collect(_file_rows(content, setting), setting)
@@ -153,7 +153,7 @@ def _collect(rows: Iterator[_Row], setting: str) -> Paragraphs:
     questions: dict[str, Question] = {}
     for id_, text, context, answers, where in rows:
         for name, value in (("id", id_), ("question", text), ("context", context)):
-            if not isinstance(value, str) or not value.strip():
+            if not is_text(value) or not value.strip():
                 raise UserError(f"{setting} is malformed: {where} has no text under '{name}'")
         if id_ in questions:
             raise UserError(f"{setting} is malformed: {where} has the id '{id_}' of an earlier question")

@@ -194,9 +194,11 @@ class TextFiles:
     def _check_classes(self, train: LabelledText, evaluation: LabelledText) -> None:
         found = sorted(set(train.labels))
         if len(found) == 1:
+            limit = self.max_train_samples
+            mend = f"take more rows than recipe.data.max_train_samples={limit}" if limit else "give a file with more"
             raise UserError(
-                f"recipe.data.train has one class only: all {len(train)} labels are {found[0]}, "
-                "so there is nothing to learn; give a file with two classes or more"
+                f"recipe.data.train has one class only: all {len(train)} labels are {found[0]}, so there is nothing to "
+                f"learn; {mend}"
             )
         absent = [name for number, name in enumerate(self.label_names or ()) if number not in found]
         if absent:

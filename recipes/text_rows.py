@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from recipes.sources import from_json, is_text, local_path
 from runner.errors import UserError, did_you_mean
 
 #: Where a value stands: its position from 0 in a file without a header, else the name of a column or field.
@@ -28,7 +29,7 @@ def read_rows(setting: str, name: str, wanted: Mapping[str, Column], width: int 
     without a header) or all by name (with a header, or JSON Lines where `name` ends in `.jsonl`). `width`: how many
     columns the file has; positions need it. Texts are str; a label of JSON Lines may be int. Raises UserError.
     """
-    path = Path(name).expanduser()
+    path = local_path(name, setting)
     if path.is_dir():
         raise UserError(f"{setting} is a folder: give the file itself")
     by_name = any(isinstance(column, str) for column in wanted.values())
@@ -117,7 +118,7 @@ def _under_a_header(
 def _json_row(setting: str, number: int, line: str, wanted: Mapping[str, Column]) -> Row:
     place = f"{setting} is malformed: line {number}"
     try:
-        found = json.loads(line)
+        found = from_json(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{place} is no JSON ({error.msg}, character {error.colno})") from error
     if not isinstance(found, dict):
@@ -130,7 +131,7 @@ def _json_row(setting: str, number: int, line: str, wanted: Mapping[str, Column]
             )
         value = found[field]
         label = role == "label"
-        if isinstance(value, bool) or not isinstance(value, (str, int) if label else str):
+        if isinstance(value, bool) or not (is_text(value) or (label and isinstance(value, int))):
             kind = "neither text nor a whole number" if label else "no text"
             raise UserError(f"{place} has {json.dumps(value)[:40]} in the field '{field}', which is {kind}")
         values[role] = value.strip() if isinstance(value, str) else value

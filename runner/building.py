@@ -13,6 +13,16 @@ from runner.recipe import Recipe
 
 #: The part of a recipe's configuration that states the experiment and is not an argument of its class.
 EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
+#: What a recipe may say it was tuned with; conf/ takes the defaults of settings from there.
+TUNED_KEYS = (
+    "lr",
+    "reference_batch",
+    "epochs",
+    "warmup_share",
+    "global_batch",
+    "micro_batch",
+    "evaluation_micro_batch",
+)
 
 _PLAIN = (str, int, float, bool)
 _IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -17,6 +17,8 @@ from runner.errors import UserError
 from runner.paths import config_dirs
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from runner.sweep.command import SweepRequest
     from runner.sweep.sweep import Sweep
 
@@ -196,16 +198,20 @@ def preflight(options: HydraOptions) -> None:
     from runner.tracking.preflight import check_tracking
 
     cfg = compose(options.overrides, options.config_dirs)
-    if cfg.hydra.sweeper.params:
-        raise UserError("hydra.sweeper.params is set (by sweep=…?), so this is a sweep of several jobs: add -m")
+    _refuse_sweeper_params(cfg, "add -m")
     config = settings(cfg)
+    _check_folder("cache_dir", config.cache_dir)
     with _reading():
         prepare(config)
     _check_folder("hydra.run.dir", cfg.hydra.run.dir)
     if (Path(cfg.hydra.run.dir) / "config.yaml").exists():
         raise UserError(f"hydra.run.dir={cfg.hydra.run.dir} holds a run already: choose another folder")
-    _check_folder("cache_dir", config.cache_dir)
     check_tracking(config.tracking)
+
+
+def _refuse_sweeper_params(cfg: DictConfig, mend: str) -> None:
+    if cfg.hydra.sweeper.params:
+        raise UserError(f"hydra.sweeper.params is set (by sweep=…?), so this is a sweep of several jobs: {mend}")
 
 
 def _reading() -> Status:
@@ -325,9 +331,10 @@ def _plan(arguments: list[str]) -> int:
         return _show(options)
     if options.multirun:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup at a time")
-    config = settings(compose(options.overrides, options.config_dirs))
+    cfg = compose(options.overrides, options.config_dirs)
+    _refuse_sweeper_params(cfg, "give one of its jobs instead, such as batch=per_device setup=k4")
     with _reading():
-        experiment = foresee(config)
+        experiment = foresee(settings(cfg))
     console = Console()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):

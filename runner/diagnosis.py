@@ -64,7 +64,7 @@ def _read_everything(run: RunNumbers) -> Diagnosis | None:
         f"each worker read all {read.unique:,} {run.unit}{part}: the data were not dealt out, so {workers} workers did "
         f"{workers} times the work"
     )
-    return Diagnosis("not dealt out", sentence, 1 - 1 / workers)
+    return Diagnosis("not dealt out", sentence, (1 - 1 / workers) * run.training_share)
 
 
 def _rehearsed(run: RunNumbers) -> Diagnosis | None:
@@ -101,7 +101,7 @@ def _another_k(run: RunNumbers) -> str:
     spent = run.step_s["communication"]
     compute_s = sum(run.step_s.values()) - spent
     each_s = spent * run.k
-    if run.collectives is not None and run.collectives.synchronisations:
+    if run.k == 1 and run.collectives is not None and run.collectives.synchronisations:
         # What the backward pass hides of it today would have to be waited for between local phases.
         each_s = max(each_s, run.collectives.seconds / run.collectives.synchronisations)
     k = smallest_k(each_s, compute_s, run.largest_k)

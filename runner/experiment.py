@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from runner.building import EXPERIMENT_KEYS, build_recipe
+from runner.building import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.certificate import Certificate, Setup, certify
 from runner.choices import BatchMode, Goal, PrecisionName, SyncSchedule
 from runner.data.cache import Cache
-from runner.errors import Unavailable, UserError, did_you_mean
+from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.placement import Placement, check_device_serves, place
 from runner.plain import to_plain
 from runner.plan import Plan, make_plan
@@ -107,6 +108,12 @@ def _recipe(config: Config) -> Recipe:
     for key in EXPERIMENT_KEYS:
         if config.recipe.get(key) is None:
             raise UserError(f"recipe.{key} has no value: every recipe states {', '.join(EXPERIMENT_KEYS)}")
+    name = str(config.recipe["name"])
+    ok = name == Path(name).name and name not in (".", "..") and "\\" not in name
+    require(ok, "recipe.name", name, "it names the folder of the recipe's runs: leave slashes out")
+    for key in config.recipe["tuned"]:
+        if key not in TUNED_KEYS:
+            raise UserError(f"there is no setting 'recipe.tuned.{key}'{did_you_mean(key, TUNED_KEYS)}")
     return build_recipe(config.recipe, config.trusted_packages)
 
 

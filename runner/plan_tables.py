@@ -60,6 +60,7 @@ def plain_table(title: str, show_header: bool = True) -> Table:
 def _plan(experiment: Experiment) -> Table:
     plan, config, facts = experiment.plan, experiment.config, experiment.facts
     about = "≈ " if facts.estimated else ""
+    warm_up = f"{about}{plan.warmup_steps:,}" if plan.warmup_steps else "0"
     table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
     table.add_column("what", style="bold")
     table.add_column("value", justify="right")
@@ -80,7 +81,7 @@ def _plan(experiment: Experiment) -> Table:
     table.add_row(
         "schedule",
         config.schedule.name.name,
-        f"warm-up over {about}{plan.warmup_steps:,} of {about}{plan.optimizer_steps:,} steps",
+        f"warm-up over {warm_up} of {about}{plan.optimizer_steps:,} steps",
     )
     table.add_row("optimizer steps", f"{about}{plan.optimizer_steps:,}", _steps(experiment, about))
     table.add_row(facts.unit, f"{about}{plan.total_samples:,}", _samples(experiment, about))

@@ -49,7 +49,7 @@ class RunNumbers:
     settings leave no choice. `few_lengths`: batches are padded to one of a few lengths; `pads_to`: what the recipe's
     own setting `padding` pads to, unless that is the longest row. `compiled`: by `compile=true`.
 
-    Seconds: `wall_s` of the whole run, `training_s` of its steps, `first_step_s` to the end of the first step,
+    Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` to the end of that,
     `evaluation_s` of all evaluations, `compile_s` of compiling programs; `step_s`: of an optimizer step on rank 0, by
     phase. `samples_per_s`: over all workers.
     """
@@ -95,10 +95,14 @@ class RunNumbers:
 
     @property
     def ending_s(self) -> float | None:
-        """Seconds that were neither start-up, training nor evaluation; None for a run that did not get to its end."""
+        """Seconds that were neither start-up, training, evaluation nor compiling; None for a run that has no end.
+
+        What was compiled before the end of the first step or in an evaluation is taken out twice: it may be too little.
+        """
         if self.first_step_s is None:
             return None
-        return max(self.wall_s - self.first_step_s - (self.training_s or 0.0) - (self.evaluation_s or 0.0), 0.0)
+        known = (self.first_step_s, self.training_s, self.evaluation_s, self.compile_s)
+        return max(self.wall_s - sum(seconds or 0.0 for seconds in known), 0.0)
 
     @property
     def compute_s(self) -> float | None:

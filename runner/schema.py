@@ -150,7 +150,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "it must be above 0, and finite")
-        require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "it must not be negative")
+        ok = 0 <= self.weight_decay < math.inf
+        require(ok, "optimizer.weight_decay", self.weight_decay, "it must not be negative, and finite")
         require(
             self.clip_norm is None or self.clip_norm > 0,
             "optimizer.clip_norm",
@@ -237,7 +238,8 @@ class Evaluation:
             self.patience,
             "it must be at least 1 evaluation, or null for no early stop",
         )
-        require(self.min_delta >= 0, "evaluation.min_delta", self.min_delta, "it must not be negative")
+        ok = 0 <= self.min_delta < math.inf
+        require(ok, "evaluation.min_delta", self.min_delta, "it must not be negative, and finite")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _numbers(
         compiled=config.compile,
         wall_s=wall_s,
         # The rate is that of planned samples, whatever was read in their place.
-        training_s=plan.samples_before(result["optimizer_steps"]) / rate if rate else None,
+        training_s=(plan.samples_before(result["optimizer_steps"]) - plan.samples_before(1)) / rate if rate else None,
         first_step_s=result.get("first_step_s"),
         evaluation_s=result.get("evaluation_s"),
         compile_s=compiled["seconds"] if compiled is not None else None,
@@ -189,7 +189,8 @@ def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> 
     speed = summary["speed"]
     efficiency, baseline = speed["scaling_efficiency"], speed["baseline"]
     if efficiency is not None and baseline != folder.resolve().name:
-        faster = f"{efficiency * workers:.2g} times as fast as one worker ({speed['baseline_samples_per_s']:,.0f}/s)"
+        times, one = efficiency * workers, speed["baseline_samples_per_s"]
+        faster = f"{times:,.{0 if times >= 10 else 1}f} times as fast as one worker ({one:,.0f}/s)"
         doubt = ", which something must have slowed down" if efficiency > _TOO_GOOD else ""
         return f"scaling efficiency {efficiency:.0%}: {faster} in {baseline}{doubt}"
     alone = not summary["rehearsed"] and summary["jobs_at_once"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -56,15 +57,15 @@ def _quadratic(plan: Plan, sync: Sync, schedule: Schedule) -> Iterator[int]:
 
     Gu et al. 2024, "A Quadratic Synchronization Rule for Distributed Deep Learning".
     """
-    # Squared, since the default's root would make a whole number of steps a little less than it is.
-    alpha_squared = plan.lr**2 * sync.k if sync.qsr_alpha is None else sync.qsr_alpha**2
+    # The default, lr √k, without its root, which would make a whole number of steps a little less than it is.
+    alpha, factor = (plan.lr, sync.k) if sync.qsr_alpha is None else (sync.qsr_alpha, 1)
     lr = _lr_after_warmup(plan, schedule)
     step = 0
     while True:
         rate = lr(step)
         # Where the learning rate has come to nothing the rule asks for a phase without end.
-        length = max(sync.k, int(alpha_squared / rate**2 * (1 + 1e-12))) if rate > 0 else plan.optimizer_steps
-        step += length
+        ratio = alpha / rate if rate > 0 else math.inf
+        step += max(sync.k, int(min(ratio * ratio * factor * (1 + 1e-12), plan.optimizer_steps + 1)))
         if step > plan.optimizer_steps:
             return
         yield step - 1

@@ -83,8 +83,9 @@ def window_words(plan: Plan, sync: Sync, schedule: Schedule, about: str = "") ->
     if sync.averages_gradients_always:
         return "synchronous: every step"
     steps = sync_steps(plan, sync, schedule)
-    last = plan.optimizer_steps - 1
-    times = len(steps.due) + (last not in steps.due)
+    # What is left at the end is brought together there, but for gradients: then worker 0's weights are taken.
+    rest = plan.optimizer_steps - 1 not in steps.due and sync.policy is not SyncPolicyName.gradients
+    times = len(steps.due) + rest
     first = f", after {about}{steps.first_local:,} synchronous ones" if steps.first_local else ""
     at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
     return f"samples between two averages, every {at_least}k = {sync.k} steps{first}: {about}{times:,} in all"

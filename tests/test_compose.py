@@ -153,7 +153,8 @@ def test_recipe_brings_what_it_was_tuned_with() -> None:
         (["setup=k4", "sync.k=2", "device=cpu2"], "cpu2", 2, 1),
         (["experiment=local_sgd", "device=cpu2"], "cpu2", 4, 1),
         (["setup=acc4", "accumulation.steps=2"], "cpu", 1, 2),
-        (["setup=acc4", "experiment=local_sgd", "batch.global_batch=64"], "tpu8", 4, 4),
+        (["setup=acc4", "experiment=local_sgd", "batch.global_batch=64"], "tpu8", 1, 4),
+        (["experiment=local_sgd", "setup=k8"], "tpu8", 8, 1),  # a setup says how an experiment is done
     ],
 )
 def test_bundles(

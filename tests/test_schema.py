@@ -57,7 +57,7 @@ def config() -> Config:
         (Sync, {"policy": SyncPolicyName.periodic, "k": 1}, "sync.k", [0, -4]),
         (Scaling, {"rule": ScalingRule.linear, "reference_batch": 32}, "scaling.reference_batch", [0, -1]),
         (Optimizer, ADAMW, "optimizer.lr", [0, 0.0, -1e-3, math.nan]),
-        (Optimizer, ADAMW, "optimizer.weight_decay", [-0.01, math.nan]),
+        (Optimizer, ADAMW, "optimizer.weight_decay", [-0.01, math.nan, math.inf]),
         (Optimizer, ADAMW, "optimizer.clip_norm", [0.0, -1.0]),
         (Optimizer, ADAMW, "optimizer.betas", [[0.9], [0.9, 1.0], [-0.1, 0.9], [0.9, 0.99, 0.999], [], None]),
         (Optimizer, ADAMW, "optimizer.eps", [0.0, -1e-8, None]),
@@ -72,7 +72,7 @@ def config() -> Config:
         (Evaluation, {"metric": "accuracy"}, "evaluation.every_steps", [0, -1]),
         (Evaluation, {"metric": "accuracy"}, "evaluation.micro_batch", [0]),
         (Evaluation, {"metric": "accuracy"}, "evaluation.patience", [0]),
-        (Evaluation, {"metric": "accuracy"}, "evaluation.min_delta", [-0.1]),
+        (Evaluation, {"metric": "accuracy"}, "evaluation.min_delta", [-0.1, math.nan, math.inf]),
         (Tracking, {"kind": TrackerName.none}, "tracking.experiment", ["", "  "]),
     ],
 )

@@ -72,8 +72,8 @@ def test_one_and_the_others_side_by_side() -> None:
 
 @pytest.mark.parametrize("sync", ["gradients", "accumulated"])
 @pytest.mark.parametrize("steps", [1, 2, 4, 8, 16])
-def test_accumulation_is_synchronous_under_any_policy(sync: str, steps: int) -> None:
-    """Setups that accumulate have no local steps, though the policy's own k is 16; those with a k keep the policy."""
+def test_accumulation_meets_at_every_step(sync: str, steps: int) -> None:
+    """Setups that accumulate have k = 1, though the policy's own is 16; those with a k keep the policy."""
     found = numbers(f"setup=acc{steps}", f"sync={sync}", "device=cpu2", "batch=per_device")
     assert found == (2, 1, steps, 64 * steps)
     experiment = prepared("setup=k4", f"sync={sync}", "device=cpu2", "batch=per_device")

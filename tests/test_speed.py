@@ -181,10 +181,14 @@ def test_the_block_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     assert speed["compute_s_per_sample"] == pytest.approx(0.06 / 12)
     assert speed["link_gbit_per_s"] == pytest.approx(2.0)
     assert (speed["start_up_share"], speed["evaluation_share"]) == (0.1, 0.05)
-    assert speed["ending_share"] == pytest.approx(1 - 0.1 - 0.05 - 200 / 150 / 10)
+    assert speed["ending_share"] == pytest.approx(1 - 0.1 - 0.05 - (200 - 24) / 150 / 10)  # the first step is start-up
     assert (speed["padding_share"], speed["compile_share"]) == (0.1, None)
     assert found["speed_key"] == speed_key(of.setup, MACHINE)
     assert found["diagnosis"] == found["diagnoses"][0]["sentence"]
+    compiling = {**RESULT, "compilations": {"count": 2, "seconds": 3.0}}
+    shares = speed_of(of, compiling, 10.0, tmp_path / "own", 1)["speed"]
+    assert shares["compile_share"] == 0.3
+    assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
     assert speed_metrics(speed) == {"speed/scaling_efficiency": speed["scaling_efficiency"], "speed/padding_share": 0.1}
 
 
@@ -213,6 +217,8 @@ def test_how_the_report_says_it(tmp_path: Path) -> None:
     said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
     doubt = "which something must have slowed down"
     assert said == f"scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered, {doubt}"
+    many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
+    assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
 
 
 @pytest.mark.parametrize(("overrides", "jobs"), [(["device=tpu8"], 1), (["device=cpu2"], 2)])

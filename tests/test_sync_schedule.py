@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from runner.choices import ScheduleName, SyncPolicyName, SyncSchedule
@@ -106,3 +108,24 @@ def test_quadratic_rule_where_the_rate_is_nothing() -> None:
     """A phase without end: workers meet once more, at the end of the run."""
     due = quadratic(10, 2, 100.0, CONSTANT_LR)
     assert due == []
+
+
+@pytest.mark.parametrize(
+    ("alpha", "lr", "length"),
+    [
+        (None, 1e-200, 2),
+        (None, 1e200, 2),
+        (1e-200, 0.1, 2),
+        (0.2, 1e200, 2),
+        (2e-200, 1e-200, 4),
+        (3e200, 1e200, 9),
+        (0.2, 1e-200, None),
+        (1e200, 0.1, None),
+        (1e200, 1e-200, None),
+    ],
+)
+def test_quadratic_rule_with_extreme_numbers(alpha: float | None, lr: float, length: int | None) -> None:
+    """No square overflows or comes to nothing: phases of k = 2 steps, or as many as asked for, or one without end."""
+    sync = Sync(SyncPolicyName.periodic, 2, schedule=SyncSchedule.qsr, qsr_alpha=alpha)
+    due = sync_steps(dataclasses.replace(plan(10), lr=lr), sync, CONSTANT_LR).due
+    assert sorted(due) == ([] if length is None else list(range(length - 1, 10, length)))

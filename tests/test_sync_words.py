@@ -51,6 +51,8 @@ def test_words(overrides: str, words: list[str]) -> None:
             "sync.k=4 max_steps=100 sync.schedule=qsr schedule=constant",
             "samples between two averages, every at least k = 4 steps: 25 in all",
         ),
+        # Gradients are not brought together at the end: there worker 0's weights are taken.
+        ("sync=gradients sync.k=4 max_steps=10", "samples between two averages, every k = 4 steps: 2 in all"),
         ("device=cpu sync.k=4", "one worker: nothing to synchronise"),
     ],
 )

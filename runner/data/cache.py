@@ -34,9 +34,11 @@ class Cache:
             return entry
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(dir=self.root, prefix=".draft-"))
         except OSError as error:
-            raise UserError(f"cache_dir={self.root} cannot be made: {error.strerror}; set another cache_dir") from error
-        draft = Path(tempfile.mkdtemp(dir=self.root, prefix=".draft-"))
+            raise UserError(
+                f"cache_dir={self.root} cannot be written to: {error.strerror}; set another cache_dir"
+            ) from error
         try:
             build(draft)
             (draft / "key.json").write_text(text)

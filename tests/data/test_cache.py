@@ -156,9 +156,18 @@ def test_root_that_cannot_be_made(tmp_path: Path, build: Builder, below: str) ->
     """A cache folder that is a file, or below one, is the user's mistake and named as such."""
     (tmp_path / "file").write_text("")
     root = tmp_path / "file" / below
-    with pytest.raises(UserError, match=r"^cache_dir=.*file.* cannot be made: .*; set another cache_dir$") as caught:
+    with pytest.raises(
+        UserError, match=r"^cache_dir=.*file.* cannot be written to: .*; set another cache_dir$"
+    ) as caught:
         Cache(root).get({"data": "x"}, build)
     assert "\n" not in str(caught.value)
+    assert build.calls == 0
+
+
+def test_root_that_takes_no_entry(build: Builder) -> None:
+    """One that is there and cannot be written to, like a read-only one that others share."""
+    with pytest.raises(UserError, match=r"^cache_dir=/proc cannot be written to: .*; set another cache_dir$"):
+        Cache("/proc").get({"data": "x"}, build)
     assert build.calls == 0
 
 

@@ -137,6 +137,15 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["tracking.uri=gopher://x"], ["gopher"]),
     (["tracking=none", "tracking.log_model=true"], ["tracking.log_model", "tracking=mlflow"]),
     (["-m", "seed=0,1", "tracking.uri=http://me:secret@127.0.0.1:9"], ["***@127.0.0.1:9", "MLFLOW_TRACKING_URI"]),
+    (["recipe.name=../../x"], ["recipe.name=../../x", "slashes"]),
+    (["recipe.name=.."], ["recipe.name=.."]),
+    (["+recipe.tuned.global_bach=16"], ["'recipe.tuned.global_bach'", "'global_batch'"]),
+    ([*cola("good.tsv"), "recipe.metrics_shown=[1]"], ["recipe.metrics_shown=[1]", "[accuracy]"]),
+    (cola(""), ["recipe.data.train=", "path of a file"]),
+    (cola("x" * 300), ["recipe.data.train=xxx", "cannot be looked at"]),
+    (cola("'~nobody9/x.tsv'"), ["recipe.data.train=~nobody9/x.tsv", "cannot be looked at"]),
+    ([*cola("good.tsv"), f"recipe.model.name={'m' * 300}"], ["recipe.model.name=mmm", "cannot be looked at"]),
+    (["sweep=kbatch"], ["sweep=", "add -m"]),
     (["hydra.run.dir=used"], ["hydra.run.dir=used", "holds a run already"]),
     (["--experimental-rerun=x.pickle"], ["--experimental-rerun"]),
     ([*cola("good.tsv"), "recipe.max_length=1000"], ["recipe.max_length=1000", "512"]),
@@ -187,7 +196,10 @@ def test_the_plan_says_what_it_takes_from_an_accelerate_file(
     assert [path.name for path in tmp_path.iterdir()] == ["acc.yaml"]
 
 
-@pytest.mark.parametrize(("typed", "named"), WRONG[:3], ids=["divide", "steps", "samples"])
+SWEEP: tuple[list[str], list[str]] = (["sweep=kbatch", "device=cpu2"], ["sweep=", "one of its jobs", "setup=k4"])
+
+
+@pytest.mark.parametrize(("typed", "named"), [*WRONG[:3], SWEEP], ids=["divide", "steps", "samples", "sweep"])
 def test_the_plan_refuses_the_same(
     typed: list[str], named: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,11 @@ def test_positions_after_padding(tmp_path: Path) -> None:
     model(input_ids=torch.full((1, longest), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, longest + 1), 5))
+    for odd in (None, "x"):  # then it is these models' default
+        roberta = with_config(
+            tmp_path / f"odd-{odd}", model_type="roberta", max_position_embeddings=34, pad_token_id=odd
+        )
+        assert roberta.longest_input() == 32
     assert with_config(tmp_path / "bert", model_type="bert", max_position_embeddings=34).longest_input() == 34
 
 

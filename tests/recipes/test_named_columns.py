@@ -153,6 +153,8 @@ def test_wrong_header(files: Files, header: str, words: str) -> None:
         ("{", "line 3 is no JSON (Expecting property name"),
         ("A dog ran.\tIt ran.", "line 3 is no JSON (Expecting value"),
         ("[1, 2]", "line 3 is no JSON object"),
+        ("[" * 100_000, "line 3 is no JSON (nested too deeply"),
+        (json.dumps({**ROWS[0], "sentence1": "Half \ud800 a pair."}), 'line 3 has "Half \\ud800 a pair." in the field'),
         ('"text"', "line 3 is no JSON object"),
         (
             '{"gold": 1, "sentence1": "A.", "sentence3": "B."}',

@@ -222,6 +222,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([FILES[1], "recipe.data.train=away.txt"], "recipe.data.train=away.txt does not exist (looked in "),
     ([FILES[1], "recipe.data.train=away/*.txt"], "recipe.data.train=away/*.txt matches no file (looked in "),
     ([FILES[1], "recipe.data.train=."], "recipe.data.train=. is a folder: give a file, or a pattern such as ./*.txt"),
+    ([FILES[1], "recipe.data.train="], "recipe.data.train= cannot be: give the path of a file"),
+    ([FILES[1], f"recipe.data.train={'x' * 300}"], f"recipe.data.train={'x' * 300} cannot be looked at: "),
     ([FILES[1], "recipe.data.train=empty.txt"], "recipe.data.train=empty.txt holds no text"),
     ([FILES[1], "recipe.data.train=blank.txt"], "recipe.data.train=blank.txt holds no text"),
     ([FILES[0], "recipe.data.eval=*.bin"], "recipe.data.eval=*.bin, of which latin.bin is one, is not UTF-8"),

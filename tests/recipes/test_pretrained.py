@@ -245,6 +245,15 @@ def test_folder_that_lacks_something(gpt2: Path, tmp_path: Path, remove: tuple[s
     assert str(caught.value).startswith(f"recipe.model.name={folder} is a folder without {what}")
 
 
+@pytest.mark.parametrize("content", ["[]", "7", "null", "[" * 100_000])
+def test_configuration_without_settings(gpt2: Path, tmp_path: Path, content: str) -> None:
+    """JSON that is no object, or too deep, is refused by the model's name."""
+    folder = copied(gpt2, tmp_path / "model")
+    (folder / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"^recipe\.model\.name=.* has a config\.json that "):
+        Pretrained(str(folder)).longest_input()
+
+
 @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "../model", "~/model", "a/b/c"])
 def test_path_that_does_not_exist(name: str) -> None:
     """What can only be a path is not looked for on the Hub."""

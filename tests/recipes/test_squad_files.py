@@ -106,6 +106,8 @@ def edited(**changes: Any) -> dict[str, Any]:
         (edited(answers=[{"text": "T", "answer_start": True}]), "without 'text' or 'answer_start'"),
         (edited(answers=[{"text": " ", "answer_start": 4}]), "without 'text' or 'answer_start'"),
         (edited(question=" "), "no text under 'question'"),
+        (edited(question="Half \ud800 a pair?"), "no text under 'question'"),
+        ("[" * 100_000, "nested too deeply"),
         (edited(question=None), "no text under 'question'"),
         (edited(id=7), "no text under 'id'"),
         (edited(id="where-0"), "the id 'where-0' of an earlier question"),

@@ -147,7 +147,7 @@ def test_wrong_limits(tmp_path: Path, setting: str) -> None:
 
 def test_limit_that_leaves_one_class(tmp_path: Path) -> None:
     """The rows that are taken have to have every class."""
-    assert "one class only" in said(tmp_path, max_train_samples=1)
+    assert "take more rows than recipe.data.max_train_samples=1" in said(tmp_path, max_train_samples=1)
     assert "no row labelled 'contradiction'" in said(tmp_path, max_train_samples=2)
 
 
