@@ -141,7 +141,8 @@ def _evaluation(setup: Setup) -> str:
     often = "every epoch" if evaluation.every_steps is None else f"every {evaluation.every_steps} steps"
     kept = ", best kept" if evaluation.keep_best else ""
     stops = f", patience {evaluation.patience}" if evaluation.patience is not None else ""
-    return f"{evaluation.metric} {evaluation.goal.name}, {often}{kept}{stops}"
+    least = f", improvements above {evaluation.min_delta:g}" if (kept or stops) and evaluation.min_delta else ""
+    return f"{evaluation.metric} {evaluation.goal.name}, {often}{kept}{stops}{least}"
 
 
 def _sync(setup: Setup) -> str:

@@ -15,6 +15,7 @@ from rich.status import Status
 
 from runner.errors import UserError
 from runner.paths import config_dirs
+from runner.tracking.secrets import masked, names_a_secret
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -104,14 +105,14 @@ def _report_failure(error: Exception, errors: Console) -> int:
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         errors.print(f"[bold red]error:[/] {_escaped(composition_error(error))}")
         return EXIT_USER_ERROR
-    traceback.print_exception(error)
+    sys.stderr.write(masked("".join(traceback.format_exception(error))))
     return EXIT_FAILED
 
 
-def _escaped(error: Exception) -> str:
+def _escaped(error: Exception | str) -> str:
     from rich.markup import escape
 
-    return escape(str(error))
+    return escape(masked(str(error)))
 
 
 def _run(arguments: list[str], started_at: float) -> int:
@@ -231,14 +232,9 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     from runner.sweep.resume import KEY, find_sweep
     from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
     from runner.tracking.preflight import check_tracking
-    from runner.tracking.secrets import masked
 
     for override in options.overrides:
-        if masked(override) != override:
-            raise UserError(
-                f"{masked(override)} holds credentials, and Hydra writes a sweep's overrides to a file: "
-                "put the address into MLFLOW_TRACKING_URI"
-            )
+        _refuse_written_secret(override)
     first = compose(next(sweep_points(options.overrides)), options.config_dirs)
     overrides = with_sweeper_params(options.overrides, first.hydra)
     points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
@@ -264,6 +260,17 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
         folder=folder,
         started_at=started_at,
     )
+
+
+def _refuse_written_secret(override: str) -> None:
+    """Of a sweep every override is written down: by Hydra, in `sweep.json`, and in the tracking store."""
+    written = "and a sweep's overrides are written to files"
+    if masked(override) != override:
+        raise UserError(f"{masked(override)} holds credentials, {written}: put the address into MLFLOW_TRACKING_URI")
+    key, _, value = override.partition("=")
+    from_outside = value.strip("'\"").startswith("${")
+    if names_a_secret(key.rpartition(".")[2]) and value not in ("", "null") and not from_outside:
+        raise UserError(f"{key}=*** names a credential, {written}: take it from outside, {key}='${{oc.env:NAME}}'")
 
 
 def _check_folder(setting: str, folder: str) -> None:

@@ -7,6 +7,8 @@ import json
 import time
 from pathlib import Path
 
+from runner.files import write_json
+
 #: With a dot: not brought to a tracking store.
 _FILE = ".evaluation"
 #: Seconds until an evaluation is long, and between two notes.
@@ -29,9 +31,7 @@ class EvalProgress:
             (self._folder / _FILE).unlink(missing_ok=True)
         elif now >= self._next:
             self._next = now + _NOTE_EVERY
-            draft = self._folder / f"{_FILE}-draft"
-            draft.write_text(json.dumps([done, total]))
-            draft.rename(self._folder / _FILE)  # whole, for who looks meanwhile
+            write_json(self._folder / _FILE, [done, total])
 
 
 def evaluation_under_way(folder: Path) -> tuple[int, int] | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +16,19 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
+from runner.alive import held
 from runner.certificate import NOT_COMPARABLE, after_stopping
 from runner.choices import TrackerName
 from runner.compose import settings
 from runner.errors import UserError, first_line
 from runner.experiment import Experiment, prepare
+from runner.files import write_json
 from runner.launch import WorkerFailed, launch
 from runner.placement import threads_per_worker
 from runner.plain import to_plain
 from runner.plan_tables import certificate_table, plan_tables
 from runner.schema import Tracking
+from runner.signals import handle_signals, signals_ignored
 from runner.speed import efficiency_words, speed_metrics, speed_of
 from runner.torchrun import current_world, run_joined
 from runner.tracking.metrics_log import MetricsLog, MetricsReader
@@ -69,7 +70,8 @@ def run_single(cfg: DictConfig, started_at: float, outcome: Outcome) -> float | 
     try:
         experiment = prepare(settings(cfg))
         _announce(experiment, console)
-        summary, how_to_open = run(experiment, folder, started_at, console, Role())
+        with held(folder):
+            summary, how_to_open = run(experiment, folder, started_at, console, Role())
     except Exception as error:  # noqa: BLE001 - it is raised again where Hydra does not see it
         note_failure(folder, error)
         outcome.error = error
@@ -84,12 +86,6 @@ def objective(summary: Mapping[str, Any]) -> float | None:
     return value
 
 
-def handle_signals() -> None:
-    """Let Ctrl-C and SIGTERM end a run in good order: KILLED, with its books closed."""
-    _set_handler(signal.SIGINT, signal.default_int_handler)
-    _set_handler(signal.SIGTERM, _terminated)
-
-
 def note_failure(folder: Path, error: Exception) -> None:
     """Say in a run's `summary.json` why it failed; there may be nothing else to say."""
     path = folder / "summary.json"
@@ -99,10 +95,8 @@ def note_failure(folder: Path, error: Exception) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Leave `summary.json`, whole for who looks meanwhile: its status says that the run has ended."""
-    draft = folder / ".summary.json"
-    draft.write_text(json.dumps(summary, indent=1))
-    draft.rename(folder / "summary.json")
+    """Leave `summary.json`, whose status says that the run has ended."""
+    write_json(folder / "summary.json", summary)
 
 
 def in_a_line(error: Exception) -> str:
@@ -141,28 +135,44 @@ def run(
         tracker.tag("error", masked(in_a_line(error)))
         raise
     finally:
-        # The books are closed once, whatever is pressed meanwhile; torchrun passes every signal on a second time, too.
-        handlers = {number: _set_handler(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        result = result or _progress(folder)
-        if result.get("stopped_early"):
-            experiment = _certified_anew(experiment, result["samples_seen"], folder)
-            tracker.tag("certificate", experiment.certificate.level)
-        summary = _summary(status, experiment, result, started_at, tracker.wait_until_open(), role)
-        summary |= speed_of(experiment, result, summary["wall_s"], folder, role.at_once)
-        if not _ledger_sound(folder):
-            summary["certificate"] = NOT_COMPARABLE
-            _withdraw(folder)
-            tracker.tag("certificate", NOT_COMPARABLE)
-            console.print("[bold red]The ledger is not sound[/]: see ledger.json; this run is not comparable.")
-        if summary["machine"]:
-            tracker.tag("machine", summary["machine"])
-        _tell_speed(summary, status, folder, console, tracker)
-        write_summary(folder, summary)
-        tracker.finish(status)
-        for number, handler in handlers.items():
-            _set_handler(number, handler)
+        with signals_ignored():
+            try:
+                summary = _close_books(status, experiment, result, folder, started_at, console, role, tracker)
+            except BaseException:
+                tracker.finish(FAILED)  # the store would show it as running for ever
+                raise
+            tracker.finish(status)
     _report(summary, experiment, folder, console)
     return summary, tracker.how_to_open()
+
+
+def _close_books(
+    status: str,
+    experiment: Experiment,
+    result: dict[str, Any],
+    folder: Path,
+    started_at: float,
+    console: Console,
+    role: Role,
+    tracker: Tracker,
+) -> dict[str, Any]:
+    """Leave `summary.json`, and what the tracker has to know besides; the summary."""
+    result = result or _progress(folder)
+    if result.get("stopped_early"):
+        experiment = _certified_anew(experiment, result["samples_seen"], folder)
+        tracker.tag("certificate", experiment.certificate.level)
+    summary = _summary(status, experiment, result, started_at, tracker.wait_until_open(), role)
+    summary |= speed_of(experiment, result, summary["wall_s"], folder, role.at_once)
+    if not _ledger_sound(folder):
+        summary["certificate"] = NOT_COMPARABLE
+        _withdraw(folder)
+        tracker.tag("certificate", NOT_COMPARABLE)
+        console.print("[bold red]The ledger is not sound[/]: see ledger.json; this run is not comparable.")
+    if summary["machine"]:
+        tracker.tag("machine", summary["machine"])
+    _tell_speed(summary, status, folder, console, tracker)
+    write_summary(folder, summary)
+    return summary
 
 
 def _tell_speed(summary: Mapping[str, Any], status: str, folder: Path, console: Console, tracker: Tracker) -> None:
@@ -175,17 +185,6 @@ def _tell_speed(summary: Mapping[str, Any], status: str, folder: Path, console: 
         tracker.tag("diagnosis", summary["diagnosis"])
         if status == FAILED:
             console.print(f"[bold]diagnosis:[/] {escape(summary['diagnosis'])}", soft_wrap=True)
-
-
-def _set_handler(number: signal.Signals, handler: Any) -> Any:
-    """Set a signal's handler where Python allows it, in the main thread; the one before."""
-    if threading.current_thread() is threading.main_thread():
-        return signal.signal(number, handler)
-    return None
-
-
-def _terminated(number: int, frame: object) -> None:
-    raise KeyboardInterrupt  # what ends a run from outside is treated like Ctrl-C: KILLED, with its books closed
 
 
 def _train(job: Job, experiment: Experiment) -> dict[str, Any]:
@@ -204,7 +203,7 @@ def _ledger_sound(folder: Path) -> bool:
 def _certified_anew(experiment: Experiment, samples_seen: int, folder: Path) -> Experiment:
     """Of a run that stopped early, the certificate says what it really saw."""
     certificate = after_stopping(experiment.certificate, samples_seen)
-    (folder / "certificate.json").write_text(json.dumps(certificate.as_json(), indent=1))
+    write_json(folder / "certificate.json", certificate.as_json())
     return dataclasses.replace(experiment, certificate=certificate)
 
 
@@ -212,7 +211,7 @@ def _withdraw(folder: Path) -> None:
     """Take the certificate back."""
     path = folder / "certificate.json"
     content = {**json.loads(path.read_text()), "level": NOT_COMPARABLE, "withdrawn": "the ledger is not sound"}
-    path.write_text(json.dumps(content, indent=1))
+    write_json(path, content)
 
 
 def _progress(folder: Path) -> dict[str, Any]:
@@ -224,8 +223,8 @@ def _progress(folder: Path) -> dict[str, Any]:
 def _write_plan(experiment: Experiment, folder: Path) -> None:
     plain = without_credentials(to_plain(experiment.config))
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
-    (folder / "plan.json").write_text(json.dumps(experiment.plan.as_json(), indent=1))
-    (folder / "certificate.json").write_text(json.dumps(experiment.certificate.as_json(), indent=1))
+    write_json(folder / "plan.json", experiment.plan.as_json())
+    write_json(folder / "certificate.json", experiment.certificate.as_json())
 
 
 def _announce(experiment: Experiment, console: Console) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.age import started_ms
 from runner.certificate import Setup
 from runner.choices import SyncSchedule
 from runner.diagnosis import diagnose
@@ -51,7 +52,7 @@ def find_baseline(folder: Path, key: str, micro_batch: int) -> Baseline | None:
     Runs that were rehearsed, that shared the machine with other jobs, or that were too short to time are passed over.
     """
     summaries = [path for path in folder.resolve().parent.glob("*/summary.json") if path.parent != folder.resolve()]
-    for path in sorted(summaries, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for path in sorted(summaries, key=lambda path: started_ms(path.parent), reverse=True):
         summary = _read(path)
         timed = summary.get("status") == "FINISHED" and summary.get("samples_per_s")
         alone = not summary.get("rehearsed") and summary.get("jobs_at_once") == 1

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from runner.alive import is_held
 from runner.arguments import ArgumentParser
 from runner.choices import TrackerName
 from runner.errors import UserError
 from runner.schema import Tracking
-from runner.sweep.alive import is_held
 from runner.tracking.preflight import check_tracking
 from runner.tracking.secrets import masked
 from runner.tracking.store import default_store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from runner.data.cache import Cache
 from runner.errors import UserError
 from runner.eval_progress import EvalProgress
 from runner.exact import check_model, exact_streams, standard_streams
+from runner.files import write_json
 from runner.loop import Log, Loop
 from runner.machine import describe_machine
 from runner.moving import moved
@@ -115,9 +115,7 @@ def launched(meeting: str) -> Iterator[Place]:
             "message": str(error),
             "trace": traceback.format_exc(),
         }
-        draft = Path(meeting) / f".{ERROR_PREFIX}{rank}"
-        draft.write_text(json.dumps(said))
-        draft.rename(Path(meeting) / f"{ERROR_PREFIX}{rank}.json")  # whole, or not there
+        write_json(Path(meeting) / f"{ERROR_PREFIX}{rank}.json", said)
         raise
 
 
@@ -189,7 +187,7 @@ def _train(job: Job, backend: Backend) -> dict[str, Any] | None:
         # Also, and above all, when it is the ledger that ends the run; of less than an epoch it knows nothing else.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             books = ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups)
-            (job.folder / "ledger.json").write_text(json.dumps(books, indent=1))
+            write_json(job.folder / "ledger.json", books)
     loop.policy.close()
     warnings = _warnings(loop)
     tokens = over_all_workers(loop.tokens, backend)

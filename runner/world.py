@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _JOB_KEY = "runner/job"
+#: How long the others wait for rank 0's message: it may have to tokenise a whole data set first.
+_PREFLIGHT = datetime.timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ def join_external() -> ExternalWorld:
     import torch.distributed as dist  # here, so that asking `is_external` costs no second
 
     store, rank, world_size = next(iter(dist.rendezvous("env://")))
+    store.set_timeout(_PREFLIGHT)
     return ExternalWorld(rank, world_size, int(os.environ["LOCAL_RANK"]), store)
 
 

@@ -560,3 +560,10 @@ def test_versions_of_a_run_are_those_installed() -> None:
     assert [part.split()[0] for part in value.split(", ")] == [*library_versions("cpu")]
     assert {"torch", "transformers", "tokenizers", "datasets", "numpy"} < {*library_versions("cpu")}
     assert {*library_versions("cuda")} - {*library_versions("cpu")} == {"CUDA"}
+
+
+@pytest.mark.parametrize("decides", ["evaluation.keep_best=true", "evaluation.patience=2", ""])
+def test_the_least_improvement_counts_where_it_decides(decides: str) -> None:
+    """It says which weights are kept and when a run ends, and nothing where nobody asks."""
+    certificate = certify(setup(f"{decides} evaluation.min_delta=0.5"), setup(decides))
+    assert different(certificate) == ({"evaluation"} if decides else set())

@@ -49,7 +49,7 @@ def comparability(setup: Sequence[Run], baseline: Sequence[Run]) -> Comparabilit
     if reasons:
         level: str | None = NOT_COMPARABLE
     else:
-        level = None if len(levels) < len(judged) else max(levels, key=_LEVELS.index)
+        level = None if len(levels) < len(judged) else max(levels, key=_level)
     unknown = dict.fromkeys(name for one in judged for name in one.unknown)
     differs = dict.fromkeys(word for one in judged for word in one.differs)
     return Comparability(level, tuple(differs), tuple(reasons), tuple(unknown))

@@ -127,7 +127,7 @@ def choose_baseline(setups: Sequence[Setup], wanted: str | None) -> tuple[Setup,
     ]
     if len(plain) == 1:
         return plain[0], f"{missing}{plain[0].name} is taken" if missing else ""
-    first = min(setups, key=lambda setup: setup.first.workers)
+    first = min(plain or setups, key=lambda setup: setup.first.workers)
     how_many = "no" if not plain else f"{len(plain)}"
     note = f"{first.name}, the first setup with fewest workers: {how_many} "
     note += f"setup{'s' if len(plain) > 1 else ''} with one worker, no accumulation and fp32 (--baseline chooses)"

@@ -13,7 +13,7 @@ from runner.compare.comparability import EQUIVALENT, comparability
 from runner.compare.comparison import Block, Finding
 from runner.compare.runs import SINGLE, Run
 from runner.compare.setups import Setup
-from runner.compare.statistics import difference, modified_z, speed_up
+from runner.compare.statistics import difference, mean, modified_z, speed_up
 from runner.compare.verdict import DIFFERENT, decide
 
 #: Iglewicz & Hoaglin (1993): a modified z beyond this is a potential outlier. The MAD of three values can be tiny by
@@ -174,10 +174,10 @@ def _collapsed(block: Block, setup: Setup, margin: float) -> Iterator[Finding]:
 
 def _hopeless(block: Block) -> float | None:
     """Half of the baseline's mean, or twice it where less is better; None where that says nothing."""
-    mean = fmean(run.metric for run in block.baseline.runs)
-    if not math.isfinite(mean) or mean <= 0:
+    middle = mean(run.metric for run in block.baseline.runs)
+    if math.isnan(middle) or middle <= 0:
         return None
-    return mean / 2 if block.key.goal == "max" else mean * 2
+    return middle / 2 if block.key.goal == "max" else middle * 2
 
 
 def _seeds(runs: Sequence[Run]) -> str:
@@ -199,7 +199,7 @@ def _twins(block: Block, setups: Sequence[Setup], margin: float) -> Iterator[Fin
                 odd.append(f"their times differ by a factor of {max(ratio, 1 / ratio):.2f} ({times})")
         verdict = decide(difference(a.metrics, b.metrics), margin, block.key.goal)
         if verdict.kind == DIFFERENT:
-            means = " and ".join(f"{fmean(one.metrics.values()):.4g}" for one in (a, b))
+            means = " and ".join(f"{mean(one.metrics.values()):.4g}" for one in (a, b))
             odd.append(f"their {block.key.metric} is different ({means})")
         if odd:
             text = f"{_full_name(block, a)} and {b.name} are the same experiment, both synchronous at every step, yet "

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.age import started_ms
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, Found, K, Phases, Property, Refused, Run
 from runner.errors import UserError, did_you_mean
 
@@ -130,7 +131,7 @@ class _Folder:
             raise NotComparable(f"has no metric {name}")
         try:
             return self._assembled(name, goal, own_digests)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise NotComparable(f"its files are not those of a run of this runner ({what})") from error
 
@@ -172,22 +173,25 @@ class _Folder:
             phases=_phases(summary, seconds),
             curve=_curve(self.path / "metrics.jsonl"),
             mlflow_run_id=summary.get("mlflow_run_id"),
-            order=f"{(self.path / 'summary.json').stat().st_mtime_ns:020d}",
+            order=f"{started_ms(self.path):020d}",
         )
 
     def _block(self, metric: str, goal: str) -> BlockKey:
         recipe = self.config["recipe"]
         samples, epochs = int(self.plan["samples_per_epoch"]), int(self.plan["epochs"])
+        total = int(self.plan["total_samples"])
+        if total != samples * epochs:  # max_steps ends it before, or drop_last leaves tails out
+            samples, epochs = total, 1
         data = recipe.get("data") if isinstance(recipe.get("data"), dict) else None
         conditions = (f"{epochs} epochs" if epochs > 1 else "", metric)
         return BlockKey(str(recipe["name"]), conditions, samples, epochs, metric, goal, _digest(data) if data else "")
 
 
 def _training_seconds(summary: Mapping[str, Any]) -> float | None:
-    rate = summary.get("samples_per_s")
-    if not rate or not math.isfinite(rate):
+    rate, samples = summary.get("samples_per_s"), summary["samples_seen"]
+    if not rate or not math.isfinite(rate) or not samples:
         return None
-    return float(summary["samples_seen"]) / float(rate)
+    return float(samples) / float(rate)
 
 
 def _phases(summary: Mapping[str, Any], training: float | None) -> Phases | None:

@@ -87,11 +87,11 @@ class Store:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        from mlflow.exceptions import MlflowException
-
         try:
             yield
-        except MlflowException as error:
+        except UserError:
+            raise
+        except Exception as error:  # MLflow's own, its database's, its driver's: they have nothing in common
             raise UserError(f"the store {masked(self.uri)} does not answer: {masked(first_line(error))}") from error
 
     def experiment(self, name: str) -> list[Any]:

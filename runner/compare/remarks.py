@@ -25,6 +25,7 @@ def remarks(block: Block, margin: float) -> Iterator[str]:
         if row.left_out:
             seeds = ", ".join(map(str, row.left_out))
             yield f"{row.setup.name}: seed {seeds} has no partner and is left out of the paired difference."
+    yield from _without_spread(block)
     yield from _bootstrap(block)
     for row in block.rows:
         if row.comparability is not None and row.comparability.unknown:
@@ -60,6 +61,17 @@ def _few_seeds(block: Block) -> Iterator[str]:
     if widths and max(widths) > 0:
         sentence += f", here ±{min(widths):.2g} to ±{max(widths):.2g} ({median(widths):.2g} in the middle)"
     yield sentence + "."
+
+
+def _without_spread(block: Block) -> Iterator[str]:
+    """Metrics of few evaluated samples have few values, so that differences can be equal by chance."""
+    for row in block.rows:
+        pairs = row.difference.pairs if row.difference is not None else ()
+        if len(pairs) > 1 and pairs[0] and min(pairs) == max(pairs):
+            yield (
+                f"{row.setup.name}: the differences of its {len(pairs)} seeds are equal, which makes an interval "
+                "without width; with few evaluated samples that can be chance, and more seeds would tell."
+            )
 
 
 def _bootstrap(block: Block) -> Iterator[str]:

@@ -99,10 +99,11 @@ def seconds(value: float) -> str:
 
 
 def published_cell(cell: Cell | None) -> tuple[str, str]:
-    """Metric over speed-up, as the published tables print them."""
+    """Metric over speed-up, as the published tables print them: to a tenth of a percent, or to three digits."""
     if cell is None:
         return ("", "")
-    metric = f"{cell.metric:.1f}{'*' if cell.doubtful else ''}"
+    metric = f"{cell.metric:.1f}" if abs(cell.metric) >= 10 or not cell.metric else f"{cell.metric:.3g}"
+    metric += "*" if cell.doubtful else ""
     if cell.speed_up is None:
         return (metric, "")
     speed_up = f"{cell.speed_up:.1f}×"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -61,17 +61,27 @@ def deviation(values: Sequence[float]) -> float:
     """The sample standard deviation (n − 1); NaN for one value. Of equal values it is 0 exactly."""
     if len(values) < 2:
         return math.nan
-    mean = values[0] if min(values) == max(values) else fmean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    middle = values[0] if min(values) == max(values) else mean(values)
+    # Not the root of a sum of squares: a diverged perplexity's would be too large for a float.
+    return math.hypot(*(value - middle for value in values)) / math.sqrt(len(values) - 1)
+
+
+def mean(values: Iterable[float]) -> float:
+    """The arithmetic mean; NaN where a value is infinite or no number, or all together are too large."""
+    values = list(values)
+    try:
+        return fmean(values) if all(map(math.isfinite, values)) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """The mean of independent values."""
     n = len(values)
-    mean, spread = fmean(values), deviation(values)
+    value, spread = mean(values), deviation(values)
     if n < 2:
-        return Estimate(mean, None, None, SINGLE_PAIR, (n, 0), tuple(values))
-    return Estimate(mean, spread / math.sqrt(n), n - 1, PAIRED, (n, 0), tuple(values), (spread, math.nan))
+        return Estimate(value, None, None, SINGLE_PAIR, (n, 0), tuple(values))
+    return Estimate(value, spread / math.sqrt(n), n - 1, PAIRED, (n, 0), tuple(values), (spread, math.nan))
 
 
 def paired(differences: Sequence[float]) -> Estimate:
@@ -86,7 +96,7 @@ def paired(differences: Sequence[float]) -> Estimate:
 def welch(setup: Sequence[float], baseline: Sequence[float]) -> Estimate:
     """mean(setup) − mean(baseline) for unpaired values of unequal spread, with Satterthwaite's df (Welch 1947)."""
     sizes = (len(setup), len(baseline))
-    value = fmean(setup) - fmean(baseline)
+    value = mean(setup) - mean(baseline)
     if min(sizes) < 2:
         return Estimate(value, None, None, SINGLE_PAIR, sizes)
     spreads = (deviation(setup), deviation(baseline))
@@ -96,10 +106,12 @@ def welch(setup: Sequence[float], baseline: Sequence[float]) -> Estimate:
 
 def welch_error(spreads: tuple[float, float], sizes: tuple[int, int]) -> tuple[float, float]:
     """Standard error and degrees of freedom of a difference of means."""
-    a, b = (spread**2 / n for spread, n in zip(spreads, sizes, strict=True))
-    if a + b == 0:
+    largest = max(spreads)
+    if largest == 0:
         return 0.0, float(sum(sizes) - 2)
-    return math.sqrt(a + b), (a + b) ** 2 / (a**2 / (sizes[0] - 1) + b**2 / (sizes[1] - 1))
+    # In units of the larger one, so that no square is too large or too small for a float.
+    a, b = ((spread / largest) ** 2 / n for spread, n in zip(spreads, sizes, strict=True))
+    return largest * math.sqrt(a + b), (a + b) ** 2 / (a**2 / (sizes[0] - 1) + b**2 / (sizes[1] - 1))
 
 
 def difference(setup: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate:

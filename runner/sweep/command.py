@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from runner.alive import end_all, is_held, wait_for
 from runner.background import Background
-from runner.errors import UserError, first_line
-from runner.job import handle_signals
+from runner.errors import first_line
 from runner.schema import Evaluation, Tracking
-from runner.sweep.alive import end_all, is_held, wait_for
+from runner.signals import handle_signals, signals_ignored
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -27,6 +27,7 @@ from runner.sweep.sweep import Sweep
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard
 from runner.tracking.mlflow_tracker import say, short
+from runner.tracking.secrets import masked
 from runner.tracking.sync import deliver
 from runner.tracking.tracker import store_of
 
@@ -72,7 +73,10 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
             console.print(f"to go on: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
             raise
         finally:
-            _close(sweep, parent, request.tracking, status)
+            if status != FINISHED and not sweep.in_process:
+                console.print("waiting for the jobs to end")
+            with signals_ignored():
+                _close(sweep, parent, request.tracking, status)
     code = _report(sweep, console)
     _compare(sweep, request.tracking, console)
     if parent is not None:
@@ -89,8 +93,9 @@ def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
     console.print()
     try:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
-    except UserError as error:
-        say(f"the comparison is not complete: {error}")
+    except Exception as error:  # noqa: BLE001 - the jobs have come to what they have come to, with or without it
+        again = f"python -m runner.compare {folder} repeats it"
+        say(f"the comparison is not complete ({masked(first_line(error))}): {again}")
 
 
 def _overview(sweep: Sweep, console: Console) -> contextlib.AbstractContextManager[object]:
@@ -190,4 +195,5 @@ def _report(sweep: Sweep, console: Console) -> int:
     for state in failed:
         errors.print(f"  {escape(state.shown)}: {escape(state.error or state.status)}")
     errors.print(f"to run them again: the same command with [bold]{KEY}={escape(sweep.id)}[/]")
-    return EXIT_USER_ERROR if failed and all(state.user_error for state in failed) else EXIT_FAILED
+    by_user = failed and all(state.user_error for state in failed) and not never
+    return EXIT_USER_ERROR if by_user else EXIT_FAILED

@@ -15,13 +15,14 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 
+from runner.alive import held, is_held
 from runner.compose import register, settings, tracking_of
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
-from runner.job import FAILED, Role, handle_signals, in_a_line, note_failure, objective, run
+from runner.job import FAILED, Role, in_a_line, note_failure, objective, run
 from runner.launch import WorkerFailed, start_forkserver
 from runner.schema import Tracking
-from runner.sweep.alive import held, is_held
+from runner.signals import handle_signals
 from runner.sweep.progress import line_of
 from runner.sweep.states import also_known_as, attempts, finished_run, note_start, read_summary
 from runner.sweep.sweep import Sweep, job_name, tags_of
@@ -132,9 +133,9 @@ def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role,
     note_failure(folder, error)
     if isinstance(error, (UserError, WorkerFailed)):
         errors = Console(stderr=True, highlight=False, soft_wrap=True)
-        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+        errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
     else:
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(masked("".join(traceback.format_exception(error))))
     if (folder / CARD_FILE).exists():
         return
     store = store_of(tracking)

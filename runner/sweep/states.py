@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.files import write_json
 from runner.tracking.metrics_log import MetricsReader
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
@@ -55,9 +55,7 @@ def also_known_as(folder: Path, name: str) -> None:
 
 
 def _note(folder: Path, content: dict[str, Any]) -> None:
-    draft = folder / f".{JOB_FILE}-{os.getpid()}"
-    draft.write_text(json.dumps(content))
-    draft.rename(folder / JOB_FILE)  # whole, for who looks meanwhile
+    write_json(folder / JOB_FILE, content)
 
 
 def attempts(sweep_folder: Path) -> list[JobState]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.files import write_json
 from runner.plain import to_plain
 from runner.tracking.secrets import without_credentials
 
@@ -45,7 +45,7 @@ class Sweep:
     def write(self) -> None:
         """Leave `sweep.json` in the sweep's folder."""
         content = {"id": self.id, **to_plain(self)}
-        Path(self.folder, FILE_NAME).write_text(json.dumps(without_credentials(content), indent=1))
+        write_json(Path(self.folder, FILE_NAME), without_credentials(content))
 
     def varied_by(self, overrides: Sequence[str]) -> dict[str, str]:
         """What a job with these overrides has as its own, among the settings that vary."""

@@ -15,6 +15,7 @@ from typing import Any
 from runner.commit import git_commit
 from runner.errors import UserError, first_line
 from runner.experiment import Experiment
+from runner.files import write_json
 from runner.sync_words import sync_name
 from runner.tracking.secrets import masked
 
@@ -57,9 +58,7 @@ class RunCard:
         return card
 
     def write(self, folder: Path) -> None:
-        draft = folder / f".{FILE_NAME}"
-        draft.write_text(json.dumps(dataclasses.asdict(self), indent=1))
-        draft.rename(folder / FILE_NAME)  # whole, or as it was
+        write_json(folder / FILE_NAME, dataclasses.asdict(self))
 
     @staticmethod
     def read(folder: Path) -> RunCard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,10 @@ class MetricsLog:
     """The writing end."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / FILE_NAME).open("a", encoding="utf-8")
+        path = folder / FILE_NAME
+        if path.exists():  # what a crash cut short is no line, and would spoil the next one
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         timestamp = time.time_ns() // 1_000_000

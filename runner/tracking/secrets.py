@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# A password may hold an @ of its own: the last one before the path ends the user part.
-_USERINFO = re.compile(r"(\w[\w+.-]*://)[^\s/]*@")
+# A password may hold an @ of its own, or a slash: the last @ ends the user part.
+_USERINFO = re.compile(r"(\w[\w+.-]*://)(?:[^\s/:@]+:\S*|[^\s/]*)@")
 _QUERY = re.compile(r"([?&][^=&\s]*(?:password|secret|token|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
 _SECRET_KEY = re.compile(
     r"(^|_)(passw(or)?d|secret|credential|(api|access|private|secret)_?key|(auth|access|api|hf|bearer)_token)s?$|^tokens?$",
@@ -20,11 +20,16 @@ def masked(text: str) -> str:
     return _QUERY.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
 
 
+def names_a_secret(key: str) -> bool:
+    """Whether a setting of this name holds one, such as `api_key`."""
+    return _SECRET_KEY.search(key) is not None
+
+
 def without_credentials(value: Any) -> Any:
     """Plain data with credentials masked: in URLs, and under keys that name a secret."""
     if isinstance(value, Mapping):
         return {
-            key: "***" if _SECRET_KEY.search(str(key)) and item is not None else without_credentials(item)
+            key: "***" if names_a_secret(str(key)) and item is not None else without_credentials(item)
             for key, item in value.items()
         }
     if isinstance(value, list):

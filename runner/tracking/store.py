@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runner.errors import UserError
+
 
 def default_store(root: Path) -> str:
     """The SQLite store under `outputs/` of a folder, as a tracking URI."""
@@ -12,9 +14,14 @@ def default_store(root: Path) -> str:
 
 
 def experiment_in(client: Any, name: str, uri: str) -> str:
-    """The id of the experiment `name` in the store of an `MlflowClient`, made if it is not there."""
+    """The id of the experiment `name` in the store of an `MlflowClient`, made if it is not there.
+
+    Raises UserError for one that was deleted, in which MLflow makes no run.
+    """
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        if experiment.lifecycle_stage == "deleted":
+            raise UserError(f"the experiment '{name}' was deleted: restore it in MLflow, or set tracking.experiment=…")
         found: str = experiment.experiment_id
         return found
     made: str = client.create_experiment(

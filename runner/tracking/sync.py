@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UserError
+from runner.files import write_json
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard
 from runner.tracking.delivery import Delivery
@@ -54,7 +55,7 @@ def _note_run_id(folder: Path, run_id: str | None) -> None:
     """Say in `summary.json` where the run is, if it was not known when that was written."""
     path = folder / "summary.json"
     if path.exists() and "mlflow_run_id" in (summary := json.loads(path.read_text())) and not summary["mlflow_run_id"]:
-        path.write_text(json.dumps({**summary, "mlflow_run_id": run_id}, indent=1))
+        write_json(path, {**summary, "mlflow_run_id": run_id})
 
 
 def deliver(folder: Path, uri: str, status: str | None = None) -> Delivered:

@@ -219,6 +219,23 @@ def test_seeds_without_a_partner_are_named() -> None:
     assert any("four: seed 2 has no partner" in sentence for sentence in remarks(found, 1.0))
 
 
+def test_equal_differences_are_remarked_on() -> None:
+    """Two seeds that differ by just as much from their partners make an interval without width."""
+    found = block(runs("one", [90.0, 88.0]), runs("four", [92.0, 90.0], workers=4))
+    assert any("four: the differences of its 2 seeds are equal" in sentence for sentence in remarks(found, 1.0))
+    same = block(runs("one", [90.0, 88.0]), runs("four", [90.0, 88.0], workers=4))
+    assert not any("are equal" in sentence for sentence in remarks(same, 1.0))
+
+
+def test_diverged_seeds_end_nothing() -> None:
+    """Infinite on other seeds than the baseline, or as large as a float can be: no verdict, or none that is decided."""
+    base = runs("one", [30.0, math.inf, 31.0])
+    found = block(base, runs("four", [math.inf, 31.0, 30.0], workers=4), runs("huge", [30.0, 1e200, 1e308], workers=2))
+    assert [row.verdict.kind for row in found.rows[1:] if row.verdict] == ["no verdict", "no verdict"]
+    found = block(runs("one", [30.0, 31.0, 32.0]), runs("huge", [30.0, 1e200, 1e307], workers=2))
+    assert [row.verdict.kind for row in found.rows[1:] if row.verdict] == ["undecided"]
+
+
 def test_ten_pairs_show_the_bootstrap_too() -> None:
     """Its interval, and what it would say where it disagrees with t."""
     base = runs("one", [80.0] * 10)

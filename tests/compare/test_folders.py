@@ -123,6 +123,7 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "binary": (lambda f: (f / "config.yaml").write_bytes(b"\xff\xfe\x00"), "config.yaml cannot be read"),
     "no metric": (lambda f: change(f, "summary.json", eval={"f1": 1}), "has no metric loss"),
     "no workers": (lambda f: change(f, "plan.json", world_size=None), "KeyError: 'world_size'"),
+    "varied nothing": (lambda f: change(f, "summary.json", varied=["seed"]), "not those of a run of this runner"),
     "words": (lambda f: change(f, "summary.json", samples_per_s="fast"), "not those of a run of this runner"),
 }
 
@@ -186,3 +187,45 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").touch()
     with pytest.raises(UserError, match="--csv="):
         run_folders(tmp_path / "x.csv")
+
+
+def test_a_run_that_was_cut_short_is_another_experiment(jobs: list[Path]) -> None:
+    """By `max_steps`, or without its tails: it saw fewer samples, and its block says how many."""
+    plan = json.loads((jobs[3] / "plan.json").read_text())
+    change(jobs[3], "plan.json", total_samples=plan["total_samples"] - 7)
+    found = read(*jobs)
+    assert [block.samples * block.epochs for block in (run.block for run in found.runs)][2:] == [
+        plan["total_samples"],
+        plan["total_samples"] - 7,
+    ]
+    blocks = compare_runs(found, None, 1.0).blocks
+    assert sorted(len(block.rows) for block in blocks) == [1, 2]
+    assert f"{plan['total_samples'] - 7:,} samples" in " ".join(block.title for block in blocks)
+
+
+def test_nothing_trained_has_no_time(jobs: list[Path]) -> None:
+    """No samples in no time are no speed."""
+    change(jobs[0], "summary.json", samples_seen=0)
+    assert read(*jobs).runs[0].seconds is None
+
+
+def test_the_newer_run_is_the_one_that_began_later(jobs: list[Path]) -> None:
+    """Whatever the age of its files, which a copy and a late delivery change."""
+    again = jobs[0].with_name("again")
+    shutil.copytree(jobs[0], again)
+    change(again, "tracking.json", started=json.loads((jobs[0] / "tracking.json").read_text())["started"] - 60_000)
+    first, second = (read(folder).runs[0].order for folder in (jobs[0], again))
+    assert second < first
+    (jobs[0] / "tracking.json").unlink()  # of another version: the summary's age is all there is
+    assert int(read(jobs[0]).runs[0].order) == (jobs[0] / "summary.json").stat().st_mtime_ns // 1_000_000
+
+
+def test_a_certificate_of_another_version(jobs: list[Path]) -> None:
+    """A property that allows what this version has no word for is at worst a reason not to compare."""
+    path = jobs[3] / "certificate.json"
+    content = json.loads(path.read_text())
+    for row in [*content["equal"], *content["different"]]:
+        row["allows"] = "nearly anything"
+    path.write_text(json.dumps(content))
+    (block,) = compare_runs(read(*jobs), None, 1.0).blocks
+    assert block.rows[1].comparability is not None

@@ -78,6 +78,7 @@ def test_the_baseline_is_one_plain_worker() -> None:
     [
         ([runs("b2", [1.0], workers=2), runs("a4", [1.0], workers=4)], "b2", "no setup with one worker"),
         ([runs("x", [1.0]), runs("y", [1.0]), runs("z", [1.0], workers=4)], "x", "2 setups with one worker"),
+        ([runs("a", [1.0], precision="bf16"), runs("x", [1.0]), runs("y", [1.0])], "x", "2 setups with one worker"),
     ],
 )
 def test_without_such_a_setup_the_report_says_what_was_taken(groups: list, name: str, words: str) -> None:  # type: ignore[type-arg]

@@ -13,6 +13,7 @@ from runner.compare.statistics import (
     bootstrap_interval,
     deviation,
     difference,
+    mean,
     mean_of,
     modified_z,
     paired,
@@ -143,3 +144,26 @@ def test_modified_z_by_hand() -> None:
 def test_modified_z_where_most_values_are_equal() -> None:
     """A MAD of 0: what is equal to the median is not off, all else is infinitely far off."""
     assert modified_z([1.0, 1.0, 1.0, 2.0, 0.0]) == [0.0, 0.0, 0.0, math.inf, -math.inf]
+
+
+HUGE = [30.0, 1e200, 1e300]
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-90, 1.0, 1e90, 1e200])
+def test_no_square_is_too_large_or_too_small(scale: float) -> None:
+    """Metrics of any size, such as a diverged perplexity, have the spread of usual ones, in their own units."""
+    usual, other = [80.0, 80.4, 80.3], [79.0, 80.9, 80.1, 82.0]
+    scaled, beside = ([scale * value for value in values] for values in (usual, other))
+    assert deviation(scaled) == pytest.approx(scale * deviation(usual))
+    for estimate, expected in ((paired(scaled), paired(usual)), (welch(scaled, beside), welch(usual, other))):
+        assert estimate.df == pytest.approx(expected.df)
+        assert estimate.standard_error == pytest.approx(scale * (expected.standard_error or 0.0))
+
+
+@pytest.mark.parametrize("values", [[math.inf, 30.0], [30.0, math.nan], [-math.inf, math.inf], [1e308] * 11])
+def test_what_has_no_mean(values: list[float]) -> None:
+    """An infinite value, one that is no number, and values that are too large together: no number, and no error."""
+    assert math.isnan(mean(values))
+    assert math.isnan(mean_of(values).value)
+    assert math.isnan(welch(values, [1.0, 2.0]).value)
+    assert math.isnan(difference(by_seed(values), by_seed(values[::-1])).value) or max(map(abs, values)) < math.inf

@@ -146,6 +146,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (cola("'~nobody9/x.tsv'"), ["recipe.data.train=~nobody9/x.tsv", "cannot be looked at"]),
     ([*cola("good.tsv"), f"recipe.model.name={'m' * 300}"], ["recipe.model.name=mmm", "cannot be looked at"]),
     (["sweep=kbatch"], ["sweep=", "add -m"]),
+    (["-m", "seed=0,1", "+recipe.model.api_key=abc-secret"], ["recipe.model.api_key=***", "'${oc.env:NAME}'"]),
     (["hydra.run.dir=used"], ["hydra.run.dir=used", "holds a run already"]),
     (["--experimental-rerun=x.pickle"], ["--experimental-rerun"]),
     ([*cola("good.tsv"), "recipe.max_length=1000"], ["recipe.max_length=1000", "512"]),

@@ -19,9 +19,9 @@ BIN = Path(sys.executable).parent
 QUICK = [override for override in TINY if not override.startswith(("tracking", "precision"))]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C or SIGTERM in mid-training: exit code 130, KILLED in folder and store, no traceback, no process left."""
+    """Ctrl-C, SIGTERM or a closed terminal in mid-training: exit code 130, KILLED in folder and store, nobody left."""
     process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
     metrics = wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
     if number is signal.SIGINT:
@@ -36,6 +36,16 @@ def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number:
     assert json.loads((metrics.parent / "summary.json").read_text())["status"] == "KILLED"
     assert statuses(tmp_path) == ["KILLED"]
     assert still_alive_in_session(process.pid) == []
+
+
+def test_nohup_is_heeded(tmp_path: Path) -> None:
+    """A run that was told to outlive its terminal does: it trains on, and ends by itself."""
+    process = start(tmp_path, "nohup", str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=150")
+    wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
+    os.killpg(process.pid, signal.SIGHUP)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert statuses(tmp_path) == ["FINISHED"]
 
 
 def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from mlflow.tracking import MlflowClient
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from runner import cli
+from runner import cli, job
 from tests.replicas import TINY
 
 #: The tiny recipe with its tracker on.
@@ -68,8 +69,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_leaves_the_folder_of_the_contract(finished: Path) -> None:
-    """Every file of the contract is there, and nothing else."""
-    assert sorted(path.name for path in only_folder(finished).iterdir()) == FILES
+    """Every file of the contract is there, and nothing else but the lock of the process that worked in it."""
+    assert sorted(path.name for path in only_folder(finished).iterdir()) == [".lock", *FILES]
 
 
 def test_summary_and_plan_say_what_was_run(finished: Path) -> None:
@@ -241,6 +242,25 @@ def test_a_worker_that_fails_ends_the_run(here: Path, capsys: pytest.CaptureFixt
     assert read(only_folder(here), "summary.json")["status"] == "FAILED"
     (found,) = runs(here)
     assert found.info.status == "FAILED"
+
+
+def test_books_that_cannot_be_closed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error after training, as of a full disk: said, FAILED in the store, and signals work as before."""
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device, says http://me:pass@host")
+
+    monkeypatch.setattr(job, "write_json", full)
+    monkeypatch.setattr(job, "_write_plan", lambda *_: None)
+    monkeypatch.setattr(job, "note_failure", lambda *_: None)
+    assert run("device=cpu", "max_steps=2") == cli.EXIT_FAILED
+    said = capsys.readouterr().err
+    assert "no space left on device" in said
+    assert "pass@" not in said
+    assert [found.info.status for found in runs(here)] == ["FAILED"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_mistake_that_only_a_worker_finds_is_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

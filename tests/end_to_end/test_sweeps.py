@@ -17,11 +17,11 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from runner import cli
+from runner.alive import is_held
 from runner.compare.from_folders import run_folders
 from runner.compose import compose
 from runner.errors import UserError
 from runner.sweep import command
-from runner.sweep.alive import is_held
 from runner.tracking.metrics_log import MetricsReader
 from tests.processes import start_noted, still_alive_in_session
 from tests.replicas import TINY

@@ -12,6 +12,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from runner.errors import UserError
 from runner.tracking.card import RunCard, ending
 from runner.tracking.delivery import Delivery
 from runner.tracking.metrics_log import MetricsLog
@@ -301,3 +302,11 @@ def test_a_store_in_a_folder_that_is_not_there(tmp_path: Path, folder: Path) -> 
     delivery.settle("FINISHED", {})
     delivery.close()
     assert [path.name for path in store.glob("mlartifacts/*/artifacts/*")] == ["summary.json"]
+
+
+def test_a_deleted_experiment_is_refused(folder: Path, uri: str) -> None:
+    """MLflow makes no run in it: said in a sentence that names it, with the mend."""
+    client = MlflowClient(uri)
+    client.delete_experiment(client.create_experiment("gone"))
+    with pytest.raises(UserError, match=r"^the experiment 'gone' was deleted: restore it"):
+        Delivery(card(experiment="gone"), folder, uri).open()

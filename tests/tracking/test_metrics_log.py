@@ -110,3 +110,10 @@ def test_no_metrics_write_no_line(tmp_path: Path, log: MetricsLog) -> None:
     """An empty table of metrics leaves no empty line behind."""
     log.write(1, {})
     assert (tmp_path / FILE_NAME).read_text() == ""
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    """What a killed process left half written is no metric, and what comes after it is whole."""
+    (tmp_path / FILE_NAME).write_text(line("a", 1.0) + line("b", 2.0)[:-9])
+    MetricsLog(tmp_path).write(2, {"c": 3.0})
+    assert [(m.key, m.value) for m in MetricsReader(tmp_path).read()] == [("a", 1.0), ("c", 3.0)]

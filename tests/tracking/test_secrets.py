@@ -17,6 +17,7 @@ from runner.tracking.secrets import masked, without_credentials
         ("https://token@host", "https://***@host"),
         ("postgresql://me:p%40ss@db/x", "postgresql://***@db/x"),
         ("mysql+pymysql://me:pass@db/x", "mysql+pymysql://***@db/x"),
+        ("postgresql://me:pa/ss@db/x", "postgresql://***@db/x"),
         ("from http://a:b@c to https://d:e@f/g", "from http://***@c to https://***@f/g"),
         ("error at http://a:b@c: refused", "error at http://***@c: refused"),
         # Nothing to hide:

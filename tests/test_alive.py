@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from runner import alive
+from runner.alive import end_all, held, is_held
 from runner.errors import UserError
-from runner.sweep import alive
-from runner.sweep.alive import end_all, held, is_held
 from runner.sweep.resume import close_books, only_one
 from tests.sweep.folders import job_in
 from tests.sweep.gated import wait_until
@@ -22,7 +22,7 @@ from tests.sweep.gated import wait_until
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from runner.sweep.alive import held
+from runner.alive import held
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 with held(Path(sys.argv[1])):
     time.sleep(600)
