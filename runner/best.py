@@ -28,7 +28,7 @@ class Best:
 
     def update(self, step: int, metrics: dict[str, float], model: nn.Module) -> None:
         value = metrics[self._config.metric]
-        if self.value is None or math.isnan(self.value) or self._gain(value) > self._config.min_delta:
+        if self.value is None or self._gain(value) > self._config.min_delta:
             self.value, self.step, self.metrics = value, step, metrics
             self._without_improvement = 0
             if self._keep_weights:
@@ -38,9 +38,11 @@ class Best:
 
     def _gain(self, value: float) -> float:
         assert self.value is not None
-        gain = value - self.value if self._config.goal is Goal.max else self.value - value
-        # Metrics that are not a number never improve on one that is.
-        return gain if gain == gain else float("-inf")
+        if math.isnan(value):
+            return -math.inf  # no improvement on anything, on another of its kind neither
+        if math.isnan(self.value):
+            return math.inf
+        return value - self.value if self._config.goal is Goal.max else self.value - value
 
     def exhausted(self) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""

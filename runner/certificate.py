@@ -27,7 +27,8 @@ class Setup:
     """What the certificate compares.
 
     `data`: digest of every text and label; `has_dropout`: whether training drops units at all; `versions`: of
-    libraries, by name.
+    libraries, by name; `batch_statistics`: whether the model normalises by those of a micro-batch, which is known when
+    it has been built.
     """
 
     config: Config
@@ -37,6 +38,7 @@ class Setup:
     device_type: str
     rehearsed: bool
     versions: Mapping[str, str]
+    batch_statistics: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ def _recipe(setup: Setup) -> str:
     recipe = {key: value for key, value in setup.config.recipe.items() if key not in apart}
     content = json.dumps([recipe, setup.data], sort_keys=True, default=str)
     return f"{recipe.get('name')} {hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def _batch_statistics(setup: Setup) -> str:
+    return f"of {setup.plan.micro_batch} samples" if setup.batch_statistics else "none"
 
 
 def _steps_alone(setup: Setup) -> bool:
@@ -190,6 +196,7 @@ _ROWS = (
     _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, "another number of samples behind each step"),
     _Row("samples_seen", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
     _Row("data_order", _data_order, _COMPARABLE, "other samples meet in a step"),
+    _Row("batch_statistics", _batch_statistics, _COMPARABLE, "activations are normalised over other samples"),
     _Row("loss_normalisation", _loss, _COMPARABLE, "few terms weigh more"),
     _Row("learning_rate", lambda s: s.plan.lr, _COMPARABLE, "another step size at a sample", _lr_curve, _lr_change),
     _Row("schedule", _schedule, _COMPARABLE, "the learning rate rises and falls elsewhere"),
@@ -226,6 +233,11 @@ _ROWS = (
 def certify(setup: Setup, baseline: Setup) -> Certificate:
     """Compare a setup with its baseline property by property."""
     return _certificate(tuple(_compare(row, setup, baseline) for row in _ROWS))
+
+
+def with_batch_statistics(setup: Setup, baseline: Setup) -> Certificate:
+    """The certificate of a model that turned out to normalise by the statistics of a micro-batch."""
+    return certify(*(dataclasses.replace(one, batch_statistics=True) for one in (setup, baseline)))
 
 
 def after_stopping(certificate: Certificate, samples_seen: int) -> Certificate:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from runner.alive import held
-from runner.certificate import NOT_COMPARABLE, after_stopping
+from runner.certificate import NOT_COMPARABLE, after_stopping, with_batch_statistics
 from runner.choices import TrackerName
 from runner.compose import settings
 from runner.errors import UserError, first_line
@@ -158,9 +158,7 @@ def _close_books(
 ) -> dict[str, Any]:
     """Leave `summary.json`, and what the tracker has to know besides; the summary."""
     result = result or _progress(folder)
-    if result.get("stopped_early"):
-        experiment = _certified_anew(experiment, result["samples_seen"], folder)
-        tracker.tag("certificate", experiment.certificate.level)
+    experiment = _certified_anew(experiment, result, folder, tracker)
     summary = _summary(status, experiment, result, started_at, tracker.wait_until_open(), role)
     summary |= speed_of(experiment, result, summary["wall_s"], folder, role.at_once)
     if not _ledger_sound(folder):
@@ -200,10 +198,17 @@ def _ledger_sound(folder: Path) -> bool:
     return not path.exists() or bool(json.loads(path.read_text())["sound"])
 
 
-def _certified_anew(experiment: Experiment, samples_seen: int, folder: Path) -> Experiment:
-    """Of a run that stopped early, the certificate says what it really saw."""
-    certificate = after_stopping(experiment.certificate, samples_seen)
+def _certified_anew(experiment: Experiment, result: Mapping[str, Any], folder: Path, tracker: Tracker) -> Experiment:
+    """With what was not known before the model was built, or how long it would be trained."""
+    certificate = experiment.certificate
+    if result.get("batch_statistics"):
+        certificate = with_batch_statistics(experiment.setup, experiment.one_worker)
+    if result.get("stopped_early"):
+        certificate = after_stopping(certificate, result["samples_seen"])
+    if certificate == experiment.certificate:
+        return experiment
     write_json(folder / "certificate.json", certificate.as_json())
+    tracker.tag("certificate", certificate.level)
     return dataclasses.replace(experiment, certificate=certificate)
 
 

@@ -264,7 +264,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         self.meter.pause()
-        random = self.backend.random_state()
+        on_host, on_device = random_state(), self.backend.random_state()
         with self.policy.common_weights():
             self.eval_metrics = evaluate(
                 self.recipe,
@@ -277,7 +277,8 @@ class Loop:
                 self.eval_progress,
             )
             self.best.update(self.optimizer_step, self.eval_metrics, self.model)
-        self.backend.restore_random_state(random)  # evaluating more or less often must not change training
+        restore_random_state(on_host)  # evaluating more or less often must not change training
+        self.backend.restore_random_state(on_device)
         self.compilations.after_evaluation()
         self._evaluation_due = False
         self._evaluated_at = self.optimizer_step

@@ -32,7 +32,13 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused:
         first, second = config.betas
         return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=config.eps, fused=fused)
     assert config.momentum is not None
-    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=fused)
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=fused)
+    if fused and config.momentum:
+        # torch makes this memory without a value and lets the first step fill it, which one that fp16 skips does not.
+        for group in sgd.param_groups:
+            for parameter in group["params"]:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
 
 
 class LearningRate:

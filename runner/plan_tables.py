@@ -11,7 +11,7 @@ from runner import accelerate
 from runner.certificate import Certificate
 from runner.choices import ScalingRule
 from runner.experiment import Experiment
-from runner.plan import equivalent_micro_batches
+from runner.plan import equivalent_micro_batches, scaling_samples
 from runner.schema import Config
 from runner.sync_words import window_words
 
@@ -68,7 +68,8 @@ def _plan(experiment: Experiment) -> Table:
     table.add_row(
         "global batch",
         f"{plan.global_batch:,}",
-        f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)",
+        f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
+        + (f"; no step sees more than the {about}{plan.samples_per_epoch:,} there are" if plan.cut_short else ""),
     )
     table.add_row("replica batch", f"{plan.replica_batch:,}", "samples behind one worker's optimizer step")
     table.add_row("micro-batch", f"{plan.micro_batch:,}", "samples of one forward pass of one worker")
@@ -95,7 +96,7 @@ def _learning_rate(experiment: Experiment) -> str:
     plan, scaling = experiment.plan, experiment.config.scaling
     if scaling.rule is ScalingRule.none:
         return f"base {plan.base_lr:.4g}, not scaled"
-    batch = getattr(plan, scaling.batch.name)
+    batch = scaling_samples(scaling.batch.name, plan.global_batch, plan.samples_per_epoch, plan.world_size)
     root = "√" if scaling.rule is ScalingRule.sqrt else ""
     return (
         f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} = {scaling.rule.name} rule, "

@@ -50,8 +50,8 @@ class RunNumbers:
     own setting `padding` pads to, unless that is the longest row. `compiled`: by `compile=true`.
 
     Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` to the end of that,
-    `evaluation_s` of all evaluations, `compile_s` of compiling programs; `step_s`: of an optimizer step on rank 0, by
-    phase. `samples_per_s`: over all workers.
+    `evaluation_s` of all evaluations and of closing epochs' books, `compile_s` of compiling programs; `step_s`: of an
+    optimizer step on rank 0, by phase. `samples_per_s`: over all workers.
     """
 
     device: str

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import ledger
 from runner.backends import Backend, build_backend
@@ -256,6 +257,7 @@ def _results(loop: Loop, job: Job, tokens: Tokens | None) -> dict[str, Any]:
         "train_loss": meter.loss_total / max(meter.count_total, 1),
         "eval": kept.metrics if kept.weights is not None else loop.eval_metrics,
         "best": best,
+        "batch_statistics": any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
         "stopped_early": loop.optimizer_step < job.plan.optimizer_steps,
         "machine": describe_machine(job.device_type, available_cores()),
     }

@@ -57,6 +57,9 @@ def test_weights_are_those_of_the_best_evaluation() -> None:
         ([1, 0, 2, 0], 2, False),
         ([1, 0], 1, True),
         ([1] + [0] * 9, None, False),
+        ([math.nan, math.nan], 1, True),
+        ([math.nan, math.nan, 1, 0], 2, False),
+        ([1, math.nan, math.nan], 2, True),
     ],
 )
 def test_patience(values: list[float], patience: int | None, over: bool) -> None:

@@ -34,10 +34,11 @@ def setup(
     device_type: str = "cpu",
     rehearsed: bool = False,
     versions: Mapping[str, str] = VERSIONS,
+    batch_statistics: bool = False,
 ) -> Setup:
     """A setup of 960 samples in global batches of 48, six epochs unless told otherwise."""
     plan = plan_for(config(overrides), 960, workers)
-    return Setup(config(overrides), plan, data, has_dropout, device_type, rehearsed, versions)
+    return Setup(config(overrides), plan, data, has_dropout, device_type, rehearsed, versions, batch_statistics)
 
 
 def different(certificate: Certificate) -> set[str]:
@@ -60,6 +61,13 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("global_batch", COMPARABLE, {}, {"overrides": "batch.global_batch=96 scaling=none"}, {"data_order"}),
     ("samples_seen", NOT_COMPARABLE, {}, {"overrides": "epochs=3"}, set()),
     ("data_order", COMPARABLE, {}, {"overrides": "batch.drop_last=true"}, set()),
+    (
+        "batch_statistics",
+        COMPARABLE,
+        {**EXACT, "batch_statistics": True},
+        {"overrides": "equivalence=exact accumulation.steps=2", "batch_statistics": True},
+        {"accumulation_steps"},
+    ),
     (
         "loss_normalisation",
         COMPARABLE,

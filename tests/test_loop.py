@@ -40,6 +40,17 @@ def test_one_worker_equals_plain_torch(one_worker: dict[str, Any]) -> None:
     assert largest_difference(one_worker["sgd"]["weights"], simulate_synchronous(SGD)) < 1e-13
 
 
+def test_evaluating_more_often_changes_no_training(pool: WorkerPool) -> None:
+    """Though evaluation itself draws from every generator, and dropout draws from one of them."""
+    settings = [
+        "recipe._target_=tests.odd_recipe.Drawing",
+        "trusted_packages=[recipes,tests]",
+        "recipe.model.dropout=0.1",
+    ]
+    often, seldom = (pool.run(1, train, [*settings, f"evaluation.every_steps={n}"])[0]["weights"] for n in (1, 1000))
+    assert largest_difference(often, seldom) == 0.0
+
+
 @pytest.mark.parametrize(("workers", "accumulation"), [(1, 2), (2, 1), (2, 3), (3, 1), (8, 1), (8, 3)])
 @pytest.mark.parametrize(("name", "settings", "tolerance"), CASES)
 def test_synchronous_training_does_not_depend_on_the_split(

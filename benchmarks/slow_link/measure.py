@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.slow_link.network import ADDRESSES, Link
 from benchmarks.slow_link.records import Row
-from benchmarks.slow_link.speed import Moment, Speed, runner_moments, steady
+from benchmarks.slow_link.speed import Moment, Speed, runner_moments, stalled_s, steady
 from benchmarks.slow_link.variants import REPLICA_BATCH, Steps, Variant, steps_of
 from benchmarks.slow_link.worlds import Process, run, world
 
@@ -96,11 +96,14 @@ def _command(material: Material, variant: Variant, steps: Steps, seed: int, outp
 
 def _read_runner(folder: Path, variant: Variant, steps: Steps, key: tuple[str, int]) -> Row:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    speed = steady(runner_moments(folder / "metrics.jsonl", variant), variant, steps)
+    metrics = folder / "metrics.jsonl"
+    speed = steady(runner_moments(metrics, variant), variant, steps)
     times = summary["synchronisations"]
     bytes_each = summary["comm_bytes"] / times if times else None
-    stalled = summary.get("comm_stall_s") if times else None
-    stall = stalled / summary["optimizer_steps"] if stalled is not None else None
+    if variant.k > 1 or not times:
+        stall = stalled_s(metrics, variant, speed)
+    else:  # of averages in the backward pass there is no more than a sum
+        stall = summary["comm_stall_s"] / summary["optimizer_steps"]
     return _row(variant, speed, key, bytes_each, stall)
 
 

@@ -24,11 +24,12 @@ class Moment:
 
 @dataclass(frozen=True)
 class Speed:
-    """`steps` optimizer steps in `seconds`, whole windows with their synchronisations; `closing_s`: the end of the run.
+    """`steps` optimizer steps after step `first` in `seconds`, whole windows with their synchronisations.
 
-    The closing synchronisation is paid once a run and would weigh too much in a short one.
+    `closing_s`: of the synchronisation that ends a run, which is paid once and would weigh too much in a short one.
     """
 
+    first: int
     steps: int
     seconds: float
     closing_s: float
@@ -55,7 +56,18 @@ def steady(moments: Sequence[Moment], variant: Variant, steps: Steps) -> Speed:
     end = ends[-1]
     count, seconds = end.step - start.step, end.seconds - start.seconds
     closing = last.seconds - end.seconds - (last.step - end.step) * seconds / count
-    return Speed(count, seconds, closing if variant.overlap else 0.0)
+    return Speed(start.step, count, seconds, closing if variant.overlap else 0.0)
+
+
+def stalled_s(metrics: Path, variant: Variant, speed: Speed) -> float | None:
+    """Seconds of a measured step in which compute stood still for averages; None without any, and for k = 1.
+
+    The closing average, for which everybody waits, is none of them.
+    """
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    stalls = [(int(row["step"]), row["value"]) for row in rows if row["key"] == "sync/stall_seconds"]
+    arrived = [seconds for step, seconds in stalls if 0 < step + variant.steps_on_the_way - speed.first <= speed.steps]
+    return sum(arrived) / speed.steps if arrived else None
 
 
 def runner_moments(metrics: Path, variant: Variant) -> list[Moment]:

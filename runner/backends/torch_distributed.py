@@ -171,7 +171,7 @@ class TorchBackend:
             yield ids, {name: self._sent(tensor) for name, tensor in batch.items()}
 
     def _sent(self, tensor: Tensor) -> Tensor:
-        # From pinned memory the copy runs beside the host and beside what the device computes.
+        # From pinned memory the copy waits its turn on the device, and the host goes on meanwhile.
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def number(self, value: float, dtype: torch.dtype) -> Tensor | float:

@@ -29,7 +29,10 @@ def exact_streams(seed: int) -> DropoutStreams:
     """Dropout as a pure function of (seed, step, sample id, call site, coordinates)."""
 
     def streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
-        return ExactDropout(sample_keys(seed, step, ids).to(device))
+        keys = sample_keys(seed, step, ids)
+        if device.type == "cuda":  # from other memory the copy would make the host wait for the device
+            keys = keys.pin_memory()
+        return ExactDropout(keys.to(device, non_blocking=True))
 
     return streams
 

@@ -1,7 +1,7 @@
 """What a setup comes to: batch sizes, learning rate, steps. Pure arithmetic; imports neither torch nor Hydra."""
 
 from runner.plan.batch import BatchSizes, batch_sizes, equivalent_micro_batches
-from runner.plan.learning_rate import lr_factor
+from runner.plan.learning_rate import lr_factor, scaling_samples
 from runner.plan.plan import Plan, make_plan
 from runner.plan.steps import Step, epoch_steps, total_steps
 
@@ -14,5 +14,6 @@ __all__ = [
     "equivalent_micro_batches",
     "lr_factor",
     "make_plan",
+    "scaling_samples",
     "total_steps",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.plan.batch import batch_sizes
-from runner.plan.learning_rate import lr_factor
+from runner.plan.learning_rate import lr_factor, scaling_samples
 from runner.plan.steps import epoch_length, samples_before, total_steps
 
 
@@ -46,6 +46,11 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         return epoch_length(self.samples_per_epoch, self.global_batch, self.drop_last)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether an epoch has fewer samples than a global batch."""
+        return self.global_batch > self.samples_per_epoch
 
     def samples_before(self, step: int) -> int:
         """Samples seen by all workers when `step` optimizer steps are done."""
@@ -99,7 +104,8 @@ def make_plan(
         )
     steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
     total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
-    factor = lr_factor(scaling_rule, getattr(sizes, scaling_batch), reference_batch)
+    observed = scaling_samples(scaling_batch, sizes.global_batch, samples_per_epoch, sizes.world_size)
+    factor = lr_factor(scaling_rule, observed, reference_batch)
     warmup_steps = bisect.bisect_left(
         range(steps),
         warmup_share * total_samples,

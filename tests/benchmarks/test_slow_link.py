@@ -100,6 +100,20 @@ def test_moments_of_overlap_are_arrivals(tmp_path: Path) -> None:
     assert found == [Moment(6, 10.0), Moment(14, 18.002), Moment(16, 21.5)]
 
 
+def test_stalls_are_those_of_the_measured_steps(tmp_path: Path) -> None:
+    # k = 4, delay 2, from the arrival after step 6 to the one after step 14: of averages that left after 8 and 12.
+    moments = [Moment(1, 0.0), Moment(6, 10.0), Moment(10, 14.0), Moment(14, 18.0), Moment(16, 21.5)]
+    overlap = parse("runner_k4_overlap_bf16")
+    found = speed.steady(moments, overlap, Steps(4, 8, 16))
+    rows = [("sync/stall_seconds", step, 0) for step in (4, 8, 12, 16)]  # the last one is the closing one
+    path = _log(tmp_path / "metrics.jsonl", rows)
+    assert speed.stalled_s(path, overlap, found) == 2 * 1.0 / 8
+    blocking = parse("runner_k4")
+    found = speed.steady([Moment(4, 0.0), Moment(8, 1.0), Moment(16, 3.0)], blocking, Steps(8, 8, 16))
+    assert speed.stalled_s(path, blocking, found) == 2 * 1.0 / 8
+    assert speed.stalled_s(_log(path, []), blocking, found) is None
+
+
 def test_measurements_come_back_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "measurements.csv"
     rows = [_row("one", 0, 48.5), _row("runner_k4", 0, 64.25, sync_bytes=90_855_944, stall_s=0.25, closing_s=1.5)]

@@ -320,6 +320,20 @@ def test_a_run_that_stops_early_is_certified_anew(here: Path) -> None:
     assert runs(here)[0].data.tags["certificate"] == "not comparable"
 
 
+@pytest.mark.parametrize(("accumulation", "level"), [(1, "equivalent"), (2, "comparable")])
+def test_batch_normalisation_is_certified(here: Path, accumulation: int, level: str) -> None:
+    """What normalises over a micro-batch makes micro-batches matter: known when the model is built, said at the end."""
+    recipe = ["recipe._target_=tests.odd_recipe.Normalising", "trusted_packages=[recipes,tests]", "max_steps=2"]
+    assert run(*recipe, "device=cpu", f"accumulation.steps={accumulation}") == 0
+    folder = only_folder(here)
+    certificate = read(folder, "certificate.json")
+    different = {row["name"]: row["value"] for row in certificate["different"]}
+    assert certificate["level"] == level == read(folder, "summary.json")["certificate"]
+    assert different.get("batch_statistics") == (f"of {24 // accumulation} samples" if accumulation > 1 else None)
+    (found,) = runs(here)
+    assert found.data.tags["certificate"] == level
+
+
 def test_a_sweep_goes_on_after_a_bad_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three jobs the second cannot be divided: the others finish, it is named, and the exit code says it."""
     assert run("-m", "device.workers=1,5,2", "device=cpu", "max_steps=2") == cli.EXIT_USER_ERROR

@@ -96,6 +96,7 @@ def test_plan_by_hand() -> None:
         ({"max_steps": 99}, {"optimizer_steps": 22, "total_samples": 2000}),
         ({"scaling_batch": "replica_batch"}, {"lr_factor": 0.5, "lr": 5e-4}),
         ({"scaling_rule": "none"}, {"lr_factor": 1.0, "lr": 1e-3}),
+        ({"global_batch": 9600, "samples_per_epoch": 960}, {"lr_factor": 20.0, "lr": 2e-2}),
         ({"scaling_rule": "sqrt", "reference_batch": 24}, {"lr_factor": 2.0, "lr": 2e-3}),
         ({"k": 1}, {"sync_window": 96}),
         ({"warmup_share": 0.0}, {"warmup_steps": 0}),

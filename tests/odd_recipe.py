@@ -1,0 +1,34 @@
+"""Recipes that do what a careful one would not, and may."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recipes.classification import SequenceClassification
+from runner.recipe import Batch, Prepared
+
+
+@dataclass(frozen=True)
+class Normalising(SequenceClassification):
+    """Its model has a layer whose result depends on which samples are together."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        model = super().build_model(prepared)
+        model.norm = nn.BatchNorm1d(1, affine=False)
+        return model
+
+
+@dataclass(frozen=True)
+class Drawing(SequenceClassification):
+    """Draws numbers while it evaluates, from every generator there is."""
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        random.random()
+        np.random.rand()
+        torch.rand(3)
+        return super().predict(model, batch)
