@@ -108,7 +108,7 @@ def _details(block: Block, rows: Sequence[Line]) -> str:
     for row in block.rows:
         shown = shown_row(block, row)
         own = [line for line in rows if line["setup"] == row.setup.name]
-        bytes_sent = _mean(own, "comm_bytes")
+        bytes_sent, drift = _mean(own, "comm_bytes"), _mean(own, "drift_last")
         lines.append(
             [
                 f"`{shown.setup}`",
@@ -116,7 +116,7 @@ def _details(block: Block, rows: Sequence[Line]) -> str:
                 cell(row, False),
                 " ".join(part for part in shown.difference if part) if row.difference else "",
                 shown.verdict,
-                _text(_mean(own, "drift_last"), 4),
+                f"{drift:.1e}" if drift is not None else "",  # as small as the learning rate has become by then
                 _text(_mean(own, "cosine_mean"), 2),
                 f"{bytes_sent / 1e6:,.0f}" if bytes_sent is not None else "",
             ]

@@ -250,7 +250,7 @@ def test_a_server_that_stays_away(tmp_path: Path, server: Server) -> None:
     ((_, _, _, ended),) = runs_of(server, tmp_path.name)
     assert started < ended < ended_at  # the run's own end, not the delivery's
     assert in_store(server, run_id) == in_folder(folder)
-    plain = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    plain = {path.name: path.read_bytes() for path in folder.glob("[!.]*") if path.is_file()}
     del plain["tracking.json"]
     assert files_of(server, run_id) == plain
     card = RunCard.read(folder)
