@@ -90,7 +90,7 @@ def test_the_published_layout() -> None:
     assert accumulation.split("|")[2] == k_line.split("|")[2]
     assert "30.0 ± 0.0<br>different: worse" in accumulation
     details = next(line for line in lines if line.startswith("| `k16-none` | 3 | 80.3 ± 0.2 | +0.07 ["))
-    assert details.endswith("| equivalent | 0.0123 | 0.25 | 2 |")
+    assert details.endswith("| equivalent | 1.2e-02 | 0.25 | 2 |")
     assert "collapsed" in text
     assert "| k = 16 | periodic | gradients | accumulated | outer | overlap-bf16 |" in lines
     assert "69.26%" in text
