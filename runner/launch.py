@@ -64,8 +64,6 @@ def launch(entry: Callable[[dict[str, Any], str], Any], job: dict[str, Any], wor
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _quiet_elastic()
-    # What is ignored, as nohup has it, is to stay so.
-    signals = [number for number in _ELASTIC_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     with tempfile.TemporaryDirectory(prefix="runner-") as meeting, _no_open_port():
         config = LaunchConfig(
             min_nodes=1,
@@ -81,10 +79,12 @@ def launch(entry: Callable[[dict[str, Any], str], Any], job: dict[str, Any], wor
             monitor_interval=0.05,
             start_method="forkserver",
             logs_specs=DefaultLogsSpecs(log_dir=meeting),  # or it leaves a folder in the temporary one
-            signals_to_handle=",".join(number.name for number in signals),
         )
         # The launcher puts handlers of its own in place of these, and leaves them there.
-        handlers = {number: signal.getsignal(number) for number in signals}
+        handlers = {number: signal.getsignal(number) for number in _ELASTIC_SIGNALS}
+        if hasattr(config, "signals_to_handle"):  # not in torch 2.9; what is ignored, as nohup has it, is to stay so
+            heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+            config.signals_to_handle = ",".join(heard)
         try:
             results = elastic_launch(config, entry)(job, meeting)
         except SignalException as error:
