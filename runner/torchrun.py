@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.errors import UserError
+from runner.hydra_options import HydraOptions
+from runner.preflight import preflight
 from runner.world import ExternalWorld, join_external
-
-if TYPE_CHECKING:
-    from runner.cli import HydraOptions
 
 
 @dataclass
@@ -30,8 +29,6 @@ def current_world() -> ExternalWorld | None:
 
 def run_as_rank(arguments: list[str], enter_hydra: Callable[[HydraOptions], int]) -> int:
     """Rank 0 plays the parent; the others never enter Hydra and do what rank 0 tells them."""
-    from runner.cli import HydraOptions, preflight
-
     world = _joined.world = join_external()
     if world.rank != 0:
         from runner.worker import leave_quietly
