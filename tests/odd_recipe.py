@@ -32,3 +32,13 @@ class Drawing(SequenceClassification):
         np.random.rand()
         torch.rand(3)
         return super().predict(model, batch)
+
+
+@dataclass(frozen=True)
+class HalfUsed(SequenceClassification):
+    """Its model has a layer that the loss does not depend on, as a pooler that nobody reads."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        model = super().build_model(prepared)
+        model.unread = nn.Linear(2, 2)
+        return model

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.backends import Backend
+from runner.errors import UserError
 from runner.sync.flat import FlatTensors
 from runner.sync.protocol import StepFacts, SyncStats
 from runner.sync.telemetry import SyncRecord
@@ -30,7 +31,8 @@ class Synchronous:
     ) -> None:
         self._backend, self._wire = backend, wire
         self.forward_model = backend.data_parallel(model, wire)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = list(self._trainable.values())
         self._buffers = list(buffers) if backend.world_size > 1 else []
         self._buffers_at_first = [buffer.clone() for buffer in self._buffers]
         if isinstance(self.forward_model, DistributedDataParallel):
@@ -54,7 +56,19 @@ class Synchronous:
         return True  # gradients are common, and so is the step
 
     def before_optimizer_step(self, facts: StepFacts) -> None:
+        if isinstance(self.forward_model, DistributedDataParallel):
+            self._require_gradients()
         self._backend.average_gradients(self._parameters, self._wire)
+
+    def _require_gradients(self) -> None:
+        # DDP would leave what shares a bucket with a missing one unaveraged in this step, and say so in the next.
+        missing = [name for name, parameter in self._trainable.items() if parameter.grad is None]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise UserError(
+                f"the loss does not depend on {missing[0]}{more}, and sync.k=1 waits for every gradient: "
+                "freeze it in the recipe's build_model with requires_grad_(False), or average weights: sync.k=2 or more"
+            )
 
     def after_step(self, facts: StepFacts) -> bool:
         self._steps += 1

@@ -1,0 +1,36 @@
+"""k = 1 through torch's DDP: what it cannot do is said in a sentence."""
+
+from __future__ import annotations
+
+import torch
+
+from runner.backends import Backend
+from runner.errors import UserError
+from tests.pool import WorkerPool
+from tests.replicas import train
+
+HALF_USED = ["recipe._target_=tests.odd_recipe.HalfUsed", "trusted_packages=[recipes,tests]", "max_steps=3"]
+
+
+def refusal(backend: Backend, overrides: list[str]) -> str:
+    try:
+        train(backend, overrides)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_parameter_without_a_gradient(pool: WorkerPool) -> None:
+    """DDP waits for a gradient that never comes, and would leave others unaveraged: refused, with the layer's name."""
+    for said in pool.run(2, refusal, HALF_USED):
+        assert "does not depend on unread.weight and 1 more" in said
+        assert "requires_grad_(False)" in said
+        assert "sync.k=2" in said
+
+
+def test_it_trains_where_nobody_waits(pool: WorkerPool) -> None:
+    """One worker, and workers that average weights, leave such a layer as it is."""
+    (alone,) = pool.run(1, train, HALF_USED)
+    two, _ = pool.run(2, train, [*HALF_USED, "sync.k=2"])
+    for name in ("unread.weight", "unread.bias"):
+        assert torch.equal(alone["weights"][name], two["weights"][name])
