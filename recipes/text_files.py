@@ -152,11 +152,15 @@ class TextFiles:
         setting = f"recipe.data.hub_name={self.hub_name}"
 
         def rows(name: str, part: Any) -> Iterator[Sample]:
-            for number, (given, text, *pair) in enumerate(zip(*(part[column] for column in columns), strict=True)):
-                if not self._skips(given):
-                    place = f"{setting} is malformed: row {number} of '{name}'"
-                    label = self._class(given, place, f"column '{self.hub_label}'")
-                    yield label, str(text), str(pair[0]) if pair else None
+            for number, (given, *texts) in enumerate(zip(*(part[column] for column in columns), strict=True)):
+                if self._skips(given):
+                    continue
+                place = f"{setting} is malformed: row {number} of '{name}'"
+                label = self._class(given, place, f"column '{self.hub_label}'")
+                if None in texts:
+                    raise UserError(f"{place} has no text in column '{columns[1 + texts.index(None)]}'")
+                text, *pair = map(str, texts)
+                yield label, text, pair[0] if pair else None
 
         return [
             self._labelled(rows(name, part), which, setting)

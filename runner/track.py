@@ -19,7 +19,7 @@ from runner.schema import Tracking
 from runner.tracking.preflight import check_tracking
 from runner.tracking.secrets import masked
 from runner.tracking.store import default_store
-from runner.tracking.sync import deliver, runs_below, store_for
+from runner.tracking.sync import deliver, runs_below, store_and_runs
 
 
 def track(arguments: Sequence[str], console: Console) -> int:
@@ -32,11 +32,11 @@ def track(arguments: Sequence[str], console: Console) -> int:
 def _sync(options: Namespace, console: Console) -> int:
     troubled = 0
     given = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    folders = {folder: store_for(folder, given) for folder in map(Path, options.folders)}
-    for uri in set(folders.values()):
+    folders = {folder: store_and_runs(folder, given) for folder in map(Path, options.folders)}
+    for uri in {uri for uri, _ in folders.values()}:
         check_tracking(Tracking(TrackerName.mlflow, uri))
-    for folder, uri in folders.items():
-        for run in runs_below(folder):
+    for folder, (uri, runs) in folders.items():
+        for run in runs:
             try:
                 done = deliver(run, uri, "KILLED" if options.killed and not is_held(run) else None)
             except Exception as error:  # noqa: BLE001 - database, network, disk: the other runs may still arrive
@@ -45,6 +45,10 @@ def _sync(options: Namespace, console: Console) -> int:
                 continue
             state = "delivered" if done.closed else "delivered as far as it is; it has not ended (--killed if it was)"
             console.print(f"{run}  →  {done.run_id}  {state}", soft_wrap=True, markup=False)
+        if left_out := len(runs_below(folder)) - len(runs):
+            console.print(
+                f"{left_out} runs below {folder} were logged to no store: --tracking-uri would bring them, too"
+            )
     return 1 if troubled else 0
 
 

@@ -32,23 +32,27 @@ def runs_below(folder: Path) -> list[Path]:
     return found
 
 
-def store_for(folder: Path, given: str | None) -> str:
-    """The store that the runs below a folder were logged to, unless another is given. Raises UserError."""
-    stores = {RunCard.read(run).store for run in runs_below(folder)}
+def store_and_runs(folder: Path, given: str | None) -> tuple[str, list[Path]]:
+    """The store that the runs below a folder were logged to, and these runs; all of them if a store is given.
+
+    What was logged to no store, as under `tracking=none`, was not meant to be in one. Raises UserError.
+    """
+    stores = {run: RunCard.read(run).store for run in runs_below(folder)}
     if given:
-        return given
+        return given, list(stores)
+    logged = {run: store for run, store in stores.items() if store is not None}
     where = "say where to with --tracking-uri or MLFLOW_TRACKING_URI"
-    if len(stores) > 1:
-        raise UserError(f"{folder} holds runs of several stores: {where}")
-    (store,) = stores
-    if store is None:
+    if not logged:
         raise UserError(f"{folder} was logged to no store: {where}")
+    if len(set(logged.values())) > 1:
+        raise UserError(f"{folder} holds runs of several stores: {where}")
+    store = next(iter(logged.values()))
     path = Path(store.removeprefix("sqlite:///").partition("?")[0])
     if store.startswith("sqlite:///") and not path.exists():
         raise UserError(f"{folder} was logged to {store}, which is not there: {where}")
     if "***@" in store or "=***" in store:
         raise UserError(f"{folder} does not say the credentials of its store, {store}: {where}")
-    return store
+    return store, list(logged)
 
 
 def _note_run_id(folder: Path, run_id: str | None) -> None:

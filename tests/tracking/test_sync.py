@@ -14,7 +14,7 @@ from runner import cli
 from runner.errors import UserError
 from runner.tracking.card import RunCard, ending
 from runner.tracking.metrics_log import MetricsLog
-from runner.tracking.sync import deliver, runs_below, store_for
+from runner.tracking.sync import deliver, runs_below, store_and_runs
 from tests.sweep.stores import empty_store
 
 GONE = "http://127.0.0.1:9"
@@ -85,10 +85,22 @@ def test_the_store_is_the_one_that_runs_were_logged_to(here: Path) -> None:
     for name in ("0", "1"):
         run_in(here / "s" / name, store=store)
     with pytest.raises(UserError, match=r"x\.db, which is not there: say where to with --tracking-uri"):
-        store_for(here / "s", None)
+        store_and_runs(here / "s", None)
     (here / "x.db").touch()
-    assert store_for(here / "s", None) == store
-    assert store_for(here / "s", GONE) == GONE
+    logged = [here / "s" / name for name in ("0", "1")]
+    assert store_and_runs(here / "s", None) == (store, logged)
+    assert store_and_runs(here / "s", GONE) == (GONE, logged)
+
+
+def test_a_run_without_a_store_stays_where_it_is(here: Path) -> None:
+    """Beside runs that were logged it is left alone, unless a store is given: then all are brought there."""
+    (here / "x.db").touch()
+    store = f"sqlite:///{here / 'x.db'}"
+    logged, untracked = here / "s" / "0", here / "s" / "1"
+    run_in(logged, store=store)
+    run_in(untracked, store=None)
+    assert store_and_runs(here / "s", None) == (store, [logged])
+    assert store_and_runs(here / "s", GONE) == (GONE, [logged, untracked])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +108,7 @@ def test_the_store_is_the_one_that_runs_were_logged_to(here: Path) -> None:
     [
         ([None, None], "was logged to no store"),
         (["sqlite:///a.db", "sqlite:///b.db"], "holds runs of several stores"),
-        (["sqlite:///a.db", None], "holds runs of several stores"),
+        (["sqlite:///a.db", None, "sqlite:///b.db"], "holds runs of several stores"),
         (["http://***@host/x"], "does not say the credentials of its store"),
         (["postgresql://host/x?password=***"], "does not say the credentials of its store"),
     ],
@@ -106,8 +118,8 @@ def test_a_store_that_cannot_be_known(here: Path, stores: list[str | None], why:
     for number, store in enumerate(stores):
         run_in(here / "s" / str(number), store=store)
     with pytest.raises(UserError, match=f"{why}.*--tracking-uri"):
-        store_for(here / "s", None)
-    assert store_for(here / "s", GONE) == GONE
+        store_and_runs(here / "s", None)
+    assert store_and_runs(here / "s", GONE)[0] == GONE
 
 
 # --- Delivering ---------------------------------------------------------------------------------------------
