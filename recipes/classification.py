@@ -191,10 +191,17 @@ class SequenceClassification:
         for name, part in (("train", corpus.train), ("eval", corpus.eval)):
             tokens = _tokenized(tokenizer, part, self.max_length)
             ids = tokens["input_ids"]
+            lengths = [len(row) for row in ids]
+            if 0 in lengths:
+                row = lengths.index(0)
+                raise UserError(
+                    f"the data ({facts.source}) have a text that comes to no token, {part.texts[row]!r}, row {row} of "
+                    f"the {name} part: leave it out"
+                )
             columns: dict[str, Sequence[Any]] = {
                 **tokens,
                 "label": part.labels,
-                "length": [len(row) for row in ids],
+                "length": lengths,
                 "label_count": [1] * len(ids),
             }
             write_table(folder / name, columns)

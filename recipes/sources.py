@@ -117,6 +117,8 @@ def hub_parts(name: str, config: str | None, parts: Sequence[str], columns: Sequ
         raise Unavailable(
             f"{_NO_DATA}, or go online so that '{name}' can come from the Hugging Face Hub ({first_line(error)})"
         ) from error
+    except RuntimeError as error:  # a script of its own, which datasets does not run any more
+        raise UserError(f"recipe.data.hub_name={name} cannot be loaded: {first_line(error)}") from error
     for part in parts:
         if part not in found:
             raise UserError(f"recipe.data has no part '{part}' on the Hub: {name} has {', '.join(found)}")

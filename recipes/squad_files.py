@@ -105,7 +105,8 @@ class SquadData:
 
     def _from_hub(self, name: str) -> tuple[Paragraphs, Paragraphs]:
         parts = hub_parts(name, None, (self.hub_train, self.hub_eval), ("id", "context", "question", "answers"))
-        train, evaluation = (_collect(_hub_rows(part), f"recipe.data.hub_name={name}") for part in parts)
+        setting = f"recipe.data.hub_name={name}"
+        train, evaluation = (_collect(_hub_rows(part, setting), setting) for part in parts)
         return train, evaluation
 
 
@@ -113,12 +114,21 @@ class SquadData:
 _Row = tuple[Any, Any, Any, Sequence[Mapping[str, Any]], str]
 
 
-def _hub_rows(rows: Any) -> Iterator[_Row]:
+def _hub_rows(rows: Any, setting: str) -> Iterator[_Row]:
     for number, row in enumerate(rows):
-        answers = row["answers"]
-        pairs = zip(answers["text"], answers["answer_start"], strict=True)
-        found = [{"text": text, "answer_start": start} for text, start in pairs]
-        yield row["id"], row["question"], row["context"], found, f"row {number}"
+        where = f"row {number}"
+        found = _hub_answers(row["answers"], f"{setting} is malformed: {where}")
+        yield row["id"], row["question"], row["context"], found, where
+
+
+def _hub_answers(given: Any, refusal: str) -> list[Mapping[str, Any]]:
+    """A list of answers, as in SQuAD's own files, or a list of texts and one of places, as in the Hub's copy."""
+    if isinstance(given, list):
+        return given
+    texts, starts = (given.get("text"), given.get("answer_start")) if isinstance(given, dict) else (None, None)
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        raise UserError(f"{refusal} has no equally long lists 'text' and 'answer_start' under 'answers'")
+    return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
 
 
 def _read_file(part: str, name: str) -> Paragraphs:

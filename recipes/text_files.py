@@ -157,9 +157,10 @@ class TextFiles:
                     continue
                 place = f"{setting} is malformed: row {number} of '{name}'"
                 label = self._class(given, place, f"column '{self.hub_label}'")
-                if None in texts:
-                    raise UserError(f"{place} has no text in column '{columns[1 + texts.index(None)]}'")
-                text, *pair = map(str, texts)
+                for column, text in zip(columns[1:], texts, strict=True):
+                    if not isinstance(text, str):
+                        raise UserError(f"{place} has no text in column '{column}'")
+                text, *pair = texts
                 yield label, text, pair[0] if pair else None
 
         return [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from runner.errors import UserError
 
 #: Raised whenever the layout of cached folders changes, so that old ones are not read as new ones.
 LAYOUT_VERSION = 1
+_DRAFT = ".draft-"
+#: Nothing that is tokenised goes so long without another file.
+_LEFT_AFTER_S = 24 * 3600.0
 
 
 class Cache:
@@ -34,7 +39,8 @@ class Cache:
             return entry
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(dir=self.root, prefix=".draft-"))
+            self._remove_left_drafts()
+            draft = Path(tempfile.mkdtemp(dir=self.root, prefix=_DRAFT))
         except OSError as error:
             raise UserError(
                 f"cache_dir={self.root} cannot be written to: {error.strerror}; set another cache_dir"
@@ -50,3 +56,10 @@ class Cache:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return entry
+
+    def _remove_left_drafts(self) -> None:
+        # Of processes that were ended at once, by an interrupt or a scheduler, and could not clean up.
+        for draft in self.root.glob(f"{_DRAFT}*"):
+            with contextlib.suppress(FileNotFoundError):  # another run clears up, too, or has just finished it
+                if time.time() - draft.stat().st_mtime > _LEFT_AFTER_S:
+                    shutil.rmtree(draft, ignore_errors=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from runner.backends import Backend
 from runner.errors import UserError
@@ -33,11 +34,15 @@ class Synchronous:
         self.forward_model = backend.data_parallel(model, wire)
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trainable.values())
+        #: Parameters whose gradient came in the last backward pass.
+        self._reached: set[nn.Parameter] = set()
+        self._hooks: list[RemovableHandle] = []
         self._buffers = list(buffers) if backend.world_size > 1 else []
         self._buffers_at_first = [buffer.clone() for buffer in self._buffers]
         if isinstance(self.forward_model, DistributedDataParallel):
             # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
             self.forward_model._set_ddp_runtime_logging_sample_rate(10)
+            self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in self._parameters]
         self._gradient_bytes = sum(p.numel() * (wire.itemsize if wire else p.element_size()) for p in self._parameters)
         self._steps = 0
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
@@ -48,6 +53,7 @@ class Synchronous:
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
         model = self.forward_model
+        self._reached.clear()
         if last or not isinstance(model, DistributedDataParallel):
             return nullcontext()
         return model.no_sync()
@@ -61,12 +67,13 @@ class Synchronous:
         self._backend.average_gradients(self._parameters, self._wire)
 
     def _require_gradients(self) -> None:
-        # DDP would leave what shares a bucket with a missing one unaveraged in this step, and say so in the next.
-        missing = [name for name, parameter in self._trainable.items() if parameter.grad is None]
+        # DDP would leave what shares a bucket with a missing one unaveraged in this step, and say so in the next. It
+        # waits in a step's last backward pass: a gradient from an earlier micro-batch is none to it.
+        missing = [name for name, parameter in self._trainable.items() if parameter not in self._reached]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise UserError(
-                f"the loss does not depend on {missing[0]}{more}, and sync.k=1 waits for every gradient: "
+                f"the loss of a micro-batch does not depend on {missing[0]}{more}, and sync.k=1 needs every gradient: "
                 "freeze it in the recipe's build_model with requires_grad_(False), or average weights: sync.k=2 or more"
             )
 
@@ -129,6 +136,8 @@ class Synchronous:
     def close(self) -> None:
         if isinstance(self.forward_model, DistributedDataParallel):
             self._final_stats = self.stats()
+            for hook in self._hooks:
+                hook.remove()
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:

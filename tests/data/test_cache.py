@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +97,18 @@ def test_failed_build_leaves_nothing(tmp_path: Path, build: Builder, error: Base
         Cache(tmp_path).get({"data": "x"}, fail)
     assert names(tmp_path) == []
     assert (Cache(tmp_path).get({"data": "x"}, build) / "data.txt").exists()
+
+
+def test_drafts_of_killed_processes_are_removed(tmp_path: Path, build: Builder) -> None:
+    """A day later; a draft that somebody may be writing stays."""
+    left, fresh = tmp_path / ".draft-left", tmp_path / ".draft-fresh"
+    for draft in (left, fresh):
+        draft.mkdir()
+        (draft / "half.txt").write_text("half")
+    yesterday = time.time() - 25 * 3600
+    os.utime(left, (yesterday, yesterday))
+    entry = Cache(tmp_path).get({"data": "x"}, build)
+    assert set(names(tmp_path)) == {".draft-fresh", entry.name}
 
 
 def test_entry_is_not_seen_before_it_is_whole(tmp_path: Path) -> None:

@@ -226,6 +226,19 @@ def test_other_weights_find_the_tokenised_data(gpt2: Path, tmp_path: Path) -> No
 # --- what cannot be used ------------------------------------------------------------------------------------
 
 
+def test_text_without_tokens(gpt2: Path, tmp_path: Path) -> None:
+    """No model reads an empty row, and a tokenizer that adds no special tokens makes one of an empty text."""
+
+    class Holed:
+        def read(self) -> Corpus:
+            return Corpus(LabelledText(["a dog", "", "ran"], [0, 1, 1]), LabelledText(["ran"], [1]), "given")
+
+    recipe = SequenceClassification(Holed(), Pretrained(str(gpt2)), max_length=16)
+    cache = Cache(tmp_path)
+    with pytest.raises(UserError, match="no token, '', row 1 of the train part"):
+        recipe.prepare(cache, recipe.facts(cache))
+
+
 @pytest.mark.parametrize(
     ("remove", "what"),
     [

@@ -148,6 +148,40 @@ def test_without_files_and_hub() -> None:
         SquadData().read()
 
 
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ([{"text": "red", "answer_start": 4}], None),
+        ({"text": ["red"], "answer_start": [4]}, None),
+        ({"text": ["red"], "answer_start": []}, "no equally long lists"),
+        ({"text": ["red"]}, "no equally long lists"),
+        (None, "no equally long lists"),
+        ([None], "an answer without 'text'"),
+        ([], "questions without an answer"),
+    ],
+)
+def test_answers_of_the_hub(tmp_path: Path, answers: Any, why: str | None) -> None:
+    """Either form is read, a list of answers or two lists; anything else is one sentence that names the row."""
+    row = {"id": "1", "context": "It's red.", "question": "Which?", "answers": answers}
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({**row, "context": "Its red."}))
+    source = SquadData(hub_name=str(tmp_path))
+    if why is None:
+        assert source.read().train.questions[0].answers == (("red", 4),)
+    else:
+        with pytest.raises(UserError, match=why):
+            source.read()
+
+
+def test_data_set_with_a_script(tmp_path: Path) -> None:
+    """A data set that can only be read by running its own code is not read, and why is said in a sentence."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "old.py").write_text("raise SystemExit('this was run')")
+    with pytest.raises(UserError, match="old cannot be loaded: Dataset scripts are no longer supported"):
+        SquadData(hub_name=str(folder)).read()
+
+
 def test_hub_form(tmp_path: Path) -> None:
     """A data set in the Hub's form, read from a local folder, gives what SQuAD's file gives."""
     hub, files = tmp_path / "hub", tmp_path / "files"

@@ -233,6 +233,7 @@ def test_data_set_of_the_hub(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
             "validation": {"sentence": ["c"], "label": [1]},
             "test": {"sentence": ["d"], "label": [-1]},
             "holes": {"sentence": ["e", None], "label": [1, 0]},
+            "lists": {"sentence": [["a", "token"]], "label": [1]},
         }
         return {name: Dataset.from_dict(part) for name, part in parts.items()}
 
@@ -240,8 +241,9 @@ def test_data_set_of_the_hub(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
     corpus = files.read(train=None, eval=None)
     assert "no part 'dev' on the Hub" in files.said(train=None, eval=None, hub_eval="dev")
     assert "no column 'text' on the Hub" in files.said(train=None, eval=None, hub_text="text")
-    message = files.said(train=None, eval=None, hub_train="holes")
-    assert "row 1 of 'holes' has no text in column 'sentence'" in message
+    for number, name in ((1, "holes"), (0, "lists")):
+        message = files.said(train=None, eval=None, hub_train=name)
+        assert f"row {number} of '{name}' has no text in column 'sentence'" in message
     del asked[1:]
     assert asked == [("owner/data", "part")]
     assert corpus.train == LabelledText(["a", "b"], [1, 0])

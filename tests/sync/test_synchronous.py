@@ -28,6 +28,14 @@ def test_a_parameter_without_a_gradient(pool: WorkerPool) -> None:
         assert "sync.k=2" in said
 
 
+def test_a_gradient_of_an_earlier_micro_batch_only(pool: WorkerPool) -> None:
+    """DDP averages in the last backward pass of a step: what only earlier ones reach is missing all the same."""
+    sometimes = ["recipe._target_=tests.odd_recipe.SometimesUsed", *HALF_USED[1:]]
+    for said in pool.run(2, refusal, [*sometimes, "accumulation.steps=2"]):
+        assert "does not depend on unread.weight and 1 more" in said
+    assert set(pool.run(2, refusal, [*sometimes, "accumulation.steps=3", "max_steps=1"])) == {""}
+
+
 def test_it_trains_where_nobody_waits(pool: WorkerPool) -> None:
     """One worker, and workers that average weights, leave such a layer as it is."""
     (alone,) = pool.run(1, train, HALF_USED)
