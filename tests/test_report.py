@@ -11,8 +11,8 @@ from rich.console import Console
 
 from runner.compose import compose, settings
 from runner.experiment import Experiment, prepare
-from runner.job import Role, _report, _summary
 from runner.speed import speed_of
+from runner.summary import Role, report, summary_of
 from tests.replicas import TINY
 
 RESULT: dict[str, Any] = {
@@ -40,10 +40,10 @@ def experiment() -> Experiment:
 def told(experiment: Experiment, **changes: Any) -> tuple[dict[str, Any], list[str]]:
     """The summary of a run with this outcome, and the lines with which it ends."""
     result = {**RESULT, **changes}
-    summary = _summary("FINISHED", experiment, result, 0.0, None, Role())
+    summary = summary_of("FINISHED", experiment, result, 0.0, None, Role())
     summary |= speed_of(experiment, result, 10.0, Path("outputs/x"), 1)
     output = io.StringIO()
-    _report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))
+    report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))
     return summary, output.getvalue().strip().splitlines()
 
 

@@ -19,10 +19,11 @@ from runner.alive import held, is_held
 from runner.compose import register, settings, tracking_of
 from runner.errors import UserError
 from runner.experiment import Experiment, prepare
-from runner.job import FAILED, Role, in_a_line, note_failure, objective, run
+from runner.job import run
 from runner.launch import WorkerFailed, start_forkserver
 from runner.schema import Tracking
 from runner.signals import handle_signals
+from runner.summary import FAILED, Role, in_a_line, note_failure, objective
 from runner.sweep.progress import line_of
 from runner.sweep.states import also_known_as, attempts, finished_run, note_start, read_summary
 from runner.sweep.sweep import Sweep, job_name, tags_of

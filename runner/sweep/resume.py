@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.alive import held, is_held
 from runner.errors import UserError, did_you_mean
-from runner.job import write_summary
+from runner.summary import write_summary
 from runner.sweep.states import KILLED, attempts, read_summary
 from runner.sweep.sweep import FILE_NAME
 from runner.tracking.card import FILE_NAME as CARD_FILE

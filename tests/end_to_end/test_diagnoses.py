@@ -15,9 +15,9 @@ from rich.console import Console
 from runner import cli
 from runner.compose import compose, settings
 from runner.experiment import prepare
-from runner.job import Role
 from runner.job import run as run_job
 from runner.launch import start_forkserver
+from runner.summary import Role
 from tests.replicas import TINY
 from tests.slow_recipe import EVALUATION_SECONDS, SECONDS
 

@@ -13,7 +13,7 @@ import yaml
 from mlflow.tracking import MlflowClient
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from runner import cli, job
+from runner import books, cli
 from tests.replicas import TINY
 
 #: The tiny recipe with its tracker on.
@@ -252,9 +252,7 @@ def test_books_that_cannot_be_closed(
     def full(*_: object) -> None:
         raise OSError("no space left on device, says http://me:pass@host")
 
-    monkeypatch.setattr(job, "write_json", full)
-    monkeypatch.setattr(job, "_write_plan", lambda *_: None)
-    monkeypatch.setattr(job, "note_failure", lambda *_: None)
+    monkeypatch.setattr(books, "write_summary", full)
     assert run("device=cpu", "max_steps=2") == cli.EXIT_FAILED
     said = capsys.readouterr().err
     assert "no space left on device" in said
