@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -100,6 +102,7 @@ def launched(meeting: str) -> Iterator[Place]:
     `meeting`: a folder of this launch, through which the workers find each other and leave what went wrong.
     """
     signal.signal(signal.SIGINT, leave_quietly)
+    threading.Thread(target=_leave_with_the_command, daemon=True).start()
     # Workers of one machine talk over its loopback interface, and are not to be reached from anywhere else.
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -124,6 +127,14 @@ def run_launched(job: dict[str, Any], meeting: str) -> dict[str, Any] | None:
     """The entry point of a launched worker that trains."""
     with launched(meeting) as place:
         return run(Job.from_json(job), place.rank, place.world_size, place.local_rank, place.store)
+
+
+def _leave_with_the_command() -> None:
+    """End with the process that launched this one: killed outright it cannot tell its workers, nor can others."""
+    command = multiprocessing.parent_process()
+    if command is not None:
+        command.join()
+        os._exit(128 + signal.SIGKILL)
 
 
 def leave_quietly(signum: int, frame: FrameType | None) -> None:

@@ -38,6 +38,16 @@ def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number:
     assert still_alive_in_session(process.pid) == []
 
 
+def test_workers_end_with_a_command_that_is_killed_outright(tmp_path: Path) -> None:
+    """SIGKILL, as when memory runs out, reaches the command alone: its workers do not train on for nobody."""
+    process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
+    wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
+    assert len(alive_in_session(process.pid)) > 2
+    process.kill()
+    process.wait(timeout=60)
+    assert still_alive_in_session(process.pid) == []
+
+
 def test_nohup_is_heeded(tmp_path: Path) -> None:
     """A run that was told to outlive its terminal does: it trains on, and ends by itself."""
     process = start(tmp_path, "nohup", str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=150")
