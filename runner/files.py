@@ -11,7 +11,10 @@ from typing import Any
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that whoever looks finds all of it, or what was there before."""
     draft = path.with_name(f".{path.name.lstrip('.')}-{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # or a machine that dies may keep the name and lose the content
     draft.rename(path)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from runner.alive import held
 from runner.books import Books
 from runner.choices import TrackerName
 from runner.compose import settings
+from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.files import write_json
 from runner.launch import launch
@@ -46,16 +48,39 @@ def run_single(cfg: DictConfig, started_at: float, outcome: Outcome) -> float | 
     console = Console(highlight=False)
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
-        experiment = prepare(settings(cfg))
-        _announce(experiment, console)
-        with held(folder):
-            summary, how_to_open = run(experiment, folder, started_at, console, Role())
+        with _alone_in(folder):
+            summary, how_to_open = _prepared_and_run(cfg, folder, started_at, console)
     except Exception as error:  # noqa: BLE001 - it is raised again where Hydra does not see it
-        note_failure(folder, error)
         outcome.error = error
         return None
     console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
     return objective(summary)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a run's folder. Raises UserError, and leaves the folder alone, if another run has begun there meanwhile."""
+    taken = UserError(f"hydra.run.dir={folder} holds a run already: choose another folder")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(folder))
+        except BlockingIOError:
+            raise taken from None
+        if (folder / "config.yaml").exists():
+            raise taken
+        yield
+
+
+def _prepared_and_run(
+    cfg: DictConfig, folder: Path, started_at: float, console: Console
+) -> tuple[dict[str, Any], Sequence[str]]:
+    try:
+        experiment = prepare(settings(cfg))
+        _announce(experiment, console)
+        return run(experiment, folder, started_at, console, Role())
+    except Exception as error:
+        note_failure(folder, error)
+        raise
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def preflight(options: HydraOptions) -> None:
     """Find everything that a user can have got wrong about a run before a folder is made. Raises UserError."""
     from runner.compose import compose, settings
     from runner.experiment import prepare
-    from runner.tracking.preflight import check_tracking
+    from runner.tracking.preflight import check_given_run, check_tracking
 
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
@@ -35,6 +36,7 @@ def preflight(options: HydraOptions) -> None:
     if (Path(cfg.hydra.run.dir) / "config.yaml").exists():
         raise UserError(f"hydra.run.dir={cfg.hydra.run.dir} holds a run already: choose another folder")
     check_tracking(config.tracking)
+    check_given_run(config.tracking)
 
 
 def refuse_sweeper_params(cfg: DictConfig, mend: str) -> None:
@@ -60,8 +62,8 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
     from runner.tracking.preflight import check_tracking
 
-    for override in options.overrides:
-        _refuse_written_secret(override)
+    for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
+        _refuse_written_secret(override, meant.value())
     first = compose(next(sweep_points(options.overrides)), options.config_dirs)
     overrides = with_sweeper_params(options.overrides, first.hydra)
     points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
@@ -89,15 +91,32 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     )
 
 
-def _refuse_written_secret(override: str) -> None:
+def _refuse_written_secret(override: str, value: object) -> None:
     """Of a sweep every override is written down: by Hydra, in `sweep.json`, and in the tracking store."""
     written = "and a sweep's overrides are written to files"
     if masked(override) != override:
         raise UserError(f"{masked(override)} holds credentials, {written}: put the address into MLFLOW_TRACKING_URI")
-    key, _, value = override.partition("=")
-    from_outside = value.strip("'\"").startswith("${")
-    if names_a_secret(key.rpartition(".")[2]) and value not in ("", "null") and not from_outside:
-        raise UserError(f"{key}=*** names a credential, {written}: take it from outside, {key}='${{oc.env:NAME}}'")
+    key = override.partition("=")[0]
+    for name in _written_secrets(key, value):
+        raise UserError(f"{name}=*** names a credential, {written}: take it from outside, '${{oc.env:NAME}}'")
+
+
+def _written_secrets(key: str, value: object) -> Iterator[str]:
+    """The settings in `key=value` that name a secret and hold it, and no reference to where it is."""
+    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+
+    if isinstance(value, QuotedString):
+        value = value.text
+    if isinstance(value, ChoiceSweep):
+        value = value.list
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _written_secrets(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _written_secrets(key, item)
+    elif names_a_secret(key.rpartition(".")[2]) and value not in ("", None) and not str(value).startswith("${"):
+        yield key
 
 
 def _check_folder(setting: str, folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -95,9 +96,12 @@ def _data(experiment: Experiment) -> dict[str, Any]:
 
 
 def objective(summary: Mapping[str, Any]) -> float | None:
-    """What an optimizing sweeper optimises: the recipe's metric at the end of the run."""
+    """What an optimizing sweeper optimises: the recipe's metric at the end of the run.
+
+    None if the run diverged: sweepers take that for a failed trial and go on, and cannot rank what is not a number.
+    """
     value: float | None = summary["eval"].get(summary["metric"])
-    return value
+    return value if value is not None and math.isfinite(value) else None
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

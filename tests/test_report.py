@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from runner.compose import compose, settings
 from runner.experiment import Experiment, prepare
 from runner.speed import speed_of
-from runner.summary import Role, report, summary_of
+from runner.summary import Role, objective, report, summary_of
 from tests.replicas import TINY
 
 RESULT: dict[str, Any] = {
@@ -45,6 +46,13 @@ def told(experiment: Experiment, **changes: Any) -> tuple[dict[str, Any], list[s
     output = io.StringIO()
     report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))
     return summary, output.getvalue().strip().splitlines()
+
+
+@pytest.mark.parametrize(("value", "given"), [(0.5, 0.5), (math.nan, None), (math.inf, None), (None, None)])
+def test_what_an_optimizing_sweeper_is_given(value: float | None, given: float | None) -> None:
+    """A run that diverged has no objective: optuna ends a study that is told what is not a number."""
+    evaluated = {} if value is None else {"loss": value}
+    assert objective({"metric": "loss", "eval": evaluated}) == given
 
 
 def test_a_run_that_compiled_nothing(experiment: Experiment) -> None:

@@ -66,8 +66,8 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
         status = FAILED
         try:
             with _overview(sweep, console):
-                _tolerantly(run_jobs, sweep)
-            status = FINISHED
+                gave_up = _tolerantly(run_jobs, sweep)
+            status = FAILED if gave_up else FINISHED
         except KeyboardInterrupt:
             status = KILLED
             console.print(f"to go on: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
@@ -77,7 +77,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
                 console.print("waiting for the jobs to end")
             with signals_ignored():
                 _close(sweep, parent, request.tracking, status)
-    code = _report(sweep, console)
+    code = _report(sweep, console) or (EXIT_FAILED if gave_up else 0)
     _compare(sweep, request.tracking, console)
     if parent is not None:
         console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
@@ -105,8 +105,11 @@ def _overview(sweep: Sweep, console: Console) -> contextlib.AbstractContextManag
     return Background("overview", Overview(sweep, console).follow)
 
 
-def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:
-    """Hydra raises the error of the first failed job after the last one; the jobs' folders tell them all."""
+def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> bool:
+    """Hydra raises the error of the first failed job after the last one; the jobs' folders tell them all.
+
+    Whether a sweeper that draws its jobs has ended before it had drawn them all, which no folder tells.
+    """
     folder = Path(sweep.folder)
     try:
         run_jobs(sweep)
@@ -117,7 +120,9 @@ def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> None:
         wait_for([state.folder for state in begun])  # a launcher may give up at one job while others still run
         close_books(folder)
         if not any(state.status == FAILED for state in _states(sweep)):
-            say(f"the launcher gave up: {first_line(error)}")
+            say(f"the sweep did not come to its end: {first_line(error)}")
+            return sweep.jobs is None
+    return False
 
 
 def _states(sweep: Sweep) -> list[JobState]:
@@ -175,7 +180,7 @@ def _close_runs(sweep: Sweep, tracking: Tracking) -> None:
     for state in attempts(Path(sweep.folder)):
         if (state.folder / CARD_FILE).exists() and not is_held(state.folder):
             card = RunCard.read(state.folder)
-            if card.status is not None and not card.delivered:
+            if card.store == masked(uri) and card.status is not None and not card.delivered:
                 deliver(state.folder, uri)
 
 

@@ -44,7 +44,8 @@ class ParentRun:
     """A sweep's run in MLflow, opened before the first job and closed after the last."""
 
     def __init__(self, card: RunCard, sweep: Sweep, uri: str) -> None:
-        self._delivery = Delivery(card, Path(sweep.folder), uri, resumed=card.run_id is not None)
+        # A sweep that goes on has a run, even where the store took it and could not say so.
+        self._delivery = Delivery(card, Path(sweep.folder), uri, resumed=True)
         self._sweep = sweep
         self._uri = uri
 

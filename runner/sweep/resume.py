@@ -13,6 +13,7 @@ from runner.sweep.states import KILLED, attempts, read_summary
 from runner.sweep.sweep import FILE_NAME
 from runner.tracking.card import FILE_NAME as CARD_FILE
 from runner.tracking.card import RunCard, ending
+from runner.tracking.mlflow_tracker import say
 
 KEY = "resume_sweep"
 
@@ -80,5 +81,15 @@ def close_books(folder: Path) -> None:
         status = read_summary(state.folder).get("status")  # read now: it may have ended since
         if status is None:
             write_summary(state.folder, {"status": KILLED, "error": "the process was killed", "eval": {}})
-        if (state.folder / CARD_FILE).exists() and (card := RunCard.read(state.folder)).status is None:
-            card.changed(state.folder, **ending(status or KILLED, {}))
+        if (state.folder / CARD_FILE).exists():
+            _close_card(state.folder, status or KILLED)
+
+
+def _close_card(folder: Path, status: str) -> None:
+    try:
+        card = RunCard.read(folder)
+    except UserError as error:  # the sweep can go on without it
+        say(f"the store will not know how this run ended: {error}")
+        return
+    if card.status is None:
+        card.changed(folder, **ending(status, {}))

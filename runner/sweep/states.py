@@ -59,13 +59,15 @@ def _note(folder: Path, content: dict[str, Any]) -> None:
 
 
 def attempts(sweep_folder: Path) -> list[JobState]:
-    """Every attempt at every job, the oldest first."""
-    found = [_read(path.parent) for path in sweep_folder.rglob(JOB_FILE)]
-    return sorted(found, key=lambda state: state.started_at)
+    """Every attempt at every job, the oldest first; none is what has an unreadable note, since it says nothing."""
+    found = (_read(path.parent) for path in sweep_folder.rglob(JOB_FILE))
+    return sorted((state for state in found if state is not None), key=lambda state: state.started_at)
 
 
-def _read(folder: Path) -> JobState:
-    noted = json.loads((folder / JOB_FILE).read_text())
+def _read(folder: Path) -> JobState | None:
+    noted = _content(folder / JOB_FILE)
+    if not noted:
+        return None
     summary = read_summary(folder)
     return JobState(
         folder=folder,
@@ -80,9 +82,15 @@ def _read(folder: Path) -> JobState:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's `summary.json`; empty while there is none."""
-    path = folder / "summary.json"
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    """A run's `summary.json`; empty while there is none, or if a machine died before all of it was on the disk."""
+    return _content(folder / "summary.json")
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
     return content
 
 

@@ -26,12 +26,18 @@ def check_tracking(tracking: Tracking) -> None:
         return
     if tracking.uri:
         _check_uri(tracking.uri)
-    if run_id := os.environ.get("MLFLOW_RUN_ID"):
+
+
+def check_given_run(tracking: Tracking) -> None:
+    """Refuse an MLFLOW_RUN_ID that nothing can be logged to. Raises UserError."""
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    if run_id and tracking.kind is not TrackerName.none:
         _check_run(run_id, tracking.uri or default_store(Path.cwd()))
 
 
 def _check_run(run_id: str, uri: str) -> None:
     # The one check that needs MLflow, and the seconds of its import.
+    from mlflow.entities import LifecycleStage
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
@@ -39,9 +45,11 @@ def _check_run(run_id: str, uri: str) -> None:
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         raise no_run  # asking would make the store
     try:
-        MlflowClient(uri).get_run(run_id)
+        found = MlflowClient(uri).get_run(run_id)
     except MlflowException as error:
         raise no_run from error
+    if found.info.lifecycle_stage != LifecycleStage.ACTIVE:
+        raise UserError(f"MLFLOW_RUN_ID={run_id} was deleted in {masked(uri)}: restore it there, or unset it")
 
 
 def _check_uri(uri: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +38,12 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str, list[Path]]:
 
     What was logged to no store, as under `tracking=none`, was not meant to be in one. Raises UserError.
     """
-    stores = {run: RunCard.read(run).store for run in runs_below(folder)}
+    runs = runs_below(folder)
     if given:
-        return given, list(stores)
+        return given, runs
+    stores, unreadable = _stores(runs)
+    if not stores:
+        raise unreadable[0]
     logged = {run: store for run, store in stores.items() if store is not None}
     where = "say where to with --tracking-uri or MLFLOW_TRACKING_URI"
     if not logged:
@@ -52,7 +56,19 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str, list[Path]]:
         raise UserError(f"{folder} was logged to {store}, which is not there: {where}")
     if "***@" in store or "=***" in store:
         raise UserError(f"{folder} does not say the credentials of its store, {store}: {where}")
-    return store, list(logged)
+    return store, [run for run in runs if run in logged or run not in stores]
+
+
+def _stores(runs: Sequence[Path]) -> tuple[dict[Path, str | None], list[UserError]]:
+    """Where runs were logged to, and what is wrong with the cards that do not say it."""
+    stores: dict[Path, str | None] = {}
+    unreadable = []
+    for run in runs:
+        try:
+            stores[run] = RunCard.read(run).store
+        except UserError as error:
+            unreadable.append(error)
+    return stores, unreadable
 
 
 def _note_run_id(folder: Path, run_id: str | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from runner import books, cli
+from runner.alive import held
 from tests.replicas import TINY
 
 #: The tiny recipe with its tracker on.
@@ -259,6 +262,33 @@ def test_books_that_cannot_be_closed(
     assert "pass@" not in said
     assert [found.info.status for found in runs(here)] == ["FAILED"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("still", [True, False], ids=["runs", "has ended"])
+def test_two_commands_in_one_folder(here: Path, still: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second finds out after its preflight, when the first has begun: it ends, and what is there is left alone."""
+    folder = here / "mine"
+    folder.mkdir()
+    with contextlib.ExitStack() as first:
+
+        def begin(*_: object) -> None:
+            if still:
+                first.enter_context(held(folder))
+            else:
+                (folder / "config.yaml").write_text("seed: 0")
+
+        first.enter_context(pytest.MonkeyPatch.context()).setattr(cli, "_enter_hydra", _after(begin, cli._enter_hydra))
+        assert run("device=cpu", f"hydra.run.dir={folder}", "tracking=none") == cli.EXIT_USER_ERROR
+    assert f"hydra.run.dir={folder} holds a run already" in capsys.readouterr().err
+    assert not (folder / "summary.json").exists()
+
+
+def _after(before: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
+    def both(*arguments: Any) -> None:
+        before()
+        then(*arguments)
+
+    return both
 
 
 def test_a_mistake_that_only_a_worker_finds_is_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

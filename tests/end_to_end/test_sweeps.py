@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -21,6 +22,8 @@ from runner.alive import is_held
 from runner.compare.from_folders import run_folders
 from runner.compose import compose
 from runner.errors import UserError
+from runner.hydra_options import HydraOptions
+from runner.preflight import sweep_preflight
 from runner.sweep import command
 from runner.tracking.metrics_log import MetricsReader
 from tests.processes import start_noted, still_alive_in_session
@@ -584,16 +587,53 @@ def test_optuna_optimises_the_recipes_metric(here: Path, capsys: pytest.CaptureF
     assert {job.data.tags["varied.optimizer.lr"] for job in jobs} == {s["varied"]["optimizer.lr"] for s in summaries}
 
 
+def test_optuna_goes_on_after_a_run_that_diverged(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trial whose loss is no number is a failed one, and the others are drawn all the same."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    drawn = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=3"]
+    assert sweep(*drawn, "optimizer.lr=choice(1e300,0.01,0.02)") == 0
+    assert "3 of 3 jobs done" in capsys.readouterr().out
+    losses = [read(path)["eval"]["loss"] for path in only_sweep(here).glob("*/summary.json")]
+    assert sum(map(math.isfinite, losses)) == 2
+    result = yaml.safe_load((only_sweep(here) / "optimization_results.yaml").read_text())
+    assert result["best_value"] == min(filter(math.isfinite, losses))
+
+
+def test_a_sweeper_that_gives_up(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not all jobs were drawn: an exit code that says so, and no finished sweep in the store."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    import optuna
+
+    def out_of_ideas(*_: object, **__: object) -> None:
+        raise RuntimeError("no more ideas")
+
+    monkeypatch.setattr(optuna.study.Study, "tell", out_of_ideas)
+    drawn = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
+    assert sweep(*drawn, "optimizer.lr=interval(0.001,0.1)") == cli.EXIT_FAILED
+    assert "did not come to its end: no more ideas" in capsys.readouterr().err
+    assert family(here)[0].info.status == "FAILED"
+
+
+def test_jobs_without_tracking_stay_out_of_the_store(here: Path) -> None:
+    """A sweep may vary the tracking: what is not to be tracked is not brought to the store at the sweep's end."""
+    assert sweep("tracking=mlflow,none", "seed=0") == 0
+    _, jobs = family(here)
+    assert len(jobs) == 1
+    assert len(run_folders(only_sweep(here))) == 2
+
+
 @pytest.mark.parametrize(("recipe", "direction"), [(TINY, "maximize"), (QUICK, "minimize")], ids=["accuracy", "loss"])
 def test_optuna_goes_the_recipes_way(here: Path, recipe: list[str], direction: str) -> None:
     """Optuna minimises unless it is told otherwise: what Hydra is given follows the recipe's goal, and the opposite is
     refused."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     drawn = ["-m", *recipe, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "optimizer.lr=interval(0.001,0.1)"]
-    options = cli.HydraOptions(drawn)
-    cli.sweep_preflight(options, time.time())
+    options = HydraOptions(drawn)
+    sweep_preflight(options, time.time())
     given = [override for override in options.ordered if not override.startswith(("-", "optimizer.lr"))]
     assert direction in str(compose(given).hydra.sweeper.direction)
     other = {"maximize": "minimize", "minimize": "maximize"}[direction]
     with pytest.raises(UserError, match=f"hydra.sweeper.direction={other}"):
-        cli.sweep_preflight(cli.HydraOptions([*drawn, f"hydra.sweeper.direction={other}"]), time.time())
+        sweep_preflight(HydraOptions([*drawn, f"hydra.sweeper.direction={other}"]), time.time())

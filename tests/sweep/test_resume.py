@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import UserError
 from runner.sweep.resume import close_books, find_sweep, only_one, take_resume
-from runner.sweep.states import attempts
+from runner.sweep.states import attempts, finished_run
 from runner.tracking.card import RunCard
 from tests.sweep.folders import job_in, sweep_in
 
@@ -109,6 +109,24 @@ def test_only_one_process_at_a_time(tmp_path: Path) -> None:
         pass
     with only_one(tmp_path):  # and again
         pass
+
+
+def test_files_that_were_cut_off(tmp_path: Path) -> None:
+    """A machine that dies may leave empty files: such a job counts as killed, or as never begun, and others go on."""
+    done = job_in(tmp_path, "0", "seed=0", 1.0, status="FINISHED", eval={"loss": 1.0})
+    no_summary = job_in(tmp_path, "1", "seed=1", 2.0, status="FINISHED")
+    no_note = job_in(tmp_path, "2", "seed=2", 3.0)
+    no_card = job_in(tmp_path, "3", "seed=3", 4.0)
+    for empty in (no_summary / "summary.json", no_note / "job.json", no_card / "tracking.json"):
+        empty.write_text("")
+    with only_one(tmp_path):
+        close_books(tmp_path)
+    assert {state.folder: state.status for state in attempts(tmp_path)} == {
+        done: "FINISHED",
+        no_summary: "KILLED",
+        no_card: "KILLED",
+    }
+    assert finished_run(tmp_path, "x", 0) is None
 
 
 def test_books_are_closed(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def test_a_parent_run_is_opened_closed_and_opened_again(tmp_path: Path) -> None:
     assert again.open() == run_id
     assert client.get_run(run_id).info.status == "RUNNING"
     assert RunCard.read(tmp_path / "s").status is None  # killed now, it has not ended
+    unanswered = RunCard.read(tmp_path / "s").changed(tmp_path / "s", run_id=None)
+    assert ParentRun(unanswered, sweep, uri).open() == run_id  # the store had taken it, and could not say so
     again.settle("FINISHED", {"FINISHED": 3, "FAILED": 0, "KILLED": 0})
     again.close()
     assert (client.get_run(run_id).info.status, client.get_run(run_id).data.tags["sweep.failed"]) == ("FINISHED", "0")

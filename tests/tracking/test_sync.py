@@ -122,6 +122,19 @@ def test_a_store_that_cannot_be_known(here: Path, stores: list[str | None], why:
     assert store_and_runs(here / "s", GONE)[0] == GONE
 
 
+def test_a_spoilt_card_is_one_run_that_is_not_delivered(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others arrive; which store the spoilt one was logged to need not be known."""
+    uri = empty_store(here / "x.db")
+    run_in(here / "s" / "0", store=uri)
+    run_in(here / "s" / "1", store=uri)
+    (here / "s" / "1" / "tracking.json").write_text("")
+    for more in ([], ["--tracking-uri", uri]):
+        assert sync("s", *more) == 1
+        said = capsys.readouterr().out
+        assert "s/1  not delivered" in said
+        assert set(in_store(uri)) == {"0"}
+
+
 # --- Delivering ---------------------------------------------------------------------------------------------
 
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from runner.choices import TrackerName
 from runner.errors import UserError
 from runner.schema import Tracking
 from runner.tracking import preflight
-from runner.tracking.preflight import check_tracking
+from runner.tracking.preflight import check_given_run, check_tracking
+from tests.sweep.stores import empty_store
 
 
 def check(uri: str | None, kind: TrackerName = TrackerName.mlflow) -> None:
@@ -187,6 +189,19 @@ def test_run_of_a_store_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     for uri in (None, f"sqlite:///{tmp_path / 'x.db'}"):
         with pytest.raises(UserError, match=r"^MLFLOW_RUN_ID=abc is no run of "):
-            check(uri)
-    check(None, TrackerName.none)
+            check_given_run(Tracking(kind=TrackerName.mlflow, uri=uri))
+        check(uri)  # commands that log to no run do not care
+    check_given_run(Tracking(kind=TrackerName.none))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_run_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow still knows a deleted run, and takes nothing for it; one that is there, or restored, is accepted."""
+    tracking = Tracking(kind=TrackerName.mlflow, uri=empty_store(tmp_path / "x.db"))
+    client = MlflowClient(tracking.uri)
+    run_id = client.create_run("0").info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    check_given_run(tracking)
+    client.delete_run(run_id)
+    with pytest.raises(UserError, match=f"^MLFLOW_RUN_ID={run_id} was deleted in sqlite:.*x.db: restore it"):
+        check_given_run(tracking)
