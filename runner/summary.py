@@ -129,7 +129,7 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
     console.print()
     facts = experiment.facts
     over = f"  over {facts.eval_groups:,} {facts.groups}" if facts.eval_groups is not None else ""
-    console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}")
+    console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}", soft_wrap=True)
     console.print(
         f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} {facts.unit}, {speed}, "
         f"{summary['wall_s']:.1f} s in all, first step after {summary['first_step_s']:.1f} s",
