@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ from tests.replicas import TINY
 
 BIN = Path(sys.executable).parent
 QUICK = [override for override in TINY if not override.startswith(("tracking", "precision"))]
+
+
+@pytest.fixture(autouse=True)
+def terminal_heard() -> Iterator[None]:
+    """Tests that run under nohup ignore a closed terminal, and so would every command that they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
