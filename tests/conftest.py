@@ -16,6 +16,7 @@ for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", 
     os.environ.pop(_name, None)
 
 from tests.pool import WorkerPool  # noqa: E402 - after the environment
+from tests.processes import end_started  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,6 +26,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["RUNNER_CACHE"] = str(folder)
     yield folder
     del os.environ["RUNNER_CACHE"]
+
+
+@pytest.fixture(autouse=True)
+def nobody_left_behind() -> Iterator[None]:
+    """A command that a failed test has left must not slow down all that follow."""
+    yield
+    end_started()
 
 
 @pytest.fixture(scope="session")

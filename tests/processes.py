@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from mlflow.tracking import MlflowClient
-
 
 def statuses(root: Path) -> list[str]:
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
     found = client.search_runs([e.experiment_id for e in client.search_experiments()])
     return [run.info.status for run in found]
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
 def start(root: Path, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
+    _started.append(process)
+    return process
+
+
+def end_started() -> None:
+    """End what a failed test has started and not ended: all that come later would share the cores with it."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def start_noted(root: Path, *arguments: str, apart: bool = True) -> subprocess.Popen[bytes]:
