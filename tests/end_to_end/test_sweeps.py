@@ -616,14 +616,6 @@ def test_a_sweeper_that_gives_up(
     assert family(here)[0].info.status == "FAILED"
 
 
-def test_jobs_without_tracking_stay_out_of_the_store(here: Path) -> None:
-    """A sweep may vary the tracking: what is not to be tracked is not brought to the store at the sweep's end."""
-    assert sweep("tracking=mlflow,none", "seed=0") == 0
-    _, jobs = family(here)
-    assert len(jobs) == 1
-    assert len(run_folders(only_sweep(here))) == 2
-
-
 @pytest.mark.parametrize(("recipe", "direction"), [(TINY, "maximize"), (QUICK, "minimize")], ids=["accuracy", "loss"])
 def test_optuna_goes_the_recipes_way(here: Path, recipe: list[str], direction: str) -> None:
     """Optuna minimises unless it is told otherwise: what Hydra is given follows the recipe's goal, and the opposite is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -12,11 +13,13 @@ from mlflow.tracking import MlflowClient
 from runner.choices import TrackerName
 from runner.errors import UserError
 from runner.schema import Tracking
+from runner.sweep import command
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
 from runner.sweep.sweep import job_name, tags_of
-from runner.tracking.card import RunCard
-from tests.sweep.folders import sweep_in
+from runner.tracking.card import RunCard, ending
+from tests.sweep.folders import job_in, sweep_in
+from tests.sweep.stores import empty_store
 
 
 def test_launchers_can_send_it_to_other_processes(tmp_path: Path) -> None:
@@ -116,3 +119,16 @@ def test_a_store_that_takes_no_parent_run_is_a_sentence(tmp_path: Path) -> None:
     parent = ParentRun(parent_card(tracking, tmp_path / "s", ("seed",)), sweep, uri)
     with pytest.raises(UserError, match=r"^tracking\.uri=sqlite:.*tracking=none$"):
         parent.open()
+
+
+def test_only_jobs_of_the_sweeps_store_are_brought_there(tmp_path: Path) -> None:
+    """A job that was not to be tracked, or in another store, is left alone when the sweep ends."""
+    uri = empty_store(tmp_path / "x.db")
+    for number, store in enumerate((uri, None, "sqlite:///another.db")):
+        job = job_in(tmp_path / "s", str(number), f"seed={number}", status="FINISHED")
+        card = RunCard("mine", f"job {number}", {}, {}, store)
+        dataclasses.replace(card, **ending("FINISHED", {})).write(job)
+    command._close_runs(sweep_in(tmp_path / "s"), Tracking(TrackerName.mlflow, uri))
+    client = MlflowClient(uri)
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert [run.info.run_name for run in found] == ["job 0"]
