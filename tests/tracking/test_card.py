@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 
@@ -72,13 +73,12 @@ def test_a_change_is_in_the_folder(tmp_path: Path) -> None:
 def test_a_card_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ends while it writes leaves the card before: the new one appears by a rename."""
     FULL.write(tmp_path)
-    write_text = Path.write_text
 
-    def half(self: Path, text: str, *args: object, **kwargs: object) -> int:
-        write_text(self, text[: len(text) // 2])
+    def half(descriptor: int) -> None:
+        os.ftruncate(descriptor, 20)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(os, "fsync", half)
     with pytest.raises(KeyboardInterrupt):
         FULL.changed(tmp_path, status="FINISHED")
     monkeypatch.undo()
