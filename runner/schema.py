@@ -310,7 +310,7 @@ class Config:
             self.max_steps,
             "it must be at least 1 optimizer step, or null for whole epochs",
         )
-        separate = self.sync.policy is SyncPolicyName.gradients and self.sync.k > 1
+        separate = self.sync.policy is SyncPolicyName.gradients and not self.sync.averages_gradients_always
         rule = "workers' loss scales move apart between synchronisations of gradients: use precision=bf16 or fp32"
         require(not (separate and self.precision.name is PrecisionName.fp16), "sync.policy", self.sync.policy, rule)
         rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"

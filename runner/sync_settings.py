@@ -41,7 +41,9 @@ class Sync:
     @property
     def averages_gradients_always(self) -> bool:
         """Whether this is fully synchronous training from the first step to the last."""
-        return self.k == 1 and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
+        # Under `qsr` phases outgrow k, and one of a single step is as any other: a step alone, and an average.
+        always = self.k == 1 and self.schedule is not SyncSchedule.qsr
+        return always and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
 
     @property
     def share_trained_synchronously(self) -> float:
@@ -120,7 +122,7 @@ def _check_average(sync: Sync) -> None:
     rule = f"sync.policy={sync.policy.name} leaves moments to each worker: use sync.policy=periodic for it"
     require(sync.policy is SyncPolicyName.periodic, "sync.average", value, rule)
     rule = "with sync.k=1 moments are common anyway: leave sync.average=weights"
-    require(sync.k > 1, "sync.average", value, rule)
+    require(not sync.averages_gradients_always, "sync.average", value, rule)
     rule = "moments have moved on when their average arrives: leave sync.overlap=false, or sync.average=weights"
     require(not sync.overlap, "sync.average", value, rule)
     rule = "second moments are too small for fp16: use sync.compress=bf16 or none"

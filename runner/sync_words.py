@@ -51,7 +51,7 @@ def sync_sentence(sync: Sync, batch_length_sorted: bool) -> str:
     """When workers meet and what they bring together, for the certificate."""
     if sync.averages_gradients_always:
         return "every step"
-    often = f"every {sync.k} steps"
+    often = "every step" if sync.k == 1 else f"every {sync.k} steps"
     if sync.schedule is SyncSchedule.post_local:
         often += f" after {100 * sync.share_trained_synchronously:g}% of the samples"
     if sync.schedule is SyncSchedule.qsr:
@@ -88,4 +88,5 @@ def window_words(plan: Plan, sync: Sync, schedule: Schedule, about: str = "") ->
     times = len(steps.due) + rest
     first = f", after {about}{steps.first_local:,} synchronous ones" if steps.first_local else ""
     at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
-    return f"samples between two averages, every {at_least}k = {sync.k} steps{first}: {about}{times:,} in all"
+    steps_each = f"{sync.k} step{'s' * (sync.k > 1)}"
+    return f"samples between two averages, every {at_least}k = {steps_each}{first}: {about}{times:,} in all"

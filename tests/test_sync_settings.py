@@ -24,7 +24,8 @@ def config(overrides: str) -> Config:
         ("sync.k=4 sync.delay=2", "sync.delay=2 cannot be: only with sync.overlap=true"),
         ("sync.k=4 sync.overlap=true sync.delay=5", "sync.delay=5 cannot be: .* 1 to sync.k=4 optimizer steps"),
         ("sync.k=4 sync.overlap=true sync.delay=0", "sync.delay=0 cannot be"),
-        ("sync.schedule=qsr", "sync.schedule=qsr cannot be: with sync.k=1 every step is synchronous"),
+        ("sync.schedule=post_local", "sync.schedule=post_local cannot be: with sync.k=1 every step is synchronous"),
+        ("sync=gradients sync.k=1 sync.schedule=qsr precision=fp16", "workers' loss scales move apart"),
         ("sync=gradients sync.k=1 sync.schedule=post_local", "sync.schedule=post_local cannot be: with sync.k=1"),
         ("sync.k=4 sync.synchronous_share=0.5", "sync.synchronous_share=0.5 cannot be: only sync.schedule=post_local"),
         (

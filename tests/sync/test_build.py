@@ -28,6 +28,8 @@ def kind(backend: Backend, overrides: list[str]) -> tuple[str, str]:
         ("sync=gradients sync.k=4", 2, "PeriodicGradients", False),
         ("sync=gradients sync.k=1", 2, "Synchronous", True),
         ("sync.k=4 sync.schedule=post_local", 2, "PostLocal", True),
+        ("sync.schedule=qsr", 2, "LocalPhases", False),
+        ("sync=gradients sync.k=1 sync.schedule=qsr", 2, "PeriodicGradients", False),
         ("sync=outer sync.k=4", 1, "Synchronous", False),
         ("sync.k=4 sync.schedule=qsr sync.overlap=true", 1, "Synchronous", False),
     ],

@@ -76,6 +76,8 @@ CASES = [
     Case(2, replace(LATE, policy="gradients", k=2, synchronous_share=None), SGD),
     Case(3, replace(QSR, qsr_alpha=0.045), [*SGD, *WARM]),
     Case(2, replace(QSR, policy="outer", outer_per_lr=True), [*SGD, *WARM]),
+    Case(2, replace(QSR, k=1), [*SGD, *TOKENS]),
+    Case(3, replace(QSR, k=1, average=ALL), [*ADAMW, *TOKENS]),
     # overlap
     Case(2, Sync(k=3, overlap=True, delay=1), SGD, TWICE),
     Case(3, Sync(k=4, overlap=True), [*SGD, *TOKENS, *EXACT]),
