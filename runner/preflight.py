@@ -109,13 +109,14 @@ def _written_secrets(key: str, value: object) -> Iterator[str]:
         value = value.text
     if isinstance(value, ChoiceSweep):
         value = value.list
+    secret = names_a_secret(key.rpartition(".")[2])
     if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _written_secrets(f"{key}.{name}", item)
+        for name, item in value.items():  # all of a mapping that names a secret is one, whatever its keys
+            yield from _written_secrets(key if secret else f"{key}.{name}", item)
     elif isinstance(value, list):
         for item in value:
             yield from _written_secrets(key, item)
-    elif names_a_secret(key.rpartition(".")[2]) and value not in ("", None) and not str(value).startswith("${"):
+    elif secret and value not in ("", None) and not str(value).startswith("${"):
         yield key
 
 

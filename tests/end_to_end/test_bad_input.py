@@ -150,6 +150,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["-m", "seed=0,1", "+recipe.more={one: 1, api_key: abc-secret}"], ["recipe.more.api_key=***", "'${oc.env:NAME}'"]),
     (["-m", "seed=0", "+recipe.more={api_key: 'abc-secret'},{api_key: x}"], ["recipe.more.api_key=***"]),
     (["-m", "seed=0", "+recipe.more=[{hf_token: abc-secret}]"], ["recipe.more.hf_token=***"]),
+    (["-m", "seed=0", "+recipe.credentials={user: me, word: abc-secret}"], ["recipe.credentials=***"]),
     (["hydra.run.dir=used"], ["hydra.run.dir=used", "holds a run already"]),
     (["--experimental-rerun=x.pickle"], ["--experimental-rerun"]),
     ([*cola("good.tsv"), "recipe.max_length=1000"], ["recipe.max_length=1000", "512"]),
