@@ -18,13 +18,13 @@ from runner.alive import held
 from runner.books import Books
 from runner.choices import TrackerName
 from runner.compose import settings
-from runner.errors import UserError
 from runner.experiment import Experiment, prepare
 from runner.files import write_json
 from runner.launch import launch
 from runner.placement import threads_per_worker
 from runner.plain import to_plain
 from runner.plan_tables import certificate_table, plan_tables
+from runner.preflight import refuse_used_folder, used_folder
 from runner.schema import Tracking
 from runner.signals import handle_signals, signals_ignored
 from runner.summary import FAILED, FINISHED, KILLED, Role, in_a_line, note_failure, objective, report
@@ -60,14 +60,12 @@ def run_single(cfg: DictConfig, started_at: float, outcome: Outcome) -> float | 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold a run's folder. Raises UserError, and leaves the folder alone, if another run has begun there meanwhile."""
-    taken = UserError(f"hydra.run.dir={folder} holds a run already: choose another folder")
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(held(folder))
         except BlockingIOError:
-            raise taken from None
-        if (folder / "config.yaml").exists():
-            raise taken
+            raise used_folder(folder) from None
+        refuse_used_folder(folder)
         yield
 
 

@@ -33,10 +33,19 @@ def preflight(options: HydraOptions) -> None:
     with reading_data():
         prepare(config)
     _check_folder("hydra.run.dir", cfg.hydra.run.dir)
-    if (Path(cfg.hydra.run.dir) / "config.yaml").exists():
-        raise UserError(f"hydra.run.dir={cfg.hydra.run.dir} holds a run already: choose another folder")
+    refuse_used_folder(Path(cfg.hydra.run.dir))
     check_tracking(config.tracking)
     check_given_run(config.tracking)
+
+
+def refuse_used_folder(folder: Path) -> None:
+    """Refuse a run's folder in which another has begun. Raises UserError."""
+    if (folder / "config.yaml").exists():
+        raise used_folder(folder)
+
+
+def used_folder(folder: Path) -> UserError:
+    return UserError(f"hydra.run.dir={folder} holds a run already: choose another folder")
 
 
 def refuse_sweeper_params(cfg: DictConfig, mend: str) -> None:
