@@ -13,9 +13,9 @@ import time
 
 _FACTS = """
 import sys
-from recipes.pretrained import Pretrained
-from recipes.question_answering import QuestionAnswering
-from recipes.squad_files import SquadData
+from recipes.models.pretrained import Pretrained
+from recipes.tasks.question_answering import QuestionAnswering
+from recipes.sources.squad_files import SquadData
 from runner.data.cache import Cache
 train, evaluation, model, cache = sys.argv[1:]
 facts = QuestionAnswering(SquadData(train, evaluation), Pretrained(model)).facts(Cache(cache))

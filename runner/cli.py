@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from runner.config.hydra_options import HydraOptions
 from runner.errors import UserError
-from runner.hydra_options import HydraOptions
-from runner.preflight import preflight, reading_data, refuse_sweeper_params, sweep_preflight
-from runner.tracking.secrets import masked
+from runner.run.preflight import preflight, reading_data, refuse_sweeper_params, sweep_preflight
+from runner.track.secrets import masked
 
 if TYPE_CHECKING:
     from runner.sweep.sweep import Sweep
@@ -39,7 +39,7 @@ def verify_main(arguments: Sequence[str]) -> int:
 
     def action() -> int:
         _quiet_libraries()
-        from runner.launch import start_forkserver
+        from runner.launch.elastic import start_forkserver
 
         start_forkserver()
         from runner.verify.command import verify
@@ -53,7 +53,7 @@ def track_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.track` with these arguments; the exit code."""
 
     def action() -> int:
-        from runner.track import track
+        from runner.track.command import track
 
         return track(arguments, Console(highlight=False))
 
@@ -92,8 +92,8 @@ def _report_failure(error: Exception, errors: Console) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from runner.compose import composition_error
-    from runner.launch import WorkerFailed
+    from runner.config.compose import composition_error
+    from runner.launch.elastic import WorkerFailed
 
     if isinstance(error, WorkerFailed):
         errors.print(f"[bold red]error:[/] {_escaped(error)}")
@@ -112,14 +112,14 @@ def _escaped(error: Exception | str) -> str:
 
 
 def _run(arguments: list[str], started_at: float) -> int:
-    from runner.world import is_external
+    from runner.config.environment import is_external
 
     _quiet_libraries()
     if is_external():
-        from runner.torchrun import run_as_rank
+        from runner.launch.torchrun import run_as_rank
 
         return run_as_rank(arguments, lambda options: _run_one(options, started_at))
-    from runner.launch import start_forkserver
+    from runner.launch.elastic import start_forkserver
 
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         raise UserError(
@@ -145,7 +145,7 @@ def _quiet_libraries() -> None:
 
 
 def _run_one(options: HydraOptions, started_at: float) -> int:
-    from runner.job import Outcome, run_single
+    from runner.run.job import Outcome, run_single
 
     outcome = Outcome()
     _enter_hydra(options.ordered, functools.partial(run_single, started_at=started_at, outcome=outcome))
@@ -172,8 +172,8 @@ def _show(options: HydraOptions) -> int:
 def _enter_hydra(arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
     import hydra
 
-    from runner.compose import CONFIG_NAME, register
-    from runner.paths import conf_dir
+    from runner.config.compose import CONFIG_NAME, register
+    from runner.config.paths import conf_dir
 
     register()
     # Hydra would print its own report and exit with 1; here every error goes to the one outer handler.
@@ -188,9 +188,9 @@ def _enter_hydra(arguments: Sequence[str], job: Callable[[Any], float | None]) -
 
 
 def _plan(arguments: list[str]) -> int:
-    from runner.compose import compose, settings
-    from runner.experiment import foresee
-    from runner.plan_tables import absent_notes, certificate_table, plan_tables
+    from runner.config.compose import compose, settings
+    from runner.plan.experiment import foresee
+    from runner.plan.tables import absent_notes, certificate_table, plan_tables
 
     options = HydraOptions(arguments)
     if options.only_shows:

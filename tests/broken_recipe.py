@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recipes.classification import SequenceClassification
+from recipes.tasks.classification import SequenceClassification
+from runner.data.recipe import Batch, Prepared
 from runner.errors import UserError
-from runner.recipe import Batch, Prepared
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import nn
 
 from runner.backends import Backend, Compilations, TorchBackend
 from runner.data.loader import FILLER
-from runner.recipe import Batch
-from runner.worker import _warnings
+from runner.data.recipe import Batch
+from runner.launch.worker import _warnings
 from tests import replicas
 
 

@@ -37,7 +37,7 @@ def nobody_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    multiprocessing.set_forkserver_preload(["torch", "runner.worker", "transformers.models.bert.modeling_bert"])
+    multiprocessing.set_forkserver_preload(["torch", "runner.launch.worker", "transformers.models.bert.modeling_bert"])
     pool = WorkerPool()
     yield pool
     pool.close()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recipes.classification import SequenceClassification
-from runner.recipe import Batch, Prepared
+from recipes.tasks.classification import SequenceClassification
+from runner.data.recipe import Batch, Prepared
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from recipes.classification import METRICS, SequenceClassification
+from recipes.tasks.classification import METRICS, SequenceClassification
 from runner.data.cache import Cache
 from runner.data.padding import padded
+from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import ROW, Table, write_table
-from runner.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 
 #: Added to TINY of tests/replicas.py (or to `recipe=acceptability`): the same corpus and sizes, labels on tokens.
 TOKENS = [

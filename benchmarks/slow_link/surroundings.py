@@ -7,8 +7,8 @@ import os
 import platform
 from importlib.metadata import version
 
-from runner.commit import git_commit
-from runner.machine import describe_machine
+from runner.backends.machine import describe_machine
+from runner.track.commit import git_commit
 
 _LIBRARIES = ("torch", "transformers", "accelerate")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runner.recipe import Batch
+from runner.data.recipe import Batch
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.backends.protocol import Compilations
-from runner.recipe import Batch
+from runner.data.recipe import Batch
 
 #: How long workers wait for each other. One of them tokenises a whole data set while the others wait; a worker that
 #: dies is noticed by the launcher, at once.

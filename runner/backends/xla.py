@@ -23,8 +23,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from runner.backends.protocol import Compilations
 from runner.backends.torch_distributed import TorchBackend
+from runner.data.recipe import Batch
 from runner.errors import UserError
-from runner.recipe import Batch
 
 #: The PCI vendor of TPUs.
 _GOOGLE = "0x1ae0"

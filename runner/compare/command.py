@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from runner.arguments import ArgumentParser
 from runner.compare.runs import Found, newest_of_each_seed
 from runner.compare.sources import find_runs, with_parent
+from runner.config.arguments import ArgumentParser
 from runner.errors import UserError, first_line
-from runner.tracking.secrets import masked
+from runner.track.secrets import masked
 
 
 def _parser() -> ArgumentParser:

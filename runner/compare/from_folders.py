@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.age import started_ms
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, Found, K, Phases, Property, Refused, Run
 from runner.errors import UserError, did_you_mean
+from runner.folder.age import started_ms
 
 #: What is read of a run; all else in its folder is not needed.
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
@@ -226,7 +226,7 @@ def _curve(path: Path) -> tuple[tuple[float, float], ...]:
     """(samples seen, training loss) of each logged step; the last line may be half written."""
     if not path.is_file():
         return ()
-    from runner.tracking.metrics_log import MetricsReader
+    from runner.folder.metrics_log import MetricsReader
 
     series: dict[str, dict[int, float]] = {"train/samples_seen": {}, "train/loss": {}}
     for metric in MetricsReader(path.parent).read():

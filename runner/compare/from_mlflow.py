@@ -15,8 +15,8 @@ from typing import Any
 from runner.compare.from_folders import FILES, read_folders
 from runner.compare.runs import Found, Refused
 from runner.errors import UserError, did_you_mean, first_line
-from runner.tracking.secrets import masked
-from runner.tracking.store import default_store
+from runner.track.secrets import masked
+from runner.track.store import default_store
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 _PARENT, _SWEEP, _JOBS = "mlflow.parentRunId", "sweep.id", "sweep.jobs"
@@ -30,9 +30,9 @@ def store_uri(option: str | None) -> str:
 
 def check_store(uri: str, shown: str) -> None:
     """Refuse a store that cannot be asked, without making one. `shown`: option and value. Raises UserError."""
-    from runner.choices import TrackerName
-    from runner.schema import Tracking
-    from runner.tracking.preflight import check_tracking
+    from runner.config.choices import TrackerName
+    from runner.config.schema import Tracking
+    from runner.track.preflight import check_tracking
 
     try:
         check_tracking(Tracking(TrackerName.mlflow, uri))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner.compare.runs import Found
 from runner.errors import UserError
-from runner.tracking.secrets import masked
+from runner.track.secrets import masked
 
 if TYPE_CHECKING:
     from runner.compare.from_mlflow import Store

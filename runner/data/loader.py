@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from runner.data.layout import Layout
+from runner.data.recipe import Batch, Prepared, Recipe, without_targets
 from runner.data.table import ROW, Table
-from runner.recipe import Batch, Prepared, Recipe, without_targets
 
 #: In place of a row number: a row that is there for the shape's sake, and counts nowhere.
 FILLER = -1

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from runner.data.recipe import Prepared, Recipe, label_counts
 from runner.exact.dropout import ExactDropout, not_exact
 from runner.exact.stream import sample_keys
-from runner.recipe import Prepared, Recipe, label_counts
 
 #: What losses and gradients may differ by, samples taken together or one by one, as a share of their size. Rounding
 #: gives 1e-6 in fp32 and 1e-3 in tf32; masks that moved give 1% to 50%.

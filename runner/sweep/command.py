@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from runner.alive import end_all, is_held, wait_for
-from runner.background import Background
+from runner.config.schema import Evaluation, Tracking
 from runner.errors import first_line
-from runner.schema import Evaluation, Tracking
-from runner.signals import handle_signals, signals_ignored
+from runner.folder.lock import end_all, is_held, wait_for
+from runner.launch.signals import handle_signals, signals_ignored
+from runner.run.background import Background
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -24,12 +24,12 @@ from runner.sweep.progress import Overview, progress_line
 from runner.sweep.resume import KEY, close_books, only_one
 from runner.sweep.states import FAILED, FINISHED, KILLED, JobState, attempts, latest
 from runner.sweep.sweep import Sweep
-from runner.tracking.card import FILE_NAME as CARD_FILE
-from runner.tracking.card import RunCard
-from runner.tracking.mlflow_tracker import say, short
-from runner.tracking.secrets import masked
-from runner.tracking.sync import deliver
-from runner.tracking.tracker import store_of
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard
+from runner.track.mlflow_tracker import say, short
+from runner.track.secrets import masked
+from runner.track.tracker import store_of
+from runner.track.upload import deliver
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 

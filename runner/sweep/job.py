@@ -15,22 +15,22 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 
-from runner.alive import held, is_held
-from runner.compose import register, settings, tracking_of
+from runner.config.compose import register, settings, tracking_of
+from runner.config.schema import Tracking
 from runner.errors import UserError
-from runner.experiment import Experiment, prepare
-from runner.job import run
-from runner.launch import WorkerFailed, start_forkserver
-from runner.schema import Tracking
-from runner.signals import handle_signals
-from runner.summary import FAILED, Role, in_a_line, note_failure, objective
+from runner.folder.lock import held, is_held
+from runner.launch.elastic import WorkerFailed, start_forkserver
+from runner.launch.signals import handle_signals
+from runner.plan.experiment import Experiment, prepare
+from runner.run.job import run
+from runner.run.summary import FAILED, Role, in_a_line, note_failure, objective
 from runner.sweep.progress import line_of
 from runner.sweep.states import also_known_as, attempts, finished_run, note_start, read_summary
 from runner.sweep.sweep import Sweep, job_name, tags_of
-from runner.tracking.card import FILE_NAME as CARD_FILE
-from runner.tracking.card import RunCard, user_tags
-from runner.tracking.secrets import masked
-from runner.tracking.tracker import build_tracker, store_of
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard, user_tags
+from runner.track.secrets import masked
+from runner.track.tracker import build_tracker, store_of
 
 
 class JobInterrupted(Exception):

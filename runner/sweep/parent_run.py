@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from runner.choices import Goal
+from runner.config.choices import Goal
+from runner.config.schema import Evaluation, Tracking
 from runner.errors import UserError
-from runner.schema import Evaluation, Tracking
 from runner.sweep.sweep import Sweep
-from runner.tracking.card import FILE_NAME as CARD_FILE
-from runner.tracking.card import RunCard, user_tags
-from runner.tracking.delivery import Delivery
-from runner.tracking.mlflow_tracker import how_to_open, short
-from runner.tracking.secrets import masked
-from runner.tracking.tracker import store_of
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard, user_tags
+from runner.track.delivery import Delivery
+from runner.track.mlflow_tracker import how_to_open, short
+from runner.track.secrets import masked
+from runner.track.tracker import store_of
 
 
 def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...]) -> RunCard:

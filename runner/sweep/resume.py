@@ -6,27 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.alive import held, is_held
+from runner.config.hydra_options import RESUME_SWEEP as KEY
 from runner.errors import UserError, did_you_mean
-from runner.summary import write_summary
+from runner.folder.lock import held, is_held
+from runner.run.summary import write_summary
 from runner.sweep.states import KILLED, attempts, read_summary
 from runner.sweep.sweep import FILE_NAME
-from runner.tracking.card import FILE_NAME as CARD_FILE
-from runner.tracking.card import RunCard, ending
-from runner.tracking.mlflow_tracker import say
-
-KEY = "resume_sweep"
-
-
-def take_resume(overrides: list[str]) -> tuple[list[str], str | None]:
-    """The overrides without `resume_sweep=…`, and its value. Raises UserError if it is given twice or is empty."""
-    given = [override for override in overrides if override.lstrip("+").partition("=")[0] == KEY]
-    if not given:
-        return overrides, None
-    value = given[0].partition("=")[2].strip("'\"")
-    if len(given) > 1 or not value or "," in value:
-        raise UserError(f"{' '.join(given)} is not one sweep: give the id that the sweep printed, {KEY}=…")
-    return [override for override in overrides if override not in given], value
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard, ending
+from runner.track.mlflow_tracker import say
 
 
 def find_sweep(identifier: str, sweeps: Path) -> Path:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.files import write_json
-from runner.tracking.metrics_log import MetricsReader
+from runner.folder.files import write_json
+from runner.folder.metrics_log import MetricsReader
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 JOB_FILE = "job.json"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.files import write_json
-from runner.plain import to_plain
-from runner.tracking.secrets import without_credentials
+from runner.config.plain import to_plain
+from runner.folder.files import write_json
+from runner.track.secrets import without_credentials
 
 FILE_NAME = "sweep.json"
 

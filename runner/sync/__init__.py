@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.backends import Backend
-from runner.choices import Average, SyncPolicyName
+from runner.config.choices import Average, SyncPolicyName
+from runner.config.schema import Config, Sync
 from runner.plan import Plan
-from runner.schema import Config, Sync
+from runner.plan.sync_steps import SyncSteps, sync_steps
 from runner.sync.gradients import PeriodicGradients
 from runner.sync.local_phases import LocalPhases
 from runner.sync.moments import Moments
@@ -22,7 +23,6 @@ from runner.sync.synchronous import Synchronous
 from runner.sync.telemetry import SyncRecord
 from runner.sync.updates import CollectedUpdates, MovingUpdates
 from runner.sync.wire import wire_dtype
-from runner.sync_schedule import SyncSteps, sync_steps
 
 __all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_policy"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
-from runner.choices import Compress
+from runner.config.choices import Compress
 from runner.sync.books import Books
 from runner.sync.flat import parts
 from runner.sync.replica import Replica

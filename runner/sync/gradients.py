@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.choices import Compress
+from runner.config.choices import Compress
 from runner.sync.books import Books, smallest
 from runner.sync.flat import FlatTensors
 from runner.sync.protocol import StepFacts, SyncStats

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.choices import Compress
+from runner.config.choices import Compress
 from runner.sync.books import smallest
 from runner.sync.exchange import Exchange
 from runner.sync.moments import Moments

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
-from runner.choices import Compress
+from runner.config.choices import Compress
 
 #: The dtype on the way, and the factor that lifts updates of 1e-5 out of fp16's coarse end; bf16 has fp32's range.
 _FORMS = {Compress.none: (None, 1.0), Compress.bf16: (torch.bfloat16, 1.0), Compress.fp16: (torch.float16, 1024.0)}

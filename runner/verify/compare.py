@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.choices import PrecisionName
+from runner.config.choices import PrecisionName
 from runner.verify.snapshot import Snapshot, Tensors
 
 

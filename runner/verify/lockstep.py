@@ -12,11 +12,11 @@ from typing import Any
 import torch.distributed as dist
 
 from runner.backends import Backend
-from runner.ledger import LedgerError
-from runner.loop import Loop
+from runner.launch.worker import Job, build_loop, connect, launched
+from runner.train.ledger import LedgerError
+from runner.train.loop import Loop
 from runner.verify.compare import Comparison, Finding
 from runner.verify.snapshot import Snapshot, snapshots
-from runner.worker import Job, build_loop, connect, launched
 
 #: How long one setup waits for the other: for a step of the slower one, or while it tokenises its data.
 _PATIENCE = datetime.timedelta(hours=2)

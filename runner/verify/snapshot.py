@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runner.loop import Loop
-from runner.sync_words import sync_words
+from runner.plan.sync_words import sync_words
+from runner.train.loop import Loop
 
 #: By name, in the model's order; on the CPU.
 Tensors = dict[str, Tensor]

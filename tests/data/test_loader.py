@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import SequenceClassification
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import SequenceClassification
 from runner.data.cache import Cache
 from runner.data.layout import Layout
 from runner.data.loader import FILLER, batches
+from runner.data.recipe import IGNORED_LABEL, Batch, Prepared
 from runner.data.table import ROW, Table, write_table
-from runner.recipe import IGNORED_LABEL, Batch, Prepared
 
 #: As many rows as there are, padded to the longest: what a device gets that compiles nothing.
 LOOSE = Layout(None, None)

@@ -13,11 +13,11 @@ from mlflow.tracking import MlflowClient
 from rich.console import Console
 
 from runner import cli
-from runner.compose import compose, settings
-from runner.experiment import prepare
-from runner.job import run as run_job
-from runner.launch import start_forkserver
-from runner.summary import Role
+from runner.config.compose import compose, settings
+from runner.launch.elastic import start_forkserver
+from runner.plan.experiment import prepare
+from runner.run.job import run as run_job
+from runner.run.summary import Role
 from tests.replicas import TINY
 from tests.slow_recipe import EVALUATION_SECONDS, SECONDS
 

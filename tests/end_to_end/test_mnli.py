@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-from recipes.grammar import generate
+from recipes.synthetic.grammar import generate
 from runner import cli
 
 LABELS = ("entailment", "neutral", "contradiction")

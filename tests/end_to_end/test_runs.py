@@ -15,8 +15,9 @@ import yaml
 from mlflow.tracking import MlflowClient
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from runner import books, cli
-from runner.alive import held
+from runner import cli
+from runner.folder.lock import held
+from runner.run import books
 from tests.replicas import TINY
 
 #: The tiny recipe with its tracker on.

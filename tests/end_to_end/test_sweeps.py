@@ -18,14 +18,14 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from runner import cli
-from runner.alive import is_held
 from runner.compare.from_folders import run_folders
-from runner.compose import compose
+from runner.config.compose import compose
+from runner.config.hydra_options import HydraOptions
 from runner.errors import UserError
-from runner.hydra_options import HydraOptions
-from runner.preflight import sweep_preflight
+from runner.folder.lock import is_held
+from runner.folder.metrics_log import MetricsReader
+from runner.run.preflight import sweep_preflight
 from runner.sweep import command
-from runner.tracking.metrics_log import MetricsReader
 from tests.processes import start_noted, still_alive_in_session
 from tests.replicas import TINY
 from tests.sweep.gated import GATED, begun, hold, release, wait_until

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from runner.tracking import mlflow_tracker
-from runner.tracking.card import RunCard
-from runner.tracking.metrics_log import Metric, MetricsLog, MetricsReader
-from runner.tracking.mlflow_tracker import MlflowTracker
+
+from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
+from runner.track.card import RunCard
+from runner.track.mlflow_tracker import MlflowTracker
 from tests.processes import start_noted
 from tests.sweep.gated import GATED, hold, release, wait_until
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import SequenceClassification
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import SequenceClassification
 from runner.data.cache import Cache
+from runner.data.recipe import Prepared
 from runner.exact import exact_streams
-from runner.recipe import Prepared
 from tests.exact.draws import CPU
 from tests.pool import WorkerPool
 from tests.replicas import Weights, train, train_in_two_parts

@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import SequenceClassification
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import SequenceClassification
 from runner.data.cache import Cache
+from runner.data.recipe import Batch, Prepared
 from runner.errors import UserError
 from runner.exact import check_model
-from runner.recipe import Batch, Prepared
-from runner.seeds import random_state
+from runner.train.seeds import random_state
 
 CPU = torch.device("cpu")
 SHAPES = ["bert", "gpt2"]

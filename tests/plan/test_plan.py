@@ -204,7 +204,7 @@ def test_the_plan_is_frozen() -> None:
 def test_arithmetic_imports_neither_torch_nor_hydra() -> None:
     """Plan and schedule are plain arithmetic: importing them loads no heavy library."""
     code = (
-        "import sys, runner.plan, runner.plan.plan, runner.plan.batch, runner.plan.steps, runner.schedule\n"
+        "import sys, runner.plan, runner.plan.plan, runner.plan.batch, runner.plan.steps, runner.plan.schedule\n"
         "print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy', 'mlflow', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)

@@ -21,10 +21,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from recipes.language_model import CausalLanguageModel, Documents
+from recipes.tasks.language_model import CausalLanguageModel, Documents
 from runner.data.cache import Cache
+from runner.data.recipe import Prepared
 from runner.data.table import Table
-from runner.recipe import Prepared
 
 END, UNKNOWN, PAD, A = 0, 1, 2, 3
 SPECIAL = ["<|endoftext|>", "<unk>", "<pad>"]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import SequenceClassification
-from runner.building import build_recipe
-from runner.compose import compose, settings
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import SequenceClassification
+from runner.config.compose import compose, settings
+from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
+from runner.data.recipe import Batch, Prepared
 from runner.errors import UserError
-from runner.recipe import Batch, Prepared
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import METRICS, Corpus, LabelledText, SequenceClassification
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import METRICS, Corpus, LabelledText, SequenceClassification
 from runner.data.cache import Cache
+from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
 from runner.data.table import Table, write_table
 from runner.errors import UserError
-from runner.recipe import IGNORED_LABEL, Prepared, without_targets
 
 TRAIN = LabelledText(["the book fell", "a dog slept on the old book", "ran"], [0, 2, 1])
 EVAL = LabelledText(["the dog ran", "unheard of"], [1, 0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipes import grammar
-from recipes.grammar import PHENOMENA, REFLEXIVES, Row, generate
+from recipes.synthetic.grammar import PHENOMENA, REFLEXIVES, Row, generate
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2)
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_rows(parts: tuple[list[Row], list[Row]]) -
 
 def test_rows_do_not_depend_on_the_order_of_hashes() -> None:
     """Processes with different hash seeds, as the workers of a job have, write the same corpus."""
-    program = "from recipes.grammar import generate; print(generate(4, 120, 40))"
+    program = "from recipes.synthetic.grammar import generate; print(generate(4, 120, 40))"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", program],

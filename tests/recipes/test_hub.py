@@ -10,7 +10,7 @@ import datasets.config
 import pytest
 from huggingface_hub import constants
 
-from recipes.hub import go_offline_if_unreachable
+from recipes.sources.hub import go_offline_if_unreachable
 from runner.errors import UserError
 
 

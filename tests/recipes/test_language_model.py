@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipes.language_model import CausalLanguageModel, sees_ahead
-from recipes.pretrained import Pretrained
+from recipes.models.pretrained import Pretrained
+from recipes.tasks.language_model import CausalLanguageModel, sees_ahead
 from runner.data.cache import Cache
+from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
 from runner.errors import UserError
-from runner.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
 from tests.recipes.letters import END, PAD, A, Given, gpt2, letters, perplexity_by_hand, prepared, save_gpt2
 
 B, C, D, E, F = (A + number for number in range(1, 6))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from recipes.language_model import CausalLanguageModel, Documents, ExpectedText
-from recipes.packing import Size
+from recipes.tasks.language_model import CausalLanguageModel, Documents, ExpectedText
+from recipes.tasks.packing import Size
 from runner.data.cache import Cache
+from runner.data.recipe import Prepared
 from runner.errors import Unavailable, UserError
-from runner.recipe import Prepared
 from tests.recipes.letters import LETTERS, PAD, Given, SmallModel, letters
 
 TRAIN = ["a b c", "d e", "f", "a c e g i b d f h j a b", "j"]

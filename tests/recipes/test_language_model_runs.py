@@ -16,15 +16,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipes.acceptability import GrammarCorpus
+from recipes.synthetic.acceptability import GrammarCorpus
 from runner import cli
 from runner.backends import Backend
-from runner.compose import compose, settings
+from runner.config.compose import compose, settings
 from runner.data.cache import Cache
-from runner.data.order import permutation
-from runner.experiment import Experiment, prepare
-from runner.recipe import Prepared, label_counts
-from runner.worker import Job, build_loop
+from runner.data.recipe import Prepared, label_counts
+from runner.launch.worker import Job, build_loop
+from runner.plan.experiment import Experiment, prepare
+from runner.plan.order import permutation
 from tests.pool import WorkerPool
 from tests.recipes.letters import perplexity_by_hand, save_gpt2, uneven_lines
 
@@ -127,9 +127,9 @@ def test_logged_losses_and_perplexity_by_hand(uneven: list[str], one_worker: dic
 
 FACTS = """
 import sys
-from recipes.language_model import CausalLanguageModel
-from recipes.plain_text import PlainText
-from recipes.pretrained import Pretrained
+from recipes.tasks.language_model import CausalLanguageModel
+from recipes.sources.plain_text import PlainText
+from recipes.models.pretrained import Pretrained
 from runner.data.cache import Cache
 
 train, evaluation, model, cache = sys.argv[1:]

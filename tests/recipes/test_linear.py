@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from recipes.linear import LinearLayer
+from recipes.synthetic.linear import LinearLayer
 from runner.backends import Backend
-from runner.choices import BatchMode, OptimizerName, ScalingRule, ScheduleName
-from runner.compose import compose, settings
+from runner.config.choices import BatchMode, OptimizerName, ScalingRule, ScheduleName
+from runner.config.compose import compose, settings
 from runner.data.cache import Cache
-from runner.data.order import permutation
+from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
 from runner.errors import UserError
-from runner.experiment import prepare
-from runner.recipe import IGNORED_LABEL, Prepared, without_targets
-from runner.worker import Job, build_loop
+from runner.launch.worker import Job, build_loop
+from runner.plan.experiment import prepare
+from runner.plan.order import permutation
 from tests.pool import WorkerPool
 
 #: What the article prints for two devices, and for accumulation over two batches.

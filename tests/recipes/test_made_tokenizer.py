@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from recipes.grammar import generate
-from recipes.made_tokenizer import KINDS, made_tokenizer, special_ids
+from recipes.synthetic.grammar import generate
+from recipes.synthetic.made_tokenizer import KINDS, made_tokenizer, special_ids
 from runner.errors import UserError
 
 TEXTS = [row.sentence for row in generate(0, 600, 2)[0]]
 #: Written by a process: a digest of everything that the tokenizer is.
 DIGEST = """
 import hashlib
-from recipes.grammar import generate
-from recipes.made_tokenizer import made_tokenizer
+from recipes.synthetic.grammar import generate
+from recipes.synthetic.made_tokenizer import made_tokenizer
 texts = [row.sentence + " Ünïcode's, déjà-vu 42%!" for row in generate(0, 600, 2)[0]]
 made = made_tokenizer({kind!r}, 700, texts)
 print(hashlib.sha256(made.backend_tokenizer.to_str().encode()).hexdigest())

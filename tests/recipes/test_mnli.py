@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from recipes.classification import Corpus, LabelledText, SequenceClassification
-from recipes.pretrained import Pretrained
-from runner.building import build_recipe
-from runner.compose import compose, settings
+from recipes.models.pretrained import Pretrained
+from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
+from runner.config.compose import compose, settings
+from runner.config.instantiate import build_recipe
 
 PREMISES = ["A dog ran.", "It rained.", "Nobody came.", "The nun slept."]
 HYPOTHESES = ["An animal ran.", "The sun was up.", "Some came.", "She snored."]

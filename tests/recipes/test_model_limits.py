@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModel, RobertaConfig, RobertaModel
 
-from recipes.language_model import CausalLanguageModel
-from recipes.plain_text import PlainText
-from recipes.pretrained import Pretrained
+from recipes.models.pretrained import Pretrained
+from recipes.sources.plain_text import PlainText
+from recipes.tasks.language_model import CausalLanguageModel
 from runner.data.cache import Cache
 from runner.errors import UserError
 from tests.tiny_models import save_bert

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recipes.classification import Corpus, LabelledText
-from recipes.text_files import TextFiles
+from recipes.sources.text_files import TextFiles
+from recipes.tasks.classification import Corpus, LabelledText
 from runner.errors import UserError
 
 HEADER = "id\tgold\tsentence1\tsentence2\n"

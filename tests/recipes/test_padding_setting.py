@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import SequenceClassification
-from runner.building import build_recipe
-from runner.compose import compose, settings
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import SequenceClassification
+from runner.config.compose import compose, settings
+from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
 from runner.data.layout import layout
 from runner.data.loader import batches
+from runner.data.recipe import Prepared
 from runner.errors import UserError
-from runner.recipe import Prepared
 
 
 def recipe(padding: str) -> SequenceClassification:

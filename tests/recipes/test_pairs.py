@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from recipes import classification
-from recipes.acceptability import SmallTransformer
-from recipes.classification import Corpus, LabelledText, SequenceClassification
-from recipes.pretrained import Pretrained
+from recipes.models.pretrained import Pretrained
+from recipes.synthetic.acceptability import SmallTransformer
+from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.data.cache import Cache
+from runner.data.recipe import Prepared
 from runner.errors import UserError
-from runner.recipe import Prepared
 from tests.tiny_models import save_bert
 
 TEXTS = ["the dog ran", "a nun slept on the old book", "ran", "the book fell"]

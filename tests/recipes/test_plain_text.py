@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from recipes.language_model import Documents
-from recipes.packing import Size
-from recipes.plain_text import KnownSize, PlainText
-from runner.building import build_recipe
-from runner.compose import compose, settings
+from recipes.sources.plain_text import KnownSize, PlainText
+from recipes.tasks.language_model import Documents
+from recipes.tasks.packing import Size
+from runner.config.compose import compose, settings
+from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
 from runner.errors import Unavailable, UserError
 from tests.recipes.letters import LETTERS, save_gpt2, word_tokenizer

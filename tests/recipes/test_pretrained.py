@@ -22,11 +22,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from recipes.classification import Corpus, LabelledText, SequenceClassification
-from recipes.pretrained import Pretrained
+from recipes.models.pretrained import Pretrained
+from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.data.cache import Cache
+from runner.data.recipe import Prepared
 from runner.errors import UserError
-from runner.recipe import Prepared
 
 WORDS = ["<|endoftext|>", "<unk>", "<pad>", "the", "a", "book", "dog", "nun", "fell", "slept", "ran", "old"]
 TEXTS = ["the book fell", "a dog", "the old nun slept", "ran"]

@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from recipes.pretrained import Pretrained
-from recipes.question_answering import QuestionAnswering, answers
-from recipes.squad_files import SquadData
+from recipes.models.pretrained import Pretrained
+from recipes.sources.squad_files import SquadData
+from recipes.tasks.question_answering import QuestionAnswering, answers
 from runner.data.cache import Cache
+from runner.data.recipe import IGNORED_LABEL, Batch, Prepared, without_targets
 from runner.data.table import ROW
 from runner.errors import UserError
-from runner.recipe import IGNORED_LABEL, Batch, Prepared, without_targets
 from tests.recipes import zoo
 from tests.tiny_models import save_bert
 
@@ -150,9 +150,9 @@ def test_warm_facts_need_no_tokenizer(folder: Path, prepared: Prepared) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from recipes.pretrained import Pretrained
-from recipes.question_answering import QuestionAnswering
-from recipes.squad_files import SquadData
+from recipes.models.pretrained import Pretrained
+from recipes.tasks.question_answering import QuestionAnswering
+from recipes.sources.squad_files import SquadData
 from runner.data.cache import Cache
 folder = Path({str(folder)!r})
 data = SquadData(str(folder / "zoo-train.json"), str(folder / "zoo-eval.json"))

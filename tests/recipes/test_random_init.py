@@ -21,15 +21,15 @@ from transformers import (
     RobertaConfig,
 )
 
-from recipes.acceptability import GrammarCorpus
-from recipes.classification import SequenceClassification
-from recipes.pretrained import Pretrained
-from recipes.published_shapes import SHAPES
-from runner.building import build_recipe
-from runner.compose import compose, settings
+from recipes.models.pretrained import Pretrained
+from recipes.models.published_shapes import SHAPES
+from recipes.synthetic.acceptability import GrammarCorpus
+from recipes.tasks.classification import SequenceClassification
+from runner.config.compose import compose, settings
+from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
+from runner.data.recipe import Prepared
 from runner.errors import Unavailable, UserError
-from runner.recipe import Prepared
 from tests.tiny_models import save_bert
 
 SIZES = {"vocab_size": 400, "hidden_size": 16, "max_position_embeddings": 32}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.spans import best_rows, best_spans
+from recipes.tasks.spans import best_rows, best_spans
 
 
 def by_search(start: list[float], end: list[float], first: int, last: int, longest: int) -> tuple[float, int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipes.squad_files import Question, QuestionCorpus, SquadData
+from recipes.sources.squad_files import Question, QuestionCorpus, SquadData
 from runner.errors import Unavailable, UserError
 from tests.recipes import zoo
 

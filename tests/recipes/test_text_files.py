@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from recipes.classification import Corpus, LabelledText
-from recipes.text_files import TextFiles
+from recipes.sources.text_files import TextFiles
+from recipes.tasks.classification import Corpus, LabelledText
 from runner.errors import UserError
 
 GOOD = "s\t0\t*\tbad it is\ns\t1\t\tit is good\n"

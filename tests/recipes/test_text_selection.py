@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from recipes.acceptability import GrammarCorpus, SmallTransformer
-from recipes.classification import Corpus, LabelledText, SequenceClassification
-from recipes.text_files import TextFiles
+from recipes.sources.text_files import TextFiles
+from recipes.synthetic.acceptability import GrammarCorpus, SmallTransformer
+from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.data.cache import Cache
+from runner.data.recipe import DataFacts
 from runner.errors import Unavailable, UserError
-from runner.recipe import DataFacts
 
 NAMES = ["entailment", "neutral", "contradiction"]
 #: Text and label of each row; two rows without agreement.

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from recipes.squad_files import Paragraphs, Question
-from recipes.squad_sizes import windows_of, windows_per_question
-from recipes.windows import Window, WindowSizes, windows
+from recipes.sources.squad_files import Paragraphs, Question
+from recipes.sources.squad_sizes import windows_of, windows_per_question
+from recipes.tasks.windows import Window, WindowSizes, windows
 from runner.errors import UserError
 from tests.tiny_models import pair_tokenizer
 

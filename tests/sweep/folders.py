@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from runner.folder.metrics_log import MetricsLog
 from runner.sweep.states import note_start
 from runner.sweep.sweep import Sweep
-from runner.tracking.metrics_log import MetricsLog
 
 
 def sweep_in(folder: Path, **changes: Any) -> Sweep:

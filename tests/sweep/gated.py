@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recipes.linear import LinearLayer
-from runner.recipe import Batch, Prepared
+from recipes.synthetic.linear import LinearLayer
+from runner.data.recipe import Batch, Prepared
 
 #: What chooses it, with one optimizer step to an epoch, and so an evaluation after every step.
 GATED = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from omegaconf import OmegaConf
 
-from runner.compose import compose, parsed, with_sweeper_params
+from runner.config.compose import compose, parsed, with_sweeper_params
 from runner.errors import UserError
 from runner.sweep import grid as module
 from runner.sweep.grid import Grid, at_once, grid_of, in_process

@@ -11,7 +11,7 @@ import pytest
 from runner.errors import UserError
 from runner.sweep.resume import close_books, find_sweep, only_one, take_resume
 from runner.sweep.states import attempts, finished_run
-from runner.tracking.card import RunCard
+from runner.track.card import RunCard
 from tests.sweep.folders import job_in, sweep_in
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from runner.choices import TrackerName
+from runner.config.choices import TrackerName
+from runner.config.schema import Tracking
 from runner.errors import UserError
-from runner.schema import Tracking
 from runner.sweep import command
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
 from runner.sweep.sweep import job_name, tags_of
-from runner.tracking.card import RunCard, ending
+from runner.track.card import RunCard, ending
 from tests.sweep.folders import job_in, sweep_in
 from tests.sweep.stores import empty_store
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from recipes.classification import SequenceClassification
-from runner.recipe import Prepared
+from recipes.tasks.classification import SequenceClassification
+from runner.data.recipe import Prepared
 
 #: Added to TINY of tests/replicas.py. A worker needs two samples at least, which batch norm insists on.
 BATCH_NORM = [

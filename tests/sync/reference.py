@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 from runner.data.cache import Cache
-from runner.data.order import permutation
+from runner.data.recipe import IGNORED_LABEL, Prepared
 from runner.exact import exact_streams, standard_streams
-from runner.experiment import prepare
-from runner.recipe import IGNORED_LABEL, Prepared
-from runner.seeds import set_seed
+from runner.plan.experiment import prepare
+from runner.plan.order import permutation
+from runner.train.seeds import set_seed
 from tests.replicas import Weights, tiny_job
 
 #: What references are held to: one optimizer without and one with second moments, and dropout that can be computed.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.choices import Compress
+from runner.config.choices import Compress
 from runner.sync import StepFacts, SyncPolicy
 from runner.sync.local_phases import LocalPhases
 from runner.sync.replica import running_statistics

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from runner.backends import Backend
-from runner.data.order import DataOrder, cut
 from runner.exact import exact_streams
-from runner.loop import Loop
-from runner.seeds import set_seed, worker_seed
+from runner.plan.order import DataOrder, cut
+from runner.train.loop import Loop
+from runner.train.seeds import set_seed, worker_seed
 from runner.verify.lockstep import Frame, frames
 from tests.replicas import make_loop
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from runner.choices import PrecisionName
+from runner.config.choices import PrecisionName
 from runner.verify.compare import NOISE, TOLERANCES, Comparison, Finding
 from runner.verify.lockstep import judge
 from runner.verify.snapshot import Snapshot

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from runner.choices import PrecisionName
+from runner.config.choices import PrecisionName
 from runner.verify.compare import Comparison, Finding
 from runner.verify.lockstep import Frame, judge
 from runner.verify.snapshot import Snapshot

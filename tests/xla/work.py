@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from runner.backends import Backend
-from runner.evaluate import evaluate
-from runner.ledger import as_json
-from runner.loop import Loop
+from runner.train.evaluate import evaluate
+from runner.train.ledger import as_json
+from runner.train.loop import Loop
 from tests.replicas import make_loop, train_in_two_parts, weights_of
 
 #: 97 samples in global batches of 24: with two workers, one of them has nothing to do in the last step of an epoch.

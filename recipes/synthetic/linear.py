@@ -1,0 +1,105 @@
+"""One linear layer on 64 random numbers: the model on which ways of splitting a batch are compared by hand.
+
+An article trains it on one device, with data parallel, with distributed data parallel and with gradient accumulation,
+and prints the weights that each ends with. Nothing in it is random but the data: every weight starts at 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.data.cache import Cache
+from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
+from runner.data.table import Table, write_table
+
+#: Rows of the data, and numbers in each of them.
+_ROWS, _INPUTS = 8, 8
+
+#: The article sums the outputs of a batch of this many rows and averages over batches.
+_ROWS_PER_SUM = 4
+
+#: Tables hold whole numbers. Those of `torch.rand` are multiples of 2**-24, so this times as much loses nothing.
+_SCALE = 2**24
+
+
+def _inputs() -> Tensor:
+    """The article's data: the first `torch.rand` after `torch.manual_seed(0)`."""
+    return torch.rand(_ROWS, _INPUTS, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """Lower the sum of the outputs of one layer. The evaluation part is the training part."""
+
+    @property
+    def metric_names(self) -> Sequence[str]:
+        return ["loss"]
+
+    @property
+    def minimised(self) -> Sequence[str]:
+        return ["loss"]
+
+    @property
+    def has_dropout(self) -> bool:
+        return False
+
+    def facts(self, cache: Cache) -> DataFacts:
+        digest = hashlib.sha256(json.dumps(_inputs().tolist()).encode()).hexdigest()
+        return DataFacts(_ROWS, _ROWS, digest, "torch.rand, seed 0")
+
+    def check_model(self) -> None:
+        """It is made here: nothing could be missing."""
+
+    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
+        return cache.get({"task": "linear", "data": facts.digest}, self._write)
+
+    def _write(self, folder: Path) -> None:
+        inputs = (_inputs().double() * _SCALE).long().tolist()
+        for name in ("train", "eval"):
+            columns = {"inputs": inputs, "length": [_INPUTS] * _ROWS, "label_count": [1] * _ROWS}
+            write_table(folder / name, columns)
+        (folder / "properties.json").write_text("{}")
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        model = nn.Linear(_INPUTS, 1, bias=False)
+        nn.init.ones_(model.weight)
+        return model
+
+    def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
+        inputs = torch.stack([torch.from_numpy(row.astype("int64")) for row in rows["inputs"]])
+        # There is no target; a label of 0 says that a row counts, as against one of a filler batch.
+        return {"inputs": inputs.float() / _SCALE, "labels": torch.zeros(len(inputs), dtype=torch.int64)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        labelled = batch["labels"] != IGNORED_LABEL
+        # The article divides the sum of outputs by a count of samples ÷ 4, which need not be whole. 4 times the sum
+        # over a count of samples is the same, bit for bit: 4 is a power of two.
+        return _ROWS_PER_SUM * _outputs(model, batch).where(labelled, 0).sum(), labelled.sum()
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Outputs, [rows]."""
+        return _outputs(model, batch)
+
+    def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
+        return {"loss": _ROWS_PER_SUM * float(predictions.mean())}
+
+    def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(model.state_dict(), folder / "model.safetensors")
+
+
+def _outputs(model: nn.Module, batch: Batch) -> Tensor:
+    # In the weights' own precision, on the way in and, under autocast, on the way out.
+    dtype = next(model.parameters()).dtype
+    outputs: Tensor = model(batch["inputs"].to(dtype))
+    return outputs.squeeze(-1).to(dtype)

@@ -1,0 +1,117 @@
+"""Build a recipe from its configuration: trusted code only, and settings of the right type."""
+
+from __future__ import annotations
+
+import importlib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.errors import UserError, did_you_mean
+
+#: The part of a recipe's configuration that states the experiment and is not an argument of its class.
+EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
+#: What a recipe may say it was tuned with; conf/ takes the defaults of settings from there.
+TUNED_KEYS = (
+    "lr",
+    "reference_batch",
+    "epochs",
+    "warmup_share",
+    "global_batch",
+    "micro_batch",
+    "evaluation_micro_batch",
+)
+
+_PLAIN = (str, int, float, bool)
+_IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> Any:
+    """Build the recipe that a plain configuration describes.
+
+    `_target_` may appear at any depth, and is resolved only inside `recipes` and `trusted_packages`. Raises UserError.
+    """
+    if config.get("_target_") is None:
+        raise UserError("recipe._target_ is missing: a recipe names the class that implements it")
+    arguments = {key: value for key, value in config.items() if key not in EXPERIMENT_KEYS}
+    trusted = tuple(dict.fromkeys(("recipes", *trusted_packages)))
+    return _build(arguments, trusted, "recipe")
+
+
+def _build(node: Any, trusted: tuple[str, ...], path: str) -> Any:
+    if isinstance(node, Mapping):
+        built = {key: _build(value, trusted, f"{path}.{key}") for key, value in node.items() if key != "_target_"}
+        return _call(node["_target_"], built, trusted, path) if "_target_" in node else built
+    if isinstance(node, (list, tuple)):
+        return [_build(value, trusted, f"{path}[{i}]") for i, value in enumerate(node)]
+    return node
+
+
+def _call(target: Any, arguments: dict[str, Any], trusted: tuple[str, ...], path: str) -> Any:
+    factory = _resolve(str(target), trusted, f"{path}._target_={target}")
+    fields = getattr(factory, "__dataclass_fields__", None)
+    if fields is not None:
+        hints = _hints(factory)
+        for key, value in arguments.items():
+            if key not in fields:
+                raise UserError(f"there is no setting '{path}.{key}'{did_you_mean(key, fields)}")
+            _check_type(value, hints.get(key, Any), f"{path}.{key}")
+    try:
+        return factory(**arguments)
+    except TypeError as error:
+        raise UserError(f"{path} does not fit {target}: {error}") from error
+
+
+def _hints(factory: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(factory)
+    except NameError:  # a class whose annotations name what only a type checker imports is not checked for types
+        return {}
+
+
+def _resolve(target: str, trusted: tuple[str, ...], shown: str) -> Any:
+    module_name, _, name = target.rpartition(".")
+    _check_trust(module_name, trusted, shown)
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{shown} cannot be imported ({error}): install its package, or set PYTHONPATH to its folder"
+        ) from error
+    # A trusted module has also what it imports from elsewhere, and that is not its own.
+    _check_trust(getattr(factory, "__module__", None) or "", trusted, shown)
+    return factory
+
+
+def _check_trust(module_name: str, trusted: tuple[str, ...], shown: str) -> None:
+    package = module_name.partition(".")[0]
+    if package not in trusted:
+        mend = f"add '{package}' to trusted_packages if you trust its code" if package else "name a class in a module"
+        raise UserError(f"{shown} is outside the trusted packages ({', '.join(trusted)}): {mend}")
+
+
+def _check_type(value: Any, hint: Any, setting: str) -> None:
+    """Check plain types, optional ones and parts that have to be built; anything else is the class's own business."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if value is None and type(None) in choices:
+        return
+    wanted = [choice for choice in choices if choice is not type(None)]
+    if all(choice in _PLAIN for choice in wanted):
+        if not any(_is_plain(value, choice) for choice in wanted):
+            expected = " or ".join(_IN_WORDS[choice] for choice in wanted)
+            raise UserError(f"{setting}={_shown(value)} cannot be: it must be {expected}")
+    elif any(getattr(choice, "_is_protocol", False) for choice in wanted) and (
+        value is None or isinstance(value, (*_PLAIN, list, dict))
+    ):
+        raise UserError(f"{setting}={_shown(value)} cannot be: it must be a part with a _target_ of its own")
+
+
+def _is_plain(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,143 @@
+"""What is known of a run's speed at its end, and what follows from it: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.train.step_clock import PHASES
+from runner.train.tokens import Tokens
+
+#: The phases of a step in which something is computed of each sample.
+PER_SAMPLE = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Samples of an epoch, or of the part of it that was trained on, over all workers. `expected`: as planned."""
+
+    expected: int
+    seen: int
+    unique: int
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """What one worker put into collectives over a run, and the seconds in which one was under way."""
+
+    synchronisations: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A run of one worker, by its folder's name. `compute_s`: seconds of forward and backward pass for one sample."""
+
+    folder: str
+    samples_per_s: float
+    micro_batch: int
+    compute_s: float | None
+
+
+@dataclass(frozen=True)
+class RunNumbers:
+    """None: unknown.
+
+    `device`: as one says it (`gpu4`). `local_workers`: of each machine. `cores`: of this machine, where workers compute
+    on them. `k`: optimizer steps between two synchronisations; `largest_k`: that could be set instead, None where the
+    settings leave no choice. `few_lengths`: batches are padded to one of a few lengths; `pads_to`: what the recipe's
+    own setting `padding` pads to, unless that is the longest row. `compiled`: by `compile=true`.
+
+    Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` to the end of that,
+    `evaluation_s` of all evaluations and of closing epochs' books, `compile_s` of compiling programs; `step_s`: of an
+    optimizer step on rank 0, by phase. `samples_per_s`: over all workers.
+    """
+
+    device: str
+    rehearsed: bool
+    world_size: int
+    local_workers: int
+    cores: int | None
+    jobs_at_once: int
+    unit: str
+    samples_per_epoch: int
+    micro_batch: int
+    replica_batch: int
+    k: int
+    largest_k: int | None
+    length_sorted: bool
+    few_lengths: bool
+    pads_to: str | None
+    compiled: bool
+    wall_s: float
+    training_s: float | None = None
+    first_step_s: float | None = None
+    evaluation_s: float | None = None
+    compile_s: float | None = None
+    samples_per_s: float | None = None
+    step_s: Mapping[str, float] | None = None
+    collectives: Collectives | None = None
+    tokens: Tokens | None = None
+    reading: Reading | None = None
+    baseline: Baseline | None = None
+
+    @property
+    def step_share(self) -> dict[str, float] | None:
+        """Where the time of a step went; the shares' sum is 1."""
+        total = sum(self.step_s.values()) if self.step_s else 0.0
+        return {phase: self.step_s[phase] / total for phase in PHASES} if self.step_s and total > 0 else None
+
+    @property
+    def training_share(self) -> float:
+        """Of the run's time; all of it where the time of training is not known."""
+        return 1.0 if self.training_s is None else min(self.training_s / self.wall_s, 1.0)
+
+    @property
+    def ending_s(self) -> float | None:
+        """Seconds that were neither start-up, training, evaluation nor compiling; None for a run that has no end.
+
+        What was compiled before the end of the first step or in an evaluation is taken out twice: it may be too little.
+        """
+        if self.first_step_s is None:
+            return None
+        known = (self.first_step_s, self.training_s, self.evaluation_s, self.compile_s)
+        return max(self.wall_s - sum(seconds or 0.0 for seconds in known), 0.0)
+
+    @property
+    def compute_s(self) -> float | None:
+        """Seconds of forward and backward pass that a worker needs for one sample."""
+        return sum(self.step_s[phase] for phase in PER_SAMPLE) / self.replica_batch if self.step_s else None
+
+    @property
+    def scaling_efficiency(self) -> float | None:
+        """Samples per second ÷ (workers × the baseline's): at 1 each worker is as fast as one by itself."""
+        if self.baseline is None or self.samples_per_s is None:
+            return None
+        return self.samples_per_s / (self.world_size * self.baseline.samples_per_s)
+
+    @property
+    def link_gbit_per_s(self) -> float | None:
+        """What a worker sent while a collective was under way, in a ring: 2 (n − 1) / n times what it put in.
+
+        The ring is Patarasuk & Yuan's (2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations").
+        Less than the link could do wherever workers waited for each other.
+        """
+        of = self.collectives
+        if of is None or self.world_size == 1 or of.seconds <= 0:
+            return None
+        return 8e-9 * of.bytes / of.seconds * 2 * (self.world_size - 1) / self.world_size
+
+    def in_steps(self, *phases: str) -> float:
+        """The share of a step that these phases took; 0 where that is not known."""
+        shares = self.step_share
+        return sum(shares[phase] for phase in phases) if shares else 0.0
+
+    def of_wall(self, seconds: float | None) -> float:
+        """Seconds as a share of the run's; 0 where they are not known."""
+        return 0.0 if seconds is None else min(seconds / self.wall_s, 1.0)
+
+    @property
+    def computing(self) -> float:
+        """The share of the run's time in which samples were computed; all of training where steps have no phases."""
+        return self.training_share * (self.in_steps(*PER_SAMPLE) if self.step_share else 1.0)

@@ -1,1 +1,0 @@
-"""Metrics on disk, and their way to MLflow."""

@@ -1,0 +1,354 @@
+"""The training loop of one worker."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the other name's, if it comes later
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from runner.backends import Backend
+from runner.config.choices import LedgerMode
+from runner.config.schema import Config
+from runner.data.layout import layout
+from runner.data.loader import FILLER, batches
+from runner.data.recipe import Batch, Prepared, Recipe, label_counts
+from runner.exact import DropoutStreams
+from runner.folder.eval_progress import nobody_looks
+from runner.plan import Plan
+from runner.plan.order import DataOrder
+from runner.plan.steps import Step
+from runner.sync import StepFacts, SyncPolicy
+from runner.train.best import Best
+from runner.train.compilation import CompilationWatch
+from runner.train.evaluate import evaluate
+from runner.train.ledger import Ledger, LedgerError
+from runner.train.meter import Meter
+from runner.train.optim import LearningRate
+from runner.train.precision import Precision
+from runner.train.seeds import random_state, restore_random_state
+from runner.train.tokens import Tokens, tokens_of
+
+#: Receives (optimizer step, metrics); called on rank 0 only.
+Log = Callable[[int, dict[str, float]], None]
+
+
+#: A mistake that is made in every step need not be told a thousand times.
+_FAILURES_KEPT = 10
+
+
+class Loop:
+    """Trains one replica. All workers run the same loop in step; what differs is in the order and the backend."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        recipe: Recipe,
+        prepared: Prepared,
+        model: nn.Module,
+        optimizer: Optimizer,
+        policy: SyncPolicy,
+        backend: Backend,
+        precision: Precision,
+        dropout: DropoutStreams,
+        log: Log,
+    ) -> None:
+        """`model`: already on the device, compiled if asked for; `optimizer`, `policy`: built around it."""
+        self.config, self.plan, self.recipe, self.prepared = config, plan, recipe, prepared
+        self.model, self.policy, self.backend, self.precision = model, policy, backend, precision
+        self._dropout, self._log = dropout, log
+        self.optimizer = optimizer
+        self.scaler = precision.scaler()
+        self.learning_rate = LearningRate(plan, config.schedule)
+        self._lengths = lengths = np.asarray(prepared.train.column("length"))
+        self.order = DataOrder(plan, config.seed, backend.rank, lengths if config.batch.length_sorted else None)
+        buckets = config.device.length_buckets
+        self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
+        self.ledger = Ledger(prepared.train.groups())
+        self.meter = Meter(backend)
+        self.tokens = Tokens()
+        self.compilations = CompilationWatch(backend)
+        #: What rank 0 has logged of each synchronisation that ended a local phase.
+        self.synchronisations: list[dict[str, float | None]] = []
+        self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
+        self.optimizer_step = 0
+        self.eval_metrics: dict[str, float] = {}
+        #: Told how far an evaluation is.
+        self.eval_progress: Callable[[int, int], None] = nobody_looks
+        #: Whether common weights were reached just now; this worker's samples in the latest step; if it was skipped.
+        self.synchronised = True
+        self.last_samples = np.zeros(0, dtype=np.int64)
+        self.last_skipped = False
+        self.first_step_at: float | None = None
+        self._counts = label_counts(prepared.train)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._evaluation_due = False
+        self._evaluated_at: int | None = None
+        self._stalled_before = 0.0
+
+    def train(self, until: int | None = None) -> None:
+        """Train up to optimizer step `until` (default: the plan's end), or until patience runs out."""
+        end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
+        self.model.train()
+        while self.optimizer_step < end and not self.best.exhausted():
+            epoch = self.order.epoch
+            for step, ids, micro_batches in self._epoch_work(end - self.optimizer_step):
+                self._train_step(step, ids, micro_batches)
+                self.order.advance()
+                self._after_step()
+                if self.best.exhausted():
+                    break
+            if self.order.epoch != epoch:
+                self._close_epoch(epoch, self.plan.steps_per_epoch)
+
+    def finish(self) -> None:
+        """Make all replicas equal, evaluate them, and close the books."""
+        self.meter.begin("communication")
+        changed = self.policy.finish()
+        self.flush()
+        if changed or self._evaluated_at != self.optimizer_step:
+            self._evaluate()
+        self.close_ledger()
+
+    def close_ledger(self) -> None:
+        """Close the books of an epoch that was begun. A collective. Raises LedgerError."""
+        if self.order.t:
+            self._close_epoch(self.order.epoch, self.order.t)
+
+    def _epoch_work(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
+        """The current epoch from the current position on: each step with its planned ids, and its micro-batches.
+
+        A step that has no sample left for this worker is one micro-batch of fillers.
+        """
+        epoch = self.order.epoch
+        steps = self.order.steps()[self.order.t :][:limit]
+        shares = [self.order.micro_batches(epoch, step) or [np.zeros(0, dtype=np.int64)] for step in steps]
+        planned = itertools.chain.from_iterable(shares)
+        loader = batches(self.prepared.train, planned, self.recipe, self.prepared, self._layout)
+        on_device = self.backend.feed(loader)
+        for step, own in zip(steps, shares, strict=True):
+            yield step, own, itertools.islice(on_device, len(own))
+
+    def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
+        """One optimizer step: this worker's share of one global batch.
+
+        The host does not wait for the device in it, but for what a sync policy and the fp16 scaler have to know.
+        """
+        epoch, policy, meter = self.order.epoch, self.policy, self.meter
+        samples_seen = self.plan.samples_before(self.optimizer_step)
+        lr = self.learning_rate.apply(self.optimizer, samples_seen)
+        share = np.concatenate(ids)
+        local_count = int(self._counts[share].sum())
+        global_count = int(self._counts[self.order.epoch_permutation(epoch)[step.start : step.stop]].sum())
+        facts = StepFacts(self.optimizer_step, local_count, global_count, lr)
+        divisor = policy.loss_divisor(facts)
+        step_loss = torch.zeros((), dtype=self._parameters[0].dtype, device=self.backend.device)
+        step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
+        skipped = False
+        trained: list[np.ndarray] = []
+
+        meter.begin("data")
+        for number, (rows, batch) in enumerate(micro_batches, start=1):
+            meter.begin("forward")
+            if number > 1:
+                self.backend.mark_step()
+            trained.append(rows[rows != FILLER])
+            self.tokens += tokens_of(batch, rows, self._lengths)
+            with policy.backward_pass(last=number == len(ids)):
+                dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
+                with self.backend.forward_pass(), self.precision.autocast(), dropout:
+                    loss_sum, count = self.recipe.loss(policy.forward_model, batch)
+                meter.begin("backward")
+                self.scaler.scale(loss_sum / self.backend.number(divisor, loss_sum.dtype)).backward()
+            step_loss += loss_sum.detach()
+            step_count += count
+            meter.begin("data")
+        if policy.takes_part(facts):
+            meter.begin("communication")
+            policy.before_optimizer_step(facts)
+            meter.begin("optimizer")
+            skipped = self._optimizer_step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.backend.mark_step()
+        meter.begin("other")
+
+        self.last_samples, self.last_skipped = np.concatenate(trained), skipped
+        self.ledger.record(step.t, self.last_samples, skipped)
+        meter.begin("communication")
+        synchronised = policy.after_step(facts)
+        self.optimizer_step += 1
+        if synchronised and self.scaler.is_enabled():
+            self.scaler.update(policy.agree_on_scale(self.scaler.get_scale()))
+        meter.begin("other")
+        seen = samples_seen + step.samples
+        meter.add(self.optimizer_step, step_loss, step_count, global_count, lr, step.samples, seen)
+        self.synchronised = synchronised
+        self.compilations.after_step(self.optimizer_step, batch)
+
+    def _optimizer_step(self) -> bool:
+        """Clip, step and move the loss scale; True if the fp16 scaler skipped the step."""
+        self.scaler.unscale_(self.optimizer)
+        if self.config.optimizer.clip_norm is not None:
+            clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.is_enabled() and self.scaler.get_scale() < scale
+
+    def _after_step(self) -> None:
+        """What follows an optimizer step besides training: logging, evaluation, stopping."""
+        if self.first_step_at is None:
+            self.flush()
+            self.first_step_at = time.time()
+        elif self.synchronised and self.meter.full:
+            self.flush(wait=not self.policy.overlaps)
+        every = self.config.evaluation.every_steps
+        if self.order.t == 0 if every is None else self.optimizer_step % every == 0:
+            self._evaluation_due = True
+        ended = self.optimizer_step == self.plan.optimizer_steps  # `finish` may have something to add to the weights
+        if self._evaluation_due and self.synchronised and not ended:
+            self.flush()
+            self._evaluate()
+
+    def flush(self, wait: bool = True) -> None:
+        """Reduce and log the losses of the steps since the last time. A collective.
+
+        `wait`: otherwise they may come with the next flush, and no worker has to wait for another.
+        """
+        stats = self.policy.stats()
+        stalled = (stats.stall_seconds or 0.0) if self.policy.communicates_in_backward else 0.0
+        records = self.meter.reduce(stalled - self._stalled_before, wait)
+        self._stalled_before = stalled
+        for record in records:
+            if record.counted != record.planned:
+                self._fail_ledger(
+                    f"optimizer step {record.step}: the recipe counted {record.counted} loss terms where "
+                    f"{record.planned} were planned"
+                )
+        self._log_synchronisations()
+        if self.backend.rank != 0 or not records:
+            return
+        for record in records:
+            self._log(
+                record.step,
+                {"train/loss": record.loss, "train/lr": record.lr, "train/samples_seen": record.samples_seen},
+            )
+        speed = {"train/samples_per_s": self.meter.samples_per_s} if self.meter.samples_per_s else {}
+        communication = {
+            "comm/bytes": stats.bytes,
+            "comm/seconds": stats.seconds,
+            "comm/stall_seconds": stats.stall_seconds,
+        }
+        compiled = self.compilations.total()
+        compiling = {"compile/count": compiled.count, "compile/seconds": compiled.seconds} if compiled else {}
+        phases = {f"step/{phase}_s": seconds for phase, seconds in self.meter.step_seconds.items()}
+        self._log(self.optimizer_step, _known({**speed, **communication, **compiling, **phases}))
+
+    def _log_synchronisations(self) -> None:
+        """Log what local phases came to, on rank 0."""
+        records = self.policy.take_records()
+        if self.backend.rank != 0:
+            return
+        for record in records:
+            told = record.told()
+            self.synchronisations.append(told)
+            self._log(record.step, _known({f"sync/{name}": value for name, value in told.items()}))
+
+    def _evaluate(self) -> None:
+        self.meter.pause()
+        on_host, on_device = random_state(), self.backend.random_state()
+        with self.policy.common_weights():
+            self.eval_metrics = evaluate(
+                self.recipe,
+                self.prepared,
+                self.model,
+                self.backend,
+                self.precision,
+                self.config.evaluation.micro_batch,
+                self.config.device.length_buckets,
+                self.eval_progress,
+            )
+            self.best.update(self.optimizer_step, self.eval_metrics, self.model)
+        restore_random_state(on_host)  # evaluating more or less often must not change training
+        self.backend.restore_random_state(on_device)
+        self.compilations.after_evaluation()
+        self._evaluation_due = False
+        self._evaluated_at = self.optimizer_step
+        if self.backend.rank == 0:
+            self._log(self.optimizer_step, {f"eval/{name}": value for name, value in self.eval_metrics.items()})
+        self.meter.resume()
+
+    def _close_epoch(self, epoch: int, steps_done: int) -> None:
+        self.flush()
+        self.meter.pause()
+        record = self.ledger.close_epoch(epoch, steps_done, self.order, self.backend)
+        self.meter.resume()
+        if not record.sound:
+            self._fail_ledger(
+                f"epoch {epoch}: of {record.expected} planned samples {record.missing} were missing, "
+                f"{record.duplicated} came twice and {record.misplaced} in another step"
+            )
+
+    def _fail_ledger(self, sentence: str) -> None:
+        """On every worker alike. With ledger=fail a collective, and the end. Raises LedgerError."""
+        if len(self.ledger.failures) < _FAILURES_KEPT:
+            self.ledger.failures.append(sentence)
+        if self.config.ledger is LedgerMode.fail:
+            order, whole = self.order, self.plan.steps_per_epoch
+            epoch, done = (order.epoch, order.t) if order.t else (order.epoch - 1, whole)
+            if len(self.ledger.epochs) == epoch:  # still open: what was read says why a count is wrong
+                self.ledger.close_epoch(epoch, done, order, self.backend)
+            raise LedgerError(f"{sentence} (ledger=warn goes on all the same)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a worker needs to go on as if it had not stopped, on the CPU. A collective."""
+        self.flush()
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "learning_rate": self.learning_rate.state_dict(),
+            "order": self.order.state_dict(),
+            "policy": self.policy.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "meter": self.meter.state_dict(),
+            "best": self.best.state_dict(),
+            "optimizer_step": self.optimizer_step,
+            "synchronisations": self.synchronisations,
+            "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
+            "random": random_state(),
+            "device_random": self.backend.random_state(),
+        }
+        on_cpu: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
+        return on_cpu
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in (
+            "model",
+            "optimizer",
+            "scaler",
+            "learning_rate",
+            "order",
+            "policy",
+            "ledger",
+            "meter",
+            "best",
+        ):
+            getattr(self, name).load_state_dict(state[name])
+        self.optimizer_step = state["optimizer_step"]
+        self.synchronisations = list(state["synchronisations"])
+        self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
+        restore_random_state(state["random"])
+        self.backend.restore_random_state(state["device_random"])
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,72 @@
+"""The optimizer and its learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from runner.config.schema import Optimizer as OptimizerConfig
+from runner.config.schema import OptimizerName, Schedule
+from runner.plan import Plan
+from runner.plan.schedule import lr_multiplier
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: matrices decay; biases and normalisation weights, the vectors and scalars, do not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused: bool) -> Optimizer:
+    """torch's AdamW or SGD at the scaled learning rate `lr`; `fused`: by torch's fused kernels."""
+    groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
+    if config.name is OptimizerName.adamw:
+        assert config.betas is not None
+        assert config.eps is not None
+        first, second = config.betas
+        return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=config.eps, fused=fused)
+    assert config.momentum is not None
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=fused)
+    if fused and config.momentum:
+        # torch makes this memory without a value and lets the first step fill it, which one that fp16 skips does not.
+        for group in sgd.param_groups:
+            for parameter in group["params"]:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
+
+
+class LearningRate:
+    """Sets the learning rate that belongs to a number of samples seen. It counts nothing itself."""
+
+    def __init__(self, plan: Plan, schedule: Schedule) -> None:
+        self._peak = plan.lr
+        self._total = plan.total_samples
+        self._name = schedule.name.name
+        self._warmup_share = schedule.warmup_share
+
+    def at(self, samples_seen: int) -> float:
+        return self._peak * lr_multiplier(self._name, samples_seen / self._total, self._warmup_share)
+
+    def apply(self, optimizer: Optimizer, samples_seen: int) -> float:
+        lr = self.at(samples_seen)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "peak": self._peak,
+            "total_samples": self._total,
+            "name": self._name,
+            "warmup_share": self._warmup_share,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state != self.state_dict():
+            raise ValueError(f"the saved schedule is {state}, this run's is {self.state_dict()}")
