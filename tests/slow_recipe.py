@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from runner.tracking import metrics_log
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -21,8 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from recipes.synthetic.acceptability import GrammarCorpus
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.backends.torch_distributed import TorchBackend
-from runner.data import order
 from runner.data.recipe import Batch, Prepared
+from runner.plan import order
+from runner.track import metrics_log
 
 #: Of a sleep in a step: several times what the tiny model takes for one.
 SECONDS = 0.06

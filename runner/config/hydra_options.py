@@ -11,7 +11,7 @@ from runner.errors import UserError
 RESUME_SWEEP = "resume_sweep"
 
 
-def _take_resume(overrides: list[str]) -> tuple[list[str], str | None]:
+def take_resume(overrides: list[str]) -> tuple[list[str], str | None]:
     """The overrides without `resume_sweep=…`, and its value. Raises UserError if it is given twice or is empty."""
     given = [override for override in overrides if override.lstrip("+").partition("=")[0] == RESUME_SWEEP]
     if not given:
@@ -32,7 +32,7 @@ class HydraOptions:
         parser.error = _refuse_option  # argparse exits after printing usage
         parsed = parser.parse_intermixed_args(list(arguments))
         #: The id of the sweep that goes on, which is no setting of a run and nothing that Hydra knows.
-        self.overrides, self.resumed = _take_resume(parsed.overrides)
+        self.overrides, self.resumed = take_resume(parsed.overrides)
         #: The same arguments, options first: Hydra's parser would refuse overrides on both sides of `-m`.
         self.ordered = list(arguments)
         for override in parsed.overrides:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner import machine
+from runner.backends import machine
 from runner.backends.machine import describe_machine
 
 #: As Linux has it on Intel: twice, once for each core, with blanks that say nothing.

@@ -157,18 +157,14 @@ def test_trusted_packages_can_be_added() -> None:
 
 def test_the_runners_own_recipes_are_always_trusted() -> None:
     """What comes with the runner needs no permission, whichever packages are added to it."""
-    corpus = {
-        "_target_": "recipes.synthetic.acceptability.GrammarCorpus",
-        "seed": 1,
-        "train_samples": 2,
-        "eval_samples": 3,
-    }
+    grammar = "recipes.synthetic.acceptability.GrammarCorpus"
+    corpus = {"_target_": grammar, "seed": 1, "train_samples": 2, "eval_samples": 3}
     for trusted in ((), ("trusted_pkg",)):
         assert build_recipe(corpus, trusted) == GrammarCorpus(1, 2, 3)
 
 
 def test_code_that_a_trusted_module_only_imports() -> None:
-    """A name imported into a trusted module is still foreign code (such as recipes.tasks.classification.write_table)."""
+    """A name imported into a trusted module is still foreign code (write_table in a task)."""
     with pytest.raises(UserError, match="trusted"):
         build({"_target_": TOP, "data": {"_target_": "trusted_pkg.parts.run"}})
 

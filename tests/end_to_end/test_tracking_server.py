@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner.tracking import mlflow_tracker
 
 from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
+from runner.track import mlflow_tracker
 from runner.track.card import RunCard
 from runner.track.mlflow_tracker import MlflowTracker
 from tests.processes import start_noted
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 IMPATIENT = """
 import sys, time
 from runner import cli
-from runner.tracking import mlflow_tracker
+from runner.track import mlflow_tracker
 mlflow_tracker._LAST_SHIPMENT_S = 2.0
 sys.exit(cli.main(sys.argv[1:], time.time()))
 """

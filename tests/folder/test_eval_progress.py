@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner import eval_progress
 from runner.backends import Backend
+from runner.folder import eval_progress
 from runner.folder.eval_progress import EvalProgress, evaluation_under_way
 from tests.pool import WorkerPool
 from tests.replicas import make_loop

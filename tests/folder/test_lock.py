@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runner import alive
 from runner.errors import UserError
+from runner.folder import lock as alive
 from runner.folder.lock import end_all, held, is_held
 from runner.sweep.resume import close_books, only_one
 from tests.sweep.folders import job_in

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import grammar
+from recipes.synthetic import grammar
 from recipes.synthetic.grammar import PHENOMENA, REFLEXIVES, Row, generate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from recipes import classification
 from recipes.models.pretrained import Pretrained
 from recipes.synthetic.acceptability import SmallTransformer
+from recipes.tasks import classification
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.data.cache import Cache
 from runner.data.recipe import Prepared

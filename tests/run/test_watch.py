@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runner import eval_progress, watch
 from runner.config.compose import compose, settings
+from runner.folder import eval_progress
 from runner.folder.eval_progress import EvalProgress
 from runner.folder.metrics_log import MetricsLog
 from runner.plan.experiment import prepare
+from runner.run import watch
 from runner.track.card import RunCard
 from runner.track.tracker import NoTracker
 from tests.replicas import TINY

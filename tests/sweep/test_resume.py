@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.config.hydra_options import take_resume
 from runner.errors import UserError
-from runner.sweep.resume import close_books, find_sweep, only_one, take_resume
+from runner.sweep.resume import close_books, find_sweep, only_one
 from runner.sweep.states import attempts, finished_run
 from runner.track.card import RunCard
 from tests.sweep.folders import job_in, sweep_in

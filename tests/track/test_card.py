@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from runner.tracking import card as module
 
 from runner.config.compose import compose, settings
 from runner.errors import UserError
 from runner.plan.experiment import prepare
+from runner.track import card as module
 from runner.track.card import FILE_NAME, RunCard, dataset_of, ending, user_tags
 from runner.track.tracker import card_of
 from tests.replicas import TINY

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
-from runner.tracking import mlflow_tracker
 
 from runner.config.compose import compose, settings
 from runner.folder.metrics_log import MetricsLog
 from runner.plan.experiment import Experiment, prepare
+from runner.track import mlflow_tracker
 from runner.track.card import RunCard, run_params, run_tags
 from runner.track.mlflow_tracker import MlflowTracker, how_to_open
 from runner.track.tracker import NoTracker, build_tracker, card_of

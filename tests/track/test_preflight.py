@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from runner.tracking import preflight
 
 from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
 from runner.errors import UserError
+from runner.track import preflight
 from runner.track.preflight import check_given_run, check_tracking
 from tests.sweep.stores import empty_store
 

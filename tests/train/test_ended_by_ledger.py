@@ -8,7 +8,7 @@ import pytest
 
 from runner.backends import Backend
 from runner.config.plain import to_plain
-from runner.data import order
+from runner.plan import order
 from runner.train.ledger import LedgerError
 from tests.pool import WorkerPool
 from tests.replicas import make_loop
