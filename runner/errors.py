@@ -25,7 +25,7 @@ class Unavailable(UserError):
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Refuse a setting's value unless it is `ok`; `rule` says why, or what it must be. Raises UserError."""
     if not ok:
-        raise UserError(f"{setting}={_shown(value)} cannot be: {rule}")
+        raise UserError(f"{setting}={_shown(value)} is invalid: {rule}")
 
 
 def _shown(value: object) -> str:
