@@ -13,7 +13,7 @@ from rich.console import Console
 from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
 from runner.run.summary import Role, objective, report, summary_of
-from runner.speed.speed import speed_of
+from runner.speed.figures import speed_of
 from tests.replicas import TINY
 
 RESULT: dict[str, Any] = {
