@@ -1,4 +1,4 @@
-"""Command lines of the runner's own tools: a mistake is one sentence, as everywhere."""
+"""An argument parser for the runner's tools that reports a mistake in one sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from runner.errors import UserError
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, which raises UserError where that prints its usage and exits."""
+    """Raises UserError where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
         program = self.prog.removeprefix("python -m ").split()[0]
-        raise UserError(f"{message}; python -m {program} --help shows how it is used")
+        raise UserError(f"{message}; python -m {program} --help shows its usage")

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
+from runner.backends.machine import threads_per_worker
 from runner.config.choices import TrackerName
 from runner.config.compose import settings
 from runner.config.plain import to_plain
@@ -25,7 +26,6 @@ from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import current_world, run_joined
 from runner.launch.worker import Job, run_launched
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.placement import threads_per_worker
 from runner.plan.tables import certificate_table, plan_tables
 from runner.run.books import Books
 from runner.run.preflight import refuse_used_folder, used_folder

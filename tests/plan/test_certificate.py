@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from runner.backends.versions import library_versions
+
 from runner.config.compose import compose, settings
 from runner.config.schema import Config
 from runner.plan.certificate import _ROWS, Certificate, Property, Setup, after_stopping, certify

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from runner.plan.sync_words import sync_words, window_words
 
 from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.sync_words import sync_words, window_words
 
 
 def prepared(overrides: str) -> Experiment:
