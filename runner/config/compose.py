@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import accelerate
 from runner.config.schema import Config, Tracking, hydra_schema
+from runner.config.setups import store_setups
 from runner.errors import UserError, did_you_mean, first_line
 
 CONFIG_NAME = "config"
@@ -38,6 +39,7 @@ def conf_dir() -> Path:
 def register() -> None:
     """Register the schema and the runner's resolvers with Hydra. Calling it twice is harmless."""
     ConfigStore.instance().store(name="schema", node=hydra_schema())
+    store_setups(ConfigStore.instance())
     # Two runs that start in the same second must not share a folder.
     OmegaConf.register_new_resolver("suffix", lambda: secrets.token_hex(2), use_cache=True, replace=True)
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
+from runner.backends.machine import threads_per_worker
 from runner.config.arguments import HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
@@ -23,7 +24,6 @@ from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld
 from runner.launch.worker import run_launched
 from runner.plan.experiment import Experiment
-from runner.plan.placement import threads_per_worker
 from runner.plan.tables import certificate_table, plan_tables
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder

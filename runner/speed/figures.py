@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
 from runner.config.plain import to_plain
 from runner.folder.age import started_ms
-from runner.plan.certificate import Setup
+from runner.plan.certificate import RunSetup
 from runner.plan.experiment import Experiment
-from runner.plan.placement import available_cores
 from runner.speed.diagnosis import diagnose
 from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
 from runner.train.result import RunResult
@@ -26,7 +26,7 @@ _IMPLAUSIBLE = 1.1
 _NO_EFFECT = ("tuned", "metric", "goal", "data")
 
 
-def speed_key(setup: Setup, machine: str) -> str:
+def speed_key(setup: RunSetup, machine: str) -> str:
     """Equal for runs that should be equally fast: the same work in the same pieces on the same machine.
 
     Seed, length of the run, learning rate, evaluation, tracking and synchronisation are left out.

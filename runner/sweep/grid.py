@@ -9,9 +9,9 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
+from runner.backends.machine import available_cores
 from runner.config.choices import Goal
 from runner.errors import UserError
-from runner.plan.placement import available_cores
 from runner.sweep.sweep import job_name
 
 

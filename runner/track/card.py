@@ -14,8 +14,8 @@ from typing import Any
 
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
+from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment
-from runner.plan.sync_words import sync_name
 from runner.track.commit import git_commit
 from runner.track.secrets import masked
 

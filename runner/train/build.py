@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.backends import Backend, build_backend
-from runner.backends.machine import describe_machine
+from runner.backends.machine import available_cores, describe_machine
 from runner.config.choices import EquivalenceMode
 from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain, to_plain
@@ -26,7 +26,6 @@ from runner.folder.eval_progress import EvalProgress
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.plan import Plan
-from runner.plan.placement import available_cores
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger

@@ -17,6 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
 from runner.config.choices import LedgerMode, TrackerName
 from runner.config.compose import compose, settings
@@ -26,7 +27,6 @@ from runner.errors import UserError
 from runner.launch.elastic import launch
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.placement import threads_per_worker
 from runner.plan.tables import certificate_table, plain_table
 from runner.train.build import Job
 from runner.verify.compare import Finding
