@@ -101,7 +101,7 @@ def read(path: str, workers: int | None = None, precision: PrecisionName | None 
     workers = workers or (1 if one_process else file.num_processes())
     in_file = file.precision()
     if precision is None and in_file is None:
-        raise file.invalid("mixed_precision", "use no, fp16 or bf16, or set precision=…")
+        raise file.invalid("mixed_precision", "use no, fp16 or bf16, or set precision=bf16")
     precision = precision or in_file
     assert precision is not None
     machines, rendezvous = file.rendezvous(workers)
@@ -151,9 +151,15 @@ class _File:
         self.path = path
         try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        except FileNotFoundError as error:
+            raise UserError(f"device.file={path} does not exist: check the path") from error
+        except IsADirectoryError as error:
+            raise UserError(f"device.file={path} is a folder: use the file in it") from error
         except OSError as error:
             raise UserError(f"device.file={path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or an impossible date
+        except UnicodeDecodeError as error:
+            raise UserError(f"device.file={path} is not UTF-8 text: use an Accelerate config file") from error
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
             raise UserError(f"device.file={path} is not valid YAML: use an Accelerate config file") from error
         if not isinstance(content, dict):
             raise UserError(f"device.file={path} has no `key: value` lines: use an Accelerate config file")

@@ -76,7 +76,7 @@ class Batch:
         size = getattr(self, given)
         require(size is not None and size >= 1, f"batch.{given}", size, "use at least 1 sample")
         other = "per_device" if fixed else "fixed_global"
-        rule = f"batch={self.mode.name} derives it; set batch.{given}, or choose batch={other}"
+        rule = f"it is derived with batch={self.mode.name}; set batch.{given}, or choose batch={other}"
         require(getattr(self, derived) is None, f"batch.{derived}", getattr(self, derived), rule)
 
 

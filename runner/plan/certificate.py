@@ -243,7 +243,7 @@ class _Row:
         return CertifiedProperty(self.name, value, reference, False, self.allows, change, self.effect)
 
 
-_ORDER_OF_SUMS = "sums are added in another order: the last bits differ"
+_ORDER_OF_SUMS = "different summation order: last bits differ"
 _ROWS = (
     _Row("recipe", _recipe, NOT_COMPARABLE, "a different model or different data"),
     _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, "each gradient averages over another batch size"),
@@ -285,6 +285,6 @@ _ROWS = (
     _Row("versions", _versions, _COMPARABLE, "kernels and defaults may differ"),
     _Row("world_size", lambda s: s.plan.world_size, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _EQUIVALENT, _ORDER_OF_SUMS),
-    _Row("device", lambda s: s.device_type, _EQUIVALENT, "kernels add in another order: the last bits differ"),
-    _Row("rehearsed", lambda s: s.rehearsed, _EQUIVALENT, "the kernels are not those of the named device"),
+    _Row("device", lambda s: s.device_type, _EQUIVALENT, "different kernels: last bits differ"),
+    _Row("rehearsed", lambda s: s.rehearsed, _EQUIVALENT, "kernels of another device than the named one"),
 )

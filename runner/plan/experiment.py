@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.backends.machine import library_versions, local_devices
-from runner.config.choices import BatchMode, DeviceKind, Goal, PrecisionName, SyncSchedule
+from runner.config.choices import AccumulationMode, DeviceKind, Goal, PrecisionName, SyncPolicyName, SyncSchedule
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import Config, Precision
+from runner.config.schema import Accumulation, Config, Precision, Sync
 from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
@@ -204,29 +204,17 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
 
     If `max_steps` ends the run early, the baseline ends after as many samples.
     """
-    per_device = config.batch.mode is BatchMode.per_device
-
-    def one_worker(max_steps: int | None) -> Plan:
-        return make_plan(
-            samples_per_epoch=plan.samples_per_epoch,
-            world_size=1,
-            global_batch=None if per_device else plan.global_batch,
-            micro_batch=plan.micro_batch if per_device else None,
-            accumulation_steps=1,
-            max_micro_batch=None,
-            drop_last=plan.drop_last,
-            k=1,
-            base_lr=plan.base_lr,
-            scaling_rule=config.scaling.rule.name,
-            scaling_batch=config.scaling.batch.name,
-            reference_batch=plan.reference_batch,
-            epochs=plan.epochs,
-            max_steps=max_steps,
-            warmup_share=config.schedule.warmup_share,
-        )
-
-    whole = one_worker(None)
-    return whole if config.max_steps is None else one_worker(whole.steps_for(plan.total_samples))
+    one_worker = dataclasses.replace(
+        config,
+        accumulation=Accumulation(AccumulationMode.fixed, steps=1),
+        sync=Sync(SyncPolicyName.periodic, k=1),
+        max_steps=None,
+    )
+    whole = plan_for(one_worker, plan.samples_per_epoch, 1)
+    if config.max_steps is None:
+        return whole
+    max_steps = whole.steps_for(plan.total_samples)
+    return plan_for(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
 
 
 def _baseline(setup: RunSetup) -> RunSetup:

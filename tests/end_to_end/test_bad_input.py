@@ -195,7 +195,7 @@ def test_the_plan_says_what_it_takes_from_an_accelerate_file(
         "From acc.yaml",
         "taken  distributed_type → device.kind=cpu; num_processes → device.workers=2",
         "left   mixed_precision: precision=fp32 was given",
-        "       zzz: unknown",
+        "       zzz: not used",
     ]
     assert lines[5].startswith("Plan · acceptability · cpu2 · s0")
     assert [path.name for path in tmp_path.iterdir()] == ["acc.yaml"]
