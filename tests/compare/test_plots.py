@@ -10,10 +10,17 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from runner.compare.labels import place_labels
-from runner.compare.plots import loss_vs_samples, mean_phases, metric_vs_speed, smoothed, time_breakdown, write_plots
+from runner.compare.plots import (
+    loss_vs_samples,
+    mean_phases,
+    metric_vs_speed,
+    place_labels,
+    smoothed,
+    time_breakdown,
+    write_plots,
+)
 from runner.compare.runs import Phases
-from runner.compare.setups import Setup
+from runner.compare.setups import SetupRuns
 from tests.compare.make import BASE, compared, run, runs
 
 CURVE = tuple((48.0 * step, 1.0 / step) for step in range(1, 50))
@@ -38,10 +45,10 @@ def test_labels_do_not_overlap() -> None:
     points = [(float(x), float(y)) for x, y in draw.normal(0, 1, (36, 2))] + [(0.0, 0.0)] * 4
     axes.set_xlim(-3, 3)
     axes.set_ylim(-3, 3)
-    place_labels(axes, points, [f"setup {i}" for i in range(40)], ["black"] * 40)
+    place_labels(axes, [(x, y, f"setup {i}", "black") for i, (x, y) in enumerate(points)])
     figure.draw_without_rendering()
     # An annotation's own extent includes the line that joins it to its point; the text's does not.
-    boxes = [Text.get_window_extent(one) for one in axes.texts]
+    boxes = [Text.get_window_extent(one) for one in axes.texts if one.get_text()]
     frame = axes.get_window_extent()
     assert len(boxes) == 40
     assert all(frame.x0 - 1 <= box.x0 and box.x1 <= frame.x1 + 1 for box in boxes)
@@ -54,7 +61,7 @@ def test_labels_do_not_move_the_points() -> None:
     axes = figure.subplots()
     figure.draw_without_rendering()
     before = axes.get_window_extent().extents
-    place_labels(axes, [(0.9, 0.5)], ["a name that is wider than the whole of this small picture"], ["black"])
+    place_labels(axes, [(0.9, 0.5, "a name that is wider than the whole of this small picture", "black")])
     figure.draw_without_rendering()
     assert axes.get_window_extent().extents == pytest.approx(before)
 
@@ -141,7 +148,7 @@ def test_training_is_taken_apart() -> None:
 
 def mean_parts(*phases: Phases) -> dict[str, float]:
     """Of a setup whose runs had these."""
-    return mean_phases(Setup("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
+    return mean_phases(SetupRuns("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
 
 
 def test_bars_and_curves_of_setups(tmp_path: Path) -> None:
