@@ -32,10 +32,7 @@ def find_flags(block: Block) -> Iterator[Flag]:
         yield from _collapsed(block, setup)
     yield from _twins(block, setups)
     yield from _slower(block)
-    yield from _machines(setups)
-    yield from _side_by_side(setups)
-    yield from _rehearsed(setups)
-    yield from _untimed(setups)
+    yield from _conditions(setups)
     yield from _not_comparable(block)
 
 
@@ -206,37 +203,33 @@ def _slower(block: Block) -> Iterator[Flag]:
             yield Flag("slower than one worker", text, (row.setup.name,))
 
 
-def _machines(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
-    known = [(run.machine, setup.name) for setup in setups for run in setup.runs if run.machine is not None]
-    machines = list(dict.fromkeys(machine for machine, _ in known))
-    if len(machines) > 1:
-        counts = "; ".join(f"{name}: {sum(name == machine for machine, _ in known)} runs" for name in machines)
+def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
+    """Different machines, jobs at the same time, rehearsals, and runs without a time."""
+    runs = [(setup, run) for setup in setups for run in setup.runs]
+    machines = [run.machine for _, run in runs if run.machine is not None]
+    if len(set(machines)) > 1:
+        counts = "; ".join(f"{name}: {machines.count(name)} runs" for name in dict.fromkeys(machines))
         text = f"the runs are from different machines ({counts}), whose times cannot be compared"
-        yield Flag("machines differ", text, tuple(dict.fromkeys(setup for _, setup in known)))
+        known = [(setup, run) for setup, run in runs if run.machine is not None]
+        yield Flag("machines differ", text, _names(known))
+    if shared := [(setup, run) for setup, run in runs if (run.jobs_at_once or 1) > 1]:
+        most = max(run.jobs_at_once or 1 for _, run in shared)
+        text = f"{_count(shared)} shared the machine with other jobs (up to {most} at once): speeds are in parentheses"
+        yield Flag("side by side", text, _names(shared), _sources(shared))
+    if rehearsed := [(setup, run) for setup, run in runs if run.rehearsed]:
+        text = f"run on other hardware than named: {', '.join(_names(rehearsed))}; compared by metric, not by speed"
+        yield Flag("rehearsed", text, _names(rehearsed), _sources(rehearsed))
+    if untimed := [(setup, run) for setup, run in runs if run.seconds is None and not run.rehearsed]:
+        text = f"too short to time, or without a time: {_count(untimed)} of {', '.join(_names(untimed))}"
+        yield Flag("no time", text, _names(untimed), _sources(untimed))
 
 
-def _side_by_side(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
-    runs = [run for setup in setups for run in setup.runs if (run.jobs_at_once or 1) > 1]
-    if runs:
-        most = max(run.jobs_at_once or 1 for run in runs)
-        text = f"{_count(runs)} shared the machine with other jobs (up to {most} at once): speeds are in parentheses"
-        names = tuple(setup.name for setup in setups if setup.shared_machine)
-        yield Flag("side by side", text, names, tuple(run.source for run in runs))
+def _names(runs: Sequence[tuple[SetupRuns, Run]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(setup.name for setup, _ in runs))
 
 
-def _rehearsed(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
-    names = tuple(setup.name for setup in setups if setup.rehearsed)
-    if names:
-        text = f"run on other hardware than named: {', '.join(names)}; compared by metric, not by speed"
-        yield Flag("rehearsed", text, names, tuple(run.source for s in setups for run in s.runs if run.rehearsed))
-
-
-def _untimed(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
-    runs = [(setup, run) for setup in setups for run in setup.runs if run.seconds is None and not run.rehearsed]
-    if runs:
-        names = tuple(dict.fromkeys(setup.name for setup, _ in runs))
-        text = f"too short to time, or without a time: {_count(runs)} of {', '.join(names)}"
-        yield Flag("no time", text, names, tuple(run.source for _, run in runs))
+def _sources(runs: Sequence[tuple[SetupRuns, Run]]) -> tuple[str, ...]:
+    return tuple(run.source for _, run in runs)
 
 
 def _count(runs: Sequence[object]) -> str:

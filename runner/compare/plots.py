@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = (
-    "#1b6ca8",
-    "#c8553d",
-    "#3f8f5b",
-    "#8a5aab",
-    "#b98b1d",
-    "#4a4e57",
-    "#2fa4a9",
-    "#c2518b",
-    "#7b8f2a",
-    "#7d5a3c",
-)
 _BASELINE = "#111418"
 _START_UP, _TRAINING, _COMMUNICATION = "start-up to first step", "training", "communication"
 _EVALUATION, _REST = "evaluation", "saving and the rest"
@@ -118,7 +106,7 @@ def _families(block: Block) -> list[tuple[str, str | None, list[tuple[SetupResul
     for row, speed_up in _timed(block):
         families.setdefault(row.setup.family, []).append((row, speed_up))
     return [
-        (_COLOURS[i % len(_COLOURS)], _series_name([row.setup.name for row, _ in rows]), rows)
+        (f"C{i % 10}", _series_name([row.setup.name for row, _ in rows]), rows)
         for i, rows in enumerate(families.values())
     ]
 
@@ -264,11 +252,12 @@ def _setups(block: Block) -> list[SetupRuns]:
 
 
 def _spread_colours(number: int) -> list[str]:
-    if number <= len(_COLOURS):
-        return list(_COLOURS[:number])
+    """The colours of the style while they suffice, else shades of one colour map."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
+    if number <= 10:
+        return [f"C{i}" for i in range(number)]
     return [to_hex(colormaps["turbo"](0.05 + 0.9 * i / (number - 1))) for i in range(number)]
 
 
