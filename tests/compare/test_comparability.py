@@ -10,13 +10,13 @@ BASE = [run("one", seed, 80.0 + seed, certificate=certificate(seed=seed)) for se
 
 
 def test_only_workers_differ() -> None:
-    """World size and device alone: equivalent, and nothing to list."""
+    """World size and device: equivalent, nothing to list."""
     four = [run("four", seed, 80.0, certificate=certificate(seed=seed, world_size=4)) for seed in (0, 1)]
     assert comparability(four, BASE).text == "equivalent"
 
 
 def test_what_differs_is_listed_in_a_word() -> None:
-    """Numbers as ratios, short words as they are."""
+    """Numbers as ratios, short words unchanged."""
     changed = {"global_batch": 192, "learning_rate": 0.004, "precision": "bf16", "world_size": 4}
     four = [run("four", 0, 80.0, certificate=certificate(**changed))]
     assert comparability(four, BASE).text == "comparable: global_batch × 4, learning_rate × 4, precision bf16"
