@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, Found, K, Phases, Property, Refused, Run
 from runner.errors import UserError, did_you_mean
-from runner.folder.age import started_ms
+from runner.folder.files import started_ms
 
 #: What is read of a run; all else in its folder is not needed.
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")

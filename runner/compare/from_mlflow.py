@@ -32,7 +32,7 @@ def check_store(uri: str, shown: str) -> None:
     """Refuse a store that cannot be asked, without making one. `shown`: option and value. Raises UserError."""
     from runner.config.choices import TrackerName
     from runner.config.schema import Tracking
-    from runner.track.preflight import check_tracking
+    from runner.track.store import check_tracking
 
     try:
         check_tracking(Tracking(TrackerName.mlflow, uri))

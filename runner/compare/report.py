@@ -15,7 +15,7 @@ from runner.compare.published_layout import Column, PublishedTable, published_ta
 from runner.compare.remarks import remarks
 from runner.compare.verdict import rule
 from runner.compare.write_csv import write_tables
-from runner.track.commit import git_commit
+from runner.track.card import git_commit
 
 _CAPTIONS = {
     "metric_vs_speed.png": "Metric against speed-up, one point per setup; setups that differ in one number are joined "

@@ -19,7 +19,7 @@ from runner.config.compose import settings
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
 from runner.folder.files import write_json
-from runner.folder.lock import held
+from runner.folder.lock import locked
 from runner.launch.elastic import launch
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import current_world, run_joined
@@ -31,8 +31,9 @@ from runner.run.books import Books
 from runner.run.preflight import refuse_used_folder, used_folder
 from runner.run.summary import FAILED, FINISHED, KILLED, Role, in_a_line, note_failure, objective, report
 from runner.run.watch import Watch
+from runner.track.card import card_of
 from runner.track.secrets import masked, without_credentials
-from runner.track.tracker import build_tracker, card_of
+from runner.track.tracker import build_tracker
 
 
 @dataclass
@@ -62,7 +63,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Hold a run's folder. Raises UserError, and leaves the folder alone, if another run has begun there meanwhile."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(held(folder))
+            stack.enter_context(locked(folder))
         except BlockingIOError:
             raise used_folder(folder) from None
         refuse_used_folder(folder)

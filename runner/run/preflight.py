@@ -24,7 +24,7 @@ def preflight(options: HydraOptions) -> None:
     """Find everything that a user can have got wrong about a run before a folder is made. Raises UserError."""
     from runner.config.compose import compose, settings
     from runner.plan.experiment import prepare
-    from runner.track.preflight import check_given_run, check_tracking
+    from runner.track.store import check_given_run, check_tracking
 
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
@@ -69,7 +69,7 @@ def sweep_preflight(options: HydraOptions, started_at: float) -> SweepRequest:
     from runner.sweep.grid import grid_of, sweeper_overrides
     from runner.sweep.resume import KEY, find_sweep
     from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
-    from runner.track.preflight import check_tracking
+    from runner.track.store import check_tracking
 
     for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
         _refuse_written_secret(override, meant.value())

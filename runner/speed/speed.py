@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.config.choices import SyncSchedule
 from runner.config.plain import to_plain
-from runner.folder.age import started_ms
+from runner.folder.files import started_ms
 from runner.plan.certificate import Setup
 from runner.plan.experiment import Experiment
 from runner.plan.placement import available_cores

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
-from runner.track import mlflow_tracker
+from runner.track import tracker as tracker_module
 from runner.track.card import RunCard
-from runner.track.mlflow_tracker import MlflowTracker
+from runner.track.tracker import Tracker
 from tests.processes import start_noted
 from tests.sweep.gated import GATED, hold, release, wait_until
 
@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 IMPATIENT = """
 import sys, time
 from runner import cli
-from runner.track import mlflow_tracker
-mlflow_tracker._LAST_SHIPMENT_S = 2.0
+from runner.track import tracker
+tracker._FINISH_TIMEOUT_S = 2.0
 sys.exit(cli.main(sys.argv[1:], time.time()))
 """
 HELD, HELD_AGAIN, STEPS = 10, 20, 30
@@ -209,7 +209,7 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Server) -> No
     server.die()
     release(tmp_path, HELD)
     comes_to(tmp_path, HELD_AGAIN, process)  # without a server
-    wait_until(lambda: "MLflow takes nothing" in said(tmp_path), "nobody misses the server")
+    wait_until(lambda: "MLflow cannot be reached" in said(tmp_path), "nobody misses the server")
     server.start()
     release(tmp_path, HELD_AGAIN)
     assert process.wait(timeout=120) == 0, said(tmp_path)
@@ -219,8 +219,8 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Server) -> No
     assert (run_id, status) == (summary["mlflow_run_id"], "FINISHED")
     assert in_store(server, run_id) == in_folder(folder)
     assert {value[1] for value in in_folder(folder) if value[0] == "train/loss"} == set(range(1, STEPS + 1))
-    assert said(tmp_path).count("MLflow takes nothing") == 1
-    assert "has not taken everything" not in said(tmp_path)
+    assert said(tmp_path).count("MLflow cannot be reached") == 1
+    assert "did not receive everything" not in said(tmp_path)
     card = RunCard.read(folder)
     assert (card.delivered, card.run_id) == (True, run_id)
 
@@ -374,10 +374,10 @@ def test_an_answer_that_is_lost(
     action: str, times: int, tmp_path: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server has acted and could not say so: there is one run, closed, with every value once."""
-    monkeypatch.setattr(mlflow_tracker, "_SHIP_EVERY", 0.05)
+    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
     name = f"{tmp_path.name}-{action}-{times}"
     card = RunCard(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
-    tracker = MlflowTracker(card, tmp_path, proxy.uri)
+    tracker = Tracker(card, tmp_path, proxy.uri)
     log = MetricsLog(tmp_path)
     write(log, range(1, 51))
     proxy.lose = {action: times}
@@ -399,9 +399,9 @@ def test_an_answer_that_is_lost(
 
 def test_nothing_is_sent_twice(tmp_path: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 3,600 values in four requests the server takes the second without an answer: the rest is sent, once."""
-    monkeypatch.setattr(mlflow_tracker, "_SHIP_EVERY", 0.05)
+    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
     card = RunCard(tmp_path.name, "a run", {}, {}, proxy.uri)
-    tracker = MlflowTracker(card, tmp_path, proxy.uri)
+    tracker = Tracker(card, tmp_path, proxy.uri)
     write(MetricsLog(tmp_path), range(1, 1201))
     original = proxy.note
 
@@ -424,9 +424,9 @@ def test_mlflow_says_nothing_of_its_own(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """MLflow would print the address of the run, between the runner's own lines, and a password that is in it."""
-    monkeypatch.setattr(mlflow_tracker, "_SHIP_EVERY", 0.05)
+    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
     uri = server.uri.replace("//", "//me:secret@")
-    tracker = MlflowTracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
+    tracker = Tracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
     tracker.start()
     tracker.finish("FINISHED")
     assert [run[1] for run in runs_of(server, tmp_path.name)] == ["FINISHED"]
