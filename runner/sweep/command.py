@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from runner.run.summary import FAILED, FINISHED, KILLED
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
-from runner.sweep.progress import JobMonitor, progress_line
+from runner.sweep.progress import monitor_jobs, progress_line
 from runner.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.sweep.sweep import Sweep, attempts
 from runner.track.secrets import masked
@@ -58,8 +59,8 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
         status, complete = FAILED, False
         try:
             # Jobs in this process show their own progress.
-            monitor = JobMonitor(sweep, console)
-            with contextlib.nullcontext() if sweep.in_process else Background("jobs", monitor.follow):
+            monitor = Background("jobs", functools.partial(monitor_jobs, sweep, console))
+            with contextlib.nullcontext() if sweep.in_process else monitor:
                 complete = _run_all(run_jobs, sweep)
             status = FINISHED if complete else FAILED
         except KeyboardInterrupt:

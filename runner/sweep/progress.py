@@ -49,30 +49,24 @@ def duration(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class JobMonitor:
-    """Shows the progress of jobs that run in other processes."""
+def monitor_jobs(sweep: Sweep, console: Console, done: threading.Event) -> None:
+    """Show the progress of jobs that run in other processes until `done` is set: poll their folders."""
+    last: dict[Path, str] = {}
 
-    def __init__(self, sweep: Sweep, console: Console) -> None:
-        self._sweep = sweep
-        self._console = console
-
-    def follow(self, done: threading.Event) -> None:
-        """Poll the jobs' folders until `done` is set."""
-        last: dict[Path, str] = {}
-        with Status("starting", console=self._console) as status:
-            while not done.wait(_POLL_S):
-                self._print_changes(last)
-                if self._console.is_terminal:
-                    status.update(sweep_progress(self._sweep))
-        self._print_changes(last)
-
-    def _print_changes(self, last: dict[Path, str]) -> None:
-        """A line for each job that has ended since the last call. `last`: the status at that time, by folder."""
-        for state in attempts(Path(self._sweep.folder)):
-            earlier_command = state.started_at < self._sweep.started_at
+    def print_ended() -> None:
+        """A line for each job that has ended since the last call."""
+        for state in attempts(Path(sweep.folder)):
+            earlier_command = state.started_at < sweep.started_at
             before = last.setdefault(state.folder, state.status if earlier_command else RUNNING)
             if state.status != before:
                 last[state.folder] = state.status
                 why = f" ({state.error})" if state.error else ""
-                text = f"{state.status.lower()}  {state.shown}{why}  —  {sweep_progress(self._sweep)}"
-                self._console.print(text, soft_wrap=True, markup=False)
+                text = f"{state.status.lower()}  {state.shown}{why}  —  {sweep_progress(sweep)}"
+                console.print(text, soft_wrap=True, markup=False)
+
+    with Status("starting", console=console) as status:
+        while not done.wait(_POLL_S):
+            print_ended()
+            if console.is_terminal:
+                status.update(sweep_progress(sweep))
+    print_ended()

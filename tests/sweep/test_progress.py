@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from runner.folder.files import write_json
 from runner.run.background import Background
 from runner.sweep import progress
-from runner.sweep.progress import JobMonitor, duration, progress_line, seconds_left, sweep_progress
+from runner.sweep.progress import duration, monitor_jobs, progress_line, seconds_left, sweep_progress
 from runner.sweep.sweep import JobState, Sweep
 from tests.sweep.folders import job_in, sweep_in, train_to
 from tests.sweep.gated import wait_until
@@ -93,7 +94,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 def test_jobs_are_reported_as_they_end(tmp_path: Path, sweep: Sweep) -> None:
     """Also a job that ends before the first look; not those of an earlier command, nor running ones."""
     output = io.StringIO()
-    with Background("jobs", JobMonitor(sweep, Console(file=output, width=120)).follow):
+    with Background("jobs", functools.partial(monitor_jobs, sweep, Console(file=output, width=120))):
         write_json(tmp_path / "1" / "summary.json", {"status": "FINISHED", "wall_s": 5.0})
         wait_until(lambda: "seed=1" in output.getvalue(), "the end of the first job is not reported", 30)
         job_in(tmp_path, "2", "seed=2", 61.0, status="FAILED", error="[oops] out of memory")
@@ -105,5 +106,6 @@ def test_jobs_are_reported_as_they_end(tmp_path: Path, sweep: Sweep) -> None:
 
 def test_a_terminal_always_shows_the_line(sweep: Sweep) -> None:
     output = io.StringIO()
-    with Background("jobs", JobMonitor(sweep, Console(file=output, force_terminal=True, width=120)).follow):
+    console = Console(file=output, force_terminal=True, width=120)
+    with Background("jobs", functools.partial(monitor_jobs, sweep, console)):
         wait_until(lambda: "1 of 3 jobs done" in output.getvalue(), "the line is not shown", 30)

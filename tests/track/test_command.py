@@ -42,7 +42,7 @@ def run_in(folder: Path, status: str | None = "FINISHED", **changes: Any) -> Run
     for step in (1, 2, 3):
         log.write(step, {"train/loss": 1 / step})
     log.close()
-    (folder / "summary.json").write_text(json.dumps({"status": status}))
+    (folder / "summary.json").write_text(json.dumps({"mlflow_run_id": None}))
     return card
 
 
@@ -118,6 +118,7 @@ def test_an_untracked_run(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run.info.run_id in capsys.readouterr().out
     card = RunCard.read(here / "run")
     assert card.delivered
+    assert json.loads((here / "run" / "summary.json").read_text()) == {"mlflow_run_id": run.info.run_id}
     assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1_000, card.ended)
     assert run.data.params == {"seed": "0"}
     assert (run.data.tags["device"], run.data.tags["certificate"]) == ("cpu", "equivalent")
@@ -151,20 +152,6 @@ def test_a_run_that_has_not_ended(here: Path, capsys: pytest.CaptureFixture[str]
     assert {name: run.info.status for name, run in in_store(uri).items()} == {"done": "FINISHED", "lost": "KILLED"}
     card = RunCard.read(here / "runs" / "lost")
     assert (card.status, card.delivered) == ("KILLED", True)
-
-
-def test_a_sweep_in_several_stores(here: Path) -> None:
-    """Each store gets each run once, with the jobs below their sweep."""
-    parent = run_in(here / "sweep")
-    for job, status in (("0", "FINISHED"), ("1", "KILLED")):
-        run_in(here / "sweep" / job, status, parent_key=parent.key)
-    for name in ("one", "other", "one"):
-        uri = database(name)
-        assert sync("sweep", "--tracking-uri", uri) == 0
-        found = in_store(uri)
-        assert {run: found[run].info.status for run in found} == {"sweep": "FINISHED", "0": "FINISHED", "1": "KILLED"}
-        for job in ("0", "1"):
-            assert found[job].data.tags["mlflow.parentRunId"] == found["sweep"].info.run_id
 
 
 def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -187,8 +186,8 @@ def test_into_an_existing_run(uri: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("log_model", [False, True])
-def test_close(uri: str, folder: Path, log_model: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files except the card and hidden ones, final tags, status, the run's own end, the model on request.
+def test_close(uri: str, tmp_path: Path, folder: Path, log_model: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files except the card and hidden ones, next to the store; final tags, status, end; the model on request.
 
     The card says `delivered` only when everything is in the store, and has the status before that.
     """
@@ -208,23 +207,8 @@ def test_close(uri: str, folder: Path, log_model: bool, monkeypatch: pytest.Monk
     assert RunCard.read(folder) == dataclasses.replace(before, delivered=True)
     (run,) = runs(uri)
     assert (run.info.status, run.info.end_time, run.data.tags["device"]) == ("KILLED", before.ended, "tpu")
-    files = {item.path for item in MlflowClient(uri).list_artifacts(run.info.run_id)}
+    files = {path.name for path in tmp_path.glob("store/mlartifacts/*/artifacts/*")}
     assert files == {"summary.json", "config.yaml", *(["model"] if log_model else [])}
-
-
-def test_deliver_twice(uri: str, folder: Path) -> None:
-    """The second time changes nothing; `summary.json` gets the run id that was not known at the end of the run."""
-    (folder / "summary.json").write_text(json.dumps({"mlflow_run_id": None}))
-    MetricsLog(folder).write(1, {"train/loss": 1.0})
-    card().write(folder)
-    assert deliver(folder, uri).status is None
-    assert runs(uri)[0].info.status == "RUNNING"
-    first = deliver(folder, uri, "KILLED")
-    assert deliver(folder, uri, "KILLED") == first
-    (run,) = runs(uri)
-    assert (run.info.run_id, run.info.status, run.info.end_time) == (first.run_id, "KILLED", first.ended)
-    assert history(uri, first.run_id) == [(1, 1.0)]
-    assert json.loads((folder / "summary.json").read_text()) == {"mlflow_run_id": first.run_id}
 
 
 def test_reopen(uri: str, folder: Path) -> None:
@@ -240,14 +224,6 @@ def test_reopen(uri: str, folder: Path) -> None:
     assert (run.info.run_id, run.info.status) == (delivery.run_id, "RUNNING")
     saved = RunCard.read(folder)
     assert (saved.status, saved.ended, saved.delivered) == (None, None, False)
-
-
-def test_a_new_store_has_its_artifacts_next_to_it(uri: str, tmp_path: Path, folder: Path) -> None:
-    """Not below the current folder, where MLflow would put them."""
-    (folder / "summary.json").write_text("{}")
-    card().mark_ended(folder, "FINISHED")
-    deliver(folder, uri)
-    assert [path.name for path in tmp_path.glob("store/mlartifacts/*/artifacts/*")] == ["summary.json"]
 
 
 def test_a_deleted_experiment_is_refused(folder: Path, uri: str) -> None:
