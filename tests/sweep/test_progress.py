@@ -102,10 +102,3 @@ def test_jobs_are_reported_as_they_end(tmp_path: Path, sweep: Sweep) -> None:
         ["finished  seed=1", "2 of 3 jobs done; about 2 s left"],
         ["failed  seed=2 ([oops] out of memory)", "3 of 3 jobs done, 1 failed"],
     ]
-
-
-def test_a_terminal_always_shows_the_line(sweep: Sweep) -> None:
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=120)
-    with Background("jobs", functools.partial(monitor_jobs, sweep, console)):
-        wait_until(lambda: "1 of 3 jobs done" in output.getvalue(), "the line is not shown", 30)

@@ -211,21 +211,6 @@ def test_close(uri: str, tmp_path: Path, folder: Path, log_model: bool, monkeypa
     assert files == {"summary.json", "config.yaml", *(["model"] if log_model else [])}
 
 
-def test_reopen(uri: str, folder: Path) -> None:
-    """A sweep's run that has ended is RUNNING again, in the store and on the card."""
-    delivery = Delivery(card(), folder, uri)
-    delivery.open()
-    delivery.mark_ended("FAILED", {"error": "x"})
-    delivery.close()
-    again = Delivery(RunCard.read(folder), folder, uri, resumed=True)
-    again.open()
-    again.reopen()
-    (run,) = runs(uri)
-    assert (run.info.run_id, run.info.status) == (delivery.run_id, "RUNNING")
-    saved = RunCard.read(folder)
-    assert (saved.status, saved.ended, saved.delivered) == (None, None, False)
-
-
 def test_a_deleted_experiment_is_refused(folder: Path, uri: str) -> None:
     client = MlflowClient(uri)
     client.delete_experiment(client.create_experiment("gone"))

@@ -84,13 +84,6 @@ def test_how_to_open(tmp_path: Path) -> None:
     assert "https://***@host/x/#/experiments/1/runs/abc" in line
 
 
-def test_a_run_that_ends_before_the_store_is_open(folder: Path, store: MlflowClient) -> None:
-    tracker = tracker_in(folder)
-    tracker.start()
-    tracker.finish("FAILED")
-    assert store.get_run(tracker.run_id).info.status == "FAILED"
-
-
 @pytest.mark.parametrize("method", ["log_inputs", "log_batch"])
 def test_a_store_that_fails_for_a_while(
     folder: Path, store: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
