@@ -21,8 +21,8 @@ from recipes.synthetic.acceptability import GrammarCorpus
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.backends.torch_distributed import TorchBackend
 from runner.data.recipe import Batch, Prepared
+from runner.folder import metrics_log
 from runner.plan import order
-from runner.track import metrics_log
 
 #: Of a sleep in a step: several times what the tiny model takes for one.
 SECONDS = 0.06

@@ -26,7 +26,7 @@ from runner.compare.runs import (
     SkippedRun,
 )
 from runner.errors import UserError, did_you_mean, first_line
-from runner.folder.age import started_ms
+from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
 
 #: The files of a run's folder that are read.

@@ -17,7 +17,7 @@ from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
 from runner.compare.text import direction, remarks, row_text, skipped_sentence, summary
 from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, rule
-from runner.track.commit import git_commit
+from runner.track.card import git_commit
 
 #: The longest tag value that every MLflow store accepts.
 MAX_TAG_CHARACTERS = 5_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import typing
 from dataclasses import dataclass, field
 from typing import Any
@@ -301,7 +302,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are logged. `uri`: an MLflow tracking URI, null for a SQLite store under `outputs/`."""
+    """Where runs are logged. `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`."""
 
     kind: TrackerName = MISSING
     uri: str | None = None
@@ -315,6 +316,9 @@ class Tracking:
             rule = "tracking=none logs only to the run's folder; choose tracking=mlflow"
             require(self.uri is None, "tracking.uri", "…", rule)
             require(not self.log_model, "tracking.log_model", True, rule)
+        elif self.uri is None:
+            # Not by interpolation in the YAML file: `--cfg job --resolve` would print a password in the variable.
+            object.__setattr__(self, "uri", os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 @dataclass(frozen=True)

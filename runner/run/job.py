@@ -18,7 +18,7 @@ from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
 from runner.folder.files import write_json
-from runner.folder.lock import held
+from runner.folder.lock import locked
 from runner.launch.elastic import launch
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld
@@ -29,8 +29,9 @@ from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, report
+from runner.track.card import card_of
 from runner.track.secrets import masked, without_credentials
-from runner.track.tracker import build_tracker, card_of
+from runner.track.tracker import build_tracker
 from runner.train.build import Job
 from runner.train.result import RunResult
 
@@ -114,7 +115,7 @@ def _lock(folder: Path) -> Iterator[None]:
     """Lock a run's folder. Raises UserError, and leaves the folder alone, if another run has just started there."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(held(folder))
+            stack.enter_context(locked(folder))
         except BlockingIOError:
             raise used_folder(folder) from None
         refuse_used_folder(folder)

@@ -13,7 +13,7 @@ from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from runner.track.preflight import check_given_run, check_tracking
+from runner.track.store import check_given_run, check_tracking
 
 
 def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:

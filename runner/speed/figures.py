@@ -12,7 +12,7 @@ from typing import Any
 from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
 from runner.config.plain import to_plain
-from runner.folder.age import started_ms
+from runner.folder.files import started_ms
 from runner.plan.certificate import RunSetup
 from runner.plan.experiment import Experiment
 from runner.speed.diagnosis import diagnose

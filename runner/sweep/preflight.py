@@ -16,8 +16,8 @@ from runner.sweep.command import SweepRequest
 from runner.sweep.grid import grid_of, sweeper_overrides
 from runner.sweep.resume import find_sweep
 from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
-from runner.track.preflight import check_tracking
 from runner.track.secrets import masked, names_a_secret
+from runner.track.store import check_tracking
 
 
 def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:

@@ -16,7 +16,7 @@ from mlflow.tracking import MlflowClient
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from runner import cli
-from runner.folder.lock import held
+from runner.folder.lock import locked
 from runner.run import books
 from tests.replicas import TINY
 
@@ -274,7 +274,7 @@ def test_two_commands_in_one_folder(here: Path, still: bool, capsys: pytest.Capt
 
         def begin(*_: object) -> None:
             if still:
-                first.enter_context(held(folder))
+                first.enter_context(locked(folder))
             else:
                 (folder / "config.yaml").write_text("seed: 0")
 

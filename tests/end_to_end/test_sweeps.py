@@ -22,7 +22,7 @@ from runner.compare.from_folders import run_folders
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose
 from runner.errors import UserError
-from runner.folder.lock import is_held
+from runner.folder.lock import is_locked
 from runner.folder.metrics_log import MetricsReader
 from runner.run.preflight import sweep_preflight
 from runner.sweep import command
@@ -506,7 +506,9 @@ def test_jobs_that_outlive_their_sweep(here: Path, capsys: pytest.CaptureFixture
     for job in (0, 1):
         release(here, 2, job)
     wait_until(lambda: sorted(s for _, s in attempts(here)) == ["FINISHED"] * 2, "the jobs do not end")
-    wait_until(lambda: not any(is_held(path.parent) for path in here.glob("outputs/sweeps/*/*/job.json")), "still held")
+    wait_until(
+        lambda: not any(is_locked(path.parent) for path in here.glob("outputs/sweeps/*/*/job.json")), "still held"
+    )
     assert sweep("seed=0,1", resumed) == 0
     assert len(attempts(here)) == 2
     assert statuses(here) == ("FINISHED", ["FINISHED"] * 2)
@@ -518,7 +520,7 @@ def test_a_job_process_that_dies_is_one_failed_job(here: Path) -> None:
     process = held_under_submitit(here)
     victim = next(path.parent for path in here.glob("outputs/sweeps/*/*/job.json"))
     os.kill(read(victim / ".lock")["pid"], signal.SIGTERM)
-    wait_until(lambda: not is_held(victim), "the job does not end")
+    wait_until(lambda: not is_locked(victim), "the job does not end")
     for job in (0, 1):
         (here / f"hold-{job}-2").unlink(missing_ok=True)
     assert process.wait(timeout=90) == cli.EXIT_FAILED, said(here)
@@ -612,7 +614,7 @@ def test_a_sweeper_that_gives_up(
     monkeypatch.setattr(optuna.study.Study, "tell", out_of_ideas)
     drawn = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
     assert sweep(*drawn, "optimizer.lr=interval(0.001,0.1)") == cli.EXIT_FAILED
-    assert "did not come to its end: no more ideas" in capsys.readouterr().err
+    assert "did not run to its end: no more ideas" in capsys.readouterr().err
     assert family(here)[0].info.status == "FAILED"
 
 
