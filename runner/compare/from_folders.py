@@ -18,7 +18,7 @@ from runner.folder.age import started_ms
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
 _SEED_SUFFIX = re.compile(r" · s\d+$")
 #: Settings that say nothing about the experiment.
-_APART = ("seed", "tracking", "cache_dir")
+_APART = ("seed", "log_every", "tracking", "cache_dir")
 #: Metrics of which less is better, where no run says so itself.
 _LOWER_IS_BETTER = re.compile(r"(^|_)(loss|perplexity|error|wer|cer|mse|mae|rmse)$")
 

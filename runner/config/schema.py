@@ -282,6 +282,7 @@ class Config:
     seed: int = MISSING
     epochs: int = MISSING
     max_steps: int | None = None
+    log_every: int = 10
     compile: bool = False
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail
@@ -310,6 +311,7 @@ class Config:
             self.max_steps,
             "it must be at least 1 optimizer step, or null for whole epochs",
         )
+        require(self.log_every >= 1, "log_every", self.log_every, "use at least 1 optimizer step")
         separate = self.sync.policy is SyncPolicyName.gradients and not self.sync.averages_gradients_always
         rule = "workers' loss scales move apart between synchronisations of gradients: use precision=bf16 or fp32"
         require(not (separate and self.precision.name is PrecisionName.fp16), "sync.policy", self.sync.policy, rule)

@@ -45,7 +45,7 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ in nothing but the seed and in where they are logged and cached."""
-        apart = ("seed", "tracking", "cache_dir")
+        apart = ("seed", "log_every", "tracking", "cache_dir")
         config = {key: value for key, value in to_plain(self.config).items() if key not in apart}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
