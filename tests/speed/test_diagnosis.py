@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.speed.diagnosis import STANDS_OUT, Diagnosis, diagnose, share_at, smallest_k
-from runner.speed.run_numbers import Baseline, Collectives, Reading, RunNumbers
+from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
 from runner.train.tokens import Tokens
 
 
@@ -43,7 +43,7 @@ USUAL = RunNumbers(
     samples_per_s=400.0,
     step_s=step(),
     tokens=Tokens(90, uneven=10),
-    reading=Reading(8551, 8551, 8551),
+    reading=SamplesRead(8551, 8551, 8551),
 )
 
 
@@ -56,10 +56,15 @@ CASES: list[tuple[dict[str, Any], str, str, float]] = [
     ({}, "nothing", "95% of a step was computation", 0.0),
     ({"baseline": Baseline("one", 200.0, 32, None)}, "nothing", "scaling efficiency is 50%", 0.0),
     ({"step_s": None}, "nothing", "a step is one program", 0.0),
-    ({"reading": Reading(8551, 4 * 8551, 8551)}, "not dealt out", "each worker read all 8,551 samples:", 0.75 * 0.75),
-    ({"reading": Reading(96, 384, 96)}, "not dealt out", "all 96 samples of the finished steps", 0.75 * 0.75),
-    ({"reading": Reading(1000, 1000, 750)}, "repeats", "250 of 1,000", 0.25 * 0.75),
-    ({"reading": Reading(100, 100, 50), "world_size": 2}, "repeats", "50 of 100", 0.5 * 0.75),
+    (
+        {"reading": SamplesRead(8551, 4 * 8551, 8551)},
+        "not dealt out",
+        "each worker read all 8,551 samples:",
+        0.75 * 0.75,
+    ),
+    ({"reading": SamplesRead(96, 384, 96)}, "not dealt out", "all 96 samples of the finished steps", 0.75 * 0.75),
+    ({"reading": SamplesRead(1000, 1000, 750)}, "repeats", "250 of 1,000", 0.25 * 0.75),
+    ({"reading": SamplesRead(100, 100, 50), "world_size": 2}, "repeats", "50 of 100", 0.5 * 0.75),
     (
         {"step_s": step(forward=0.1, backward=0.24, optimizer=0.02, data=0.02, communication=0.61, other=0.01)},
         "communication",
@@ -108,7 +113,7 @@ def test_each_cause_alone(changes: dict[str, Any], kind: str, words: str, lost: 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"reading": Reading(8551, 8551 + 100, 8551)},  # shards that were padded to equal length
+        {"reading": SamplesRead(8551, 8551 + 100, 8551)},  # shards that were padded to equal length
         {"step_s": step(communication=0.24), "evaluation_s": 39.0, "first_step_s": 59.0, "compile_s": 39.0},
         {"training_s": 111.0},  # 59 of 200 s are left for the end
         {"step_s": step(communication=0.9), "world_size": 1},
@@ -128,7 +133,7 @@ def test_below_the_threshold_nothing_is_reported(changes: dict[str, Any]) -> Non
 def test_the_costliest_comes_first() -> None:
     """After wrong data and a rehearsal. Of 200 s: 70; 3/4 of 90% of 80 = 54; 45; half of 90% of 80 = 36."""
     everything = found(
-        reading=Reading(8551, 4 * 8551, 8551),
+        reading=SamplesRead(8551, 4 * 8551, 8551),
         rehearsed=True,
         cores=2,
         first_step_s=70.0,
@@ -143,7 +148,7 @@ def test_the_costliest_comes_first() -> None:
 def test_a_failed_run_has_its_ledger_only() -> None:
     unknown = dict.fromkeys(("training_s", "first_step_s", "evaluation_s", "samples_per_s", "step_s", "tokens"))
     assert found(**unknown, rehearsed=True, cores=1, reading=None) == []
-    assert [one.kind for one in found(**unknown, reading=Reading(8551, 4 * 8551, 8551))] == ["not dealt out"]
+    assert [one.kind for one in found(**unknown, reading=SamplesRead(8551, 4 * 8551, 8551))] == ["not dealt out"]
 
 
 def test_the_share_of_communication_at_another_k() -> None:
