@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runner.errors import UserError
 from tests.pool import WorkerPool
 from tests.replicas import (
     count_all_reduces,
@@ -180,3 +181,8 @@ def test_max_steps_shortens_run_and_schedule(pool: WorkerPool) -> None:
     lrs = [metrics["train/lr"] for _, metrics in result["logged"] if "train/lr" in metrics]
     assert lrs == pytest.approx([0.05 * f * 24 / 48 for f in (1, 0.75, 0.5, 0.25)])
     assert result["ledger"][0]["samples_seen"] == 96
+
+
+def test_log_every_is_at_least_one_step() -> None:
+    with pytest.raises(UserError, match="log_every=0"):
+        tiny_job(["log_every=0"], 1)
