@@ -302,7 +302,7 @@ class Config:
     equivalence: Equivalence = MISSING
 
     def __post_init__(self) -> None:
-        # torch and NumPy take 32-bit seeds; seed + epoch must fit as well.
+        # torch and NumPy take 32-bit seeds.
         require(0 <= self.seed < 2**31, "seed", self.seed, "it must be at least 0 and below 2147483648")
         require(self.epochs >= 1, "epochs", self.epochs, "it must be at least 1")
         require(

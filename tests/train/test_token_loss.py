@@ -152,8 +152,8 @@ def test_global_batches_without_a_label(pool: WorkerPool) -> None:
 
 
 def test_bf16_losses_agree(pool: WorkerPool, one_worker: dict[str, Result]) -> None:
-    """6e-4 of a loss was measured between one and two workers, and 7e-4 between bf16 and fp64."""
+    """Losses are about 0.7. 6e-4 was measured between one and two workers, and 7e-4 between bf16 and fp64."""
     one, two = (losses(pool.run(workers, train, [*SGD, "precision=bf16"])[0]) for workers in (1, 2))
-    assert two == pytest.approx(one, rel=3e-3)
-    assert one == pytest.approx(losses(one_worker["sgd"]), rel=3e-3)
+    assert two == pytest.approx(one, abs=2e-3)
+    assert one == pytest.approx(losses(one_worker["sgd"]), abs=2e-3)
     assert one != pytest.approx(losses(one_worker["sgd"]), rel=1e-6)

@@ -23,6 +23,9 @@ EXACT = [
     "optimizer.lr=0.05",
     "optimizer.clip_norm=null",
     "schedule.warmup_share=0",
+    # Under seed 0 the gradient of the classifier's bias, which is initialised to 0, nearly cancels in the first batch.
+    # In fp32 its rounding is then more than the tolerance for so small a weight.
+    "seed=1",
 ]
 STEPS = 6  # the fifth is the tail of 4 samples, the sixth begins another epoch
 
