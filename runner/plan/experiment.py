@@ -44,7 +44,7 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        excluded = ("seed", "tracking", "cache_dir")
+        excluded = ("seed", "log_every", "tracking", "cache_dir")
         config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Which evaluation was the best, and whether waiting for a better one is still worth it."""
+"""Follow the evaluation metric: keep the best weights, and stop a run that no longer improves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from runner.config.choices import Goal
 from runner.config.schema import Evaluation
 
 
-class Best:
-    """Follows one metric over evaluations; keeps the best weights if asked to.
-
-    `keep_weights`: hold a CPU copy of the best weights (on the one worker that saves them).
-    """
+class BestTracker:
+    """Remembers the best evaluation, its weights on the CPU if `keep_weights`, and counts evaluations without gain."""
 
     def __init__(self, config: Evaluation, keep_weights: bool) -> None:
         self._config = config
@@ -28,7 +25,7 @@ class Best:
 
     def update(self, step: int, metrics: dict[str, float], model: nn.Module) -> None:
         value = metrics[self._config.metric]
-        if self.value is None or self._gain(value) > self._config.min_delta:
+        if self._improves(value):
             self.value, self.step, self.metrics = value, step, metrics
             self._without_improvement = 0
             if self._keep_weights:
@@ -36,15 +33,15 @@ class Best:
         else:
             self._without_improvement += 1
 
-    def _gain(self, value: float) -> float:
-        assert self.value is not None
-        if math.isnan(value):
-            return -math.inf  # no improvement on anything, on another of its kind neither
-        if math.isnan(self.value):
-            return math.inf
-        return value - self.value if self._config.goal is Goal.max else self.value - value
+    def _improves(self, value: float) -> bool:
+        if self.value is None:
+            return True
+        if math.isnan(value) or math.isnan(self.value):
+            return not math.isnan(value)  # any number is better than NaN, and NaN is never better
+        gain = value - self.value if self._config.goal is Goal.max else self.value - value
+        return gain > self._config.min_delta
 
-    def exhausted(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether `patience` evaluations have passed without an improvement."""
         return self._config.patience is not None and self._without_improvement >= self._config.patience
 
