@@ -38,10 +38,8 @@ def accelerate_notes(config: Config) -> RenderableType | None:
 
 
 def absent_notes(experiment: Experiment) -> RenderableType | None:
-    """What is not here, and what ≈ means then; None where everything is."""
+    """Data and models that are not on this machine; None if there are none."""
     notes = [f"Not here: {sentence}." for sentence in experiment.absent]
-    if experiment.facts.estimated:
-        notes.append(f"≈ Estimated: {experiment.facts.source}.")
     return Text("\n".join(notes), style="yellow") if notes else None
 
 
@@ -59,7 +57,7 @@ def plain_table(title: str, show_header: bool = True) -> Table:
 
 def _plan(experiment: Experiment) -> Table:
     plan, config, facts = experiment.plan, experiment.config, experiment.facts
-    about = "≈ " if facts.estimated else ""
+    about = ""
     warm_up = f"{about}{plan.warmup_steps:,}" if plan.warmup_steps else "0"
     table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
     table.add_column("what", style="bold")

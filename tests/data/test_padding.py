@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
-
 from runner.data.padding import padded
+from torch.nn.utils.rnn import pad_sequence
 
 ROWS = [np.array(row, dtype=np.int32) for row in ([5, 6, 7], [8], [], [9, -100])]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipes.tasks.packing import Size
 
 from recipes.tasks.language_model import CausalLanguageModel, Documents, ExpectedText
-from recipes.tasks.packing import Size
 from runner.data.cache import Cache
 from runner.data.recipe import Prepared
 from runner.errors import Unavailable, UserError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipes.synthetic.made_tokenizer import KINDS, made_tokenizer, special_ids
 
 from recipes.synthetic.grammar import generate
-from recipes.synthetic.made_tokenizer import KINDS, made_tokenizer, special_ids
 from runner.errors import UserError
 
 TEXTS = [row.sentence for row in generate(0, 600, 2)[0]]

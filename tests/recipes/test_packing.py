@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from recipes.tasks.packing import Size, expected_rows, packed, size_of, token_ids
+
 from runner.errors import UserError
 from tests.recipes.letters import END, LETTERS, PAD, UNKNOWN, A, bracketing, word_tokenizer
 

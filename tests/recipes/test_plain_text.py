@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from recipes.tasks.packing import Size
 
 from recipes.sources.plain_text import KnownSize, PlainText
 from recipes.tasks.language_model import Documents
-from recipes.tasks.packing import Size
 from runner.config.compose import compose, settings
 from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recipes.sources.squad_sizes import windows_of, windows_per_question
+from recipes.tasks.windows import Window, WindowSizes, windows
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from recipes.sources.squad_files import Paragraphs, Question
-from recipes.sources.squad_sizes import windows_of, windows_per_question
-from recipes.tasks.windows import Window, WindowSizes, windows
 from runner.errors import UserError
 from tests.tiny_models import pair_tokenizer
 
