@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from recipes.sources.files import local_files, read_text
 from recipes.sources.hub import load_splits
@@ -57,12 +57,14 @@ class PlainText:
 
     def _from_files(self, part: str, given: str) -> list[str]:
         setting = f"recipe.data.{part}={given}"
-        path = Path(given).expanduser()
+        path = os.path.expanduser(given)
         found = [given]
-        if not path.is_file() and glob.has_magic(given):
-            found = [name for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+        if not os.path.isfile(path) and glob.has_magic(given):
+            found = [name for name in sorted(glob.glob(path, recursive=True)) if os.path.isfile(name)]
             if not found:
-                raise UserError(f"{setting} matches no file (looked in {path.absolute().parent}): check the path")
+                raise UserError(
+                    f"{setting} matches no file (looked in {os.path.dirname(os.path.abspath(path))}): check the path"
+                )
         documents = self._split(read_text(name, setting if name == given else f"{setting} ({name})") for name in found)
         if not documents:
             raise UserError(f"{setting} contains no text: give a file with text")
