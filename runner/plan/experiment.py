@@ -94,9 +94,7 @@ def foresee(config: Config) -> Experiment:
     except Unavailable as error:
         given = config.plan.train_samples
         if given is None:
-            raise Unavailable(
-                f"{error}; plan.train_samples=N plans without the data, for a training set of N samples"
-            ) from error
+            raise Unavailable(f"{error}; runner.plan needs only its size, plan.train_samples=N") from error
         absent.append(str(error))
         facts = DataFacts(given, 0, "not read", f"plan.train_samples={given}")
     try:

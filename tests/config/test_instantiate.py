@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from recipes.synthetic.acceptability import GrammarCorpus
-from runner.config.instantiate import build_recipe
+from runner.config.instantiate import MOVED, build_recipe
 from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
 from runner.data.table import write_table
 from runner.errors import UserError
@@ -177,6 +179,14 @@ def test_target_that_is_not_there(target: str) -> None:
     with pytest.raises(UserError) as caught:
         build({"_target_": TOP, "data": {"_target_": target}})
     assert str(caught.value).startswith(f"recipe.data._target_={target} cannot be imported")
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_moved_target(old: str) -> None:
+    """The old path of a recipe's module is refused with the new one, which exists."""
+    importlib.import_module(MOVED[old])
+    with pytest.raises(UserError, match=re.escape(f"use {MOVED[old]}.X")):
+        build({"_target_": TOP, "data": {"_target_": f"{old}.X"}})
 
 
 def test_missing_target() -> None:

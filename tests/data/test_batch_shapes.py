@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from runner.data.loader import FILLER
-from tests import replicas
 from tests.compiling import (
     Shape,
     optimizer_is_fused,
@@ -194,5 +193,3 @@ def test_unknown_seconds_are_not_logged(pool: WorkerPool) -> None:
     plain = {name for _, metrics in pool.run(2, train, SGD, False)[0]["logged"] for name in metrics}
     assert "comm/seconds" in plain
     assert not [name for name in plain if name.startswith("compile/")]
-
-
