@@ -333,6 +333,17 @@ class Equivalence:
 
 
 @dataclass(frozen=True)
+class PlanOverrides:
+    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine."""
+
+    train_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        ok = self.train_samples is None or self.train_samples >= 1
+        require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
 
@@ -357,6 +368,7 @@ class Config:
     evaluation: Evaluation = MISSING
     tracking: Tracking = MISSING
     equivalence: Equivalence = MISSING
+    plan: PlanOverrides = field(default_factory=PlanOverrides)
 
     def __post_init__(self) -> None:
         # torch and NumPy take 32-bit seeds.

@@ -65,24 +65,23 @@ def test_two_workers_find_what_one_finds(
 
 
 def test_plan_without_data_weights_or_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """The published set-up can be looked at anywhere: sizes that had to be estimated are marked."""
-    published = ["recipe=squad", "recipe.model.name=bert-large-uncased", "batch=per_device"]
-    assert cli.plan_main([*published, "device=gpu4", "sync.k=16"]) == 0
+    """`plan.train_samples` states the size of a training set that is not on this machine."""
+    published = ["recipe=squad", "recipe.model.name=bert-large-uncased", "batch=per_device", "device=gpu4", "sync.k=16"]
+    assert cli.plan_main(published) == 2
+    assert "plan.train_samples=N" in capsys.readouterr().err
+    assert cli.plan_main([*published, "plan.train_samples=88524"]) == 0
     said = capsys.readouterr().out
     rows = {line.strip().split("  ")[0]: line for line in said.splitlines()}
-    assert "≈ 177," in rows["windows"]
-    assert "of 87,599 questions" in rows["windows"]
-    assert "≈ 5,534" in rows["optimizer steps"]
-    assert "≈" not in rows["global batch"]
+    assert "177,048" in rows["samples"]
+    assert "5,534" in rows["optimizer steps"]
     assert " 32 " in rows["global batch"]  # 8 a worker
-    assert "≈ 346 in all" in said  # averages
-    assert "Not here: there are no training data" in said
-    assert "Not here: recipe.model.name=bert-large-uncased" in said
-    assert "≈ Estimated" in said
+    assert "there is no training data" in said
+    assert "recipe.model.name=bert-large-uncased" in said
 
 
 def test_a_run_without_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can be foreseen cannot be trained: exit 2, and no folder."""
+    """What can be planned cannot be trained: exit 2, and no folder. `plan.train_samples` is for `runner.plan` only."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["recipe=squad", "recipe.model.name=bert-large-uncased", "device=cpu"], time.time()) == 2
+    assert cli.main(["device=cpu", "plan.train_samples=5"], time.time()) == 2
     assert not (tmp_path / "outputs").exists()
