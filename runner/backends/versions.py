@@ -1,4 +1,4 @@
-"""The versions of the libraries whose arithmetic and defaults a result depends on."""
+"""Versions of the libraries that influence results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 @functools.cache
 def library_versions(device_type: str) -> Mapping[str, str]:
-    """By name; Python's own too, and CUDA's or torch_xla's where `device_type` is `cuda` or `xla`."""
+    """Versions by name, including Python, and CUDA or torch_xla if `device_type` is `cuda` or `xla`."""
     versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     if device_type == "cuda":
         versions["CUDA"] = str(torch.version.cuda)

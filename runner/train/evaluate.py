@@ -62,15 +62,17 @@ def evaluate(
     parts += _fetched(on_device)
     model.train(was_training)
 
-    order = torch.cat(backend.gather_rows(torch.from_numpy(mine)))
+    order = torch.cat(backend.all_gather_object(torch.from_numpy(mine)))
     # A worker without a sample still has to say what shape a prediction has: it takes part with zero rows.
-    shape = backend.share(list(parts[0].shape[1:]) if parts else None)
+    shape = backend.broadcast_object(list(parts[0].shape[1:]) if parts else None)
     own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)
-    gathered = torch.cat(backend.gather_rows(own))
+    gathered = torch.cat(backend.all_gather_object(own))
     assert len(order) == len(table), (len(order), len(table))
     predictions = torch.empty_like(gathered)
     predictions[order] = gathered
-    metrics: dict[str, float] = backend.share(recipe.metrics(predictions, table) if backend.rank == 0 else None)
+    metrics: dict[str, float] = backend.broadcast_object(
+        recipe.metrics(predictions, table) if backend.rank == 0 else None
+    )
     return metrics
 
 

@@ -143,11 +143,7 @@ class Meter:
             self._note_phases(phases, stalled, len(pending))
         clock = torch.tensor(elapsed, dtype=torch.float64)
         numbers = [*(p.loss_sum for p in pending), *(p.counted for p in pending), clock]
-        if wait:
-            summed = self._backend.sum_numbers(numbers)
-            self._under_way.append((pending, lambda: summed))
-        else:
-            self._under_way.append((pending, self._backend.start_sum_numbers(numbers)))
+        self._under_way.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
 
     def _end(self, pending: list[_Pending], result: Callable[[], list[float]]) -> list[StepRecord]:
         reduced = result()

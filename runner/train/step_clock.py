@@ -22,7 +22,7 @@ class StepClock:
         self._stamps: list[tuple[str, Any]] = []
 
     def begin(self, phase: str) -> None:
-        stamp = self._backend.stamp()
+        stamp = self._backend.record_event()
         if stamp is not None:
             self._stamps.append((phase, stamp))
 
@@ -32,6 +32,6 @@ class StepClock:
             return {}
         seconds = dict.fromkeys(PHASES, 0.0)
         for (phase, start), (_, end) in zip(self._stamps, self._stamps[1:], strict=False):
-            seconds[phase] += self._backend.seconds_between(start, end)
+            seconds[phase] += start.elapsed_time(end) / 1000
         self._stamps = self._stamps[-1:]  # the phase that is going on
         return seconds

@@ -84,7 +84,7 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
         gradients.clear()
         loop.train(until=step)
         loop.flush()
-        samples = torch.cat(loop.backend.gather_rows(torch.from_numpy(loop.last_samples)))
+        samples = torch.cat(loop.backend.all_gather_object(torch.from_numpy(loop.last_samples)))
         metrics = {name: value for at, logged in log if at == step for name, value in logged.items()}
         log.clear()
         weights, replicas = _common(loop)
@@ -150,7 +150,7 @@ def _replicas(loop: Loop) -> str | None:
     names = [name for name, _ in loop.model.named_parameters()]
     hashes = [hashlib.sha256(_bytes(parameter)).digest() for parameter in loop.model.parameters()]
     mine = torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.uint8).view(len(names), -1)
-    of_rank = loop.backend.gather_rows(mine)
+    of_rank = loop.backend.all_gather_object(mine)
     for rank, theirs in enumerate(of_rank):
         different = (theirs != of_rank[0]).any(1).nonzero().flatten().tolist()
         if different:
