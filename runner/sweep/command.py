@@ -16,7 +16,7 @@ from runner.config.schema import Evaluation, Tracking
 from runner.errors import first_line
 from runner.folder.lock import end_all, is_held, wait_for
 from runner.launch.signals import handle_signals, signals_ignored
-from runner.run.background import Background
+from runner.run.progress import Background
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card

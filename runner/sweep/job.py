@@ -23,7 +23,7 @@ from runner.launch.elastic import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import run
-from runner.run.summary import FAILED, Role, in_a_line, note_failure, objective
+from runner.run.summary import FAILED, Role, note_failure, objective, one_line
 from runner.sweep.progress import line_of
 from runner.sweep.states import also_known_as, attempts, finished_run, note_start, read_summary
 from runner.sweep.sweep import Sweep, job_name, tags_of
@@ -149,6 +149,6 @@ def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role,
         parent_key=role.parent_key,
     )
     tracker = build_tracker(tracking, card, folder)
-    tracker.tag("error", masked(in_a_line(error)))
+    tracker.tag("error", masked(one_line(error)))
     tracker.start()
     tracker.finish(FAILED)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.config.hydra_options import RESUME_SWEEP as KEY
+from runner.config.arguments import RESUME_SWEEP as KEY
 from runner.errors import UserError, did_you_mean
 from runner.folder.lock import held, is_held
 from runner.run.summary import write_summary

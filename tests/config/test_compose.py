@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.config.compose import compose, known_keys, settings, sweep_points
-from runner.config.paths import conf_dir
+from runner.config.compose import compose, conf_dir, known_keys, settings, sweep_points
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from tests.recipes import zoo

@@ -19,8 +19,8 @@ from mlflow.tracking import MlflowClient
 
 from runner import cli
 from runner.compare.from_folders import run_folders
+from runner.config.arguments import HydraOptions
 from runner.config.compose import compose
-from runner.config.hydra_options import HydraOptions
 from runner.errors import UserError
 from runner.folder.lock import is_held
 from runner.folder.metrics_log import MetricsReader

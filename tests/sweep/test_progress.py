@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from runner.run.background import Background
+from runner.run.progress import Background
 from runner.sweep import progress
 from runner.sweep.progress import Overview, in_words, line_of, progress_line, seconds_left
 from runner.sweep.states import JobState, attempts

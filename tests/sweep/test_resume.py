@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.hydra_options import take_resume
+from runner.config.arguments import take_resume
 from runner.errors import UserError
 from runner.sweep.resume import close_books, find_sweep, only_one
 from runner.sweep.states import attempts, finished_run

@@ -1,4 +1,4 @@
-"""What `summary.json` says about a run's speed: its numbers beside those of one worker, and what is found in them."""
+"""The speed of a run in `summary.json`: its figures, those of one worker, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from runner.plan.certificate import Setup
 from runner.plan.experiment import Experiment
 from runner.plan.placement import available_cores
 from runner.speed.diagnosis import diagnose
-from runner.speed.run_numbers import Baseline, Collectives, Reading, RunNumbers
-from runner.train.tokens import Tokens
+from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
+from runner.train.result import RunResult
 
-#: Caches can make several workers a little faster than so many of one; what is beyond that was no fair baseline.
-_TOO_GOOD = 1.1
+#: Caches can make n workers a little more than n times as fast as one; beyond that the baseline was slowed down.
+_IMPLAUSIBLE = 1.1
 
-#: Of a recipe's settings, those that say nothing of its speed; the data are known by their digest.
-_APART = ("tuned", "metric", "goal", "data")
+#: Settings of a recipe that do not change its speed. The data are identified by their digest.
+_NO_EFFECT = ("tuned", "metric", "goal", "data")
 
 
 def speed_key(setup: Setup, machine: str) -> str:
     """Equal for runs that should be equally fast: the same work in the same pieces on the same machine.
 
-    Seed, length of the run, learning rate, evaluation, tracking and synchronisation do not enter.
+    Seed, length of the run, learning rate, evaluation, tracking and synchronisation are left out.
     """
     config, plan = setup.config, setup.plan
     content = {
-        "recipe": {name: value for name, value in config.recipe.items() if name not in _APART},
+        "recipe": {name: value for name, value in config.recipe.items() if name not in _NO_EFFECT},
         "data": setup.data,
         "device": [setup.device_type, machine, config.device.length_buckets],
         "versions": dict(setup.versions),
@@ -47,9 +47,9 @@ def speed_key(setup: Setup, machine: str) -> str:
 
 
 def find_baseline(folder: Path, key: str, micro_batch: int) -> Baseline | None:
-    """The newest finished run with this speed key among the folders beside `folder`; None if there is none.
+    """The newest finished run with this speed key among the folders next to `folder`; None if there is none.
 
-    Runs that were rehearsed, that shared the machine with other jobs, or that were too short to time are passed over.
+    Runs that were rehearsed, that shared the machine with other jobs, or that were too short to time are skipped.
     """
     summaries = [path for path in folder.resolve().parent.glob("*/summary.json") if path.parent != folder.resolve()]
     for path in sorted(summaries, key=lambda path: started_ms(path.parent), reverse=True):
@@ -63,7 +63,7 @@ def find_baseline(folder: Path, key: str, micro_batch: int) -> Baseline | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A file of another run, which may be of any tool and any state: what cannot be read is no baseline."""
+    """Another run's summary; empty if it cannot be read, since it may be in any state."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -72,21 +72,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def speed_of(
-    experiment: Experiment, result: Mapping[str, Any], wall_s: float, folder: Path, jobs_at_once: int
+    experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int
 ) -> dict[str, Any]:
     """The entries `speed_key`, `speed`, `diagnosis` and `diagnoses` of `summary.json`.
 
-    `result`: what rank 0 returned, or as much as is known of a run that failed. `wall_s`: seconds of the whole run.
+    `wall_s`: seconds of the whole run. `jobs_at_once`: jobs of a sweep that share this machine.
     """
-    machine = result.get("machine")
-    keys = [speed_key(setup, machine) for setup in (experiment.setup, experiment.one_worker)] if machine else None
     numbers = _numbers(experiment, result, wall_s, folder, jobs_at_once)
-    if keys is not None:
-        numbers = dataclasses.replace(numbers, baseline=_baseline(experiment, numbers, folder, *keys))
+    key = None
+    if result.machine is not None:
+        key, one_worker = (speed_key(setup, result.machine) for setup in (experiment.setup, experiment.one_worker))
+        numbers = dataclasses.replace(numbers, baseline=_baseline(experiment, numbers, folder, key, one_worker))
     found = diagnose(numbers)
     return {
-        "speed_key": keys[0] if keys is not None else None,
-        "speed": _block(numbers),
+        "speed_key": key,
+        "speed": _as_json(numbers),
         "diagnosis": found[0].sentence if found else None,
         "diagnoses": [dataclasses.asdict(one) for one in found],
     }
@@ -100,14 +100,13 @@ def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, o
     return find_baseline(folder, one_worker, experiment.one_worker.plan.micro_batch)
 
 
-def _numbers(
-    experiment: Experiment, result: Mapping[str, Any], wall_s: float, folder: Path, jobs_at_once: int
-) -> RunNumbers:
+def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int) -> RunNumbers:
     config, plan, placement = experiment.config, experiment.plan, experiment.placement
-    rate, compiled = result.get("samples_per_s"), result.get("compilations")
-    choice = plan.world_size > 1 and config.sync.schedule is SyncSchedule.constant
+    rate, compiled = result.samples_per_s, result.compilations
     pads_to = config.recipe.get("padding")
-    tokens = result.get("tokens")
+    training_s = None
+    if rate and result.optimizer_steps is not None:
+        training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(1)) / rate
     return RunNumbers(
         device=placement.label,
         rehearsed=placement.rehearsed,
@@ -120,41 +119,43 @@ def _numbers(
         micro_batch=plan.micro_batch,
         replica_batch=plan.replica_batch,
         k=plan.k,
-        largest_k=plan.optimizer_steps if choice else None,
+        largest_k=(
+            plan.optimizer_steps if plan.world_size > 1 and config.sync.schedule is SyncSchedule.constant else None
+        ),
         length_sorted=config.batch.length_sorted,
         few_lengths=config.device.length_buckets is not None or compiled is not None,
         pads_to=str(pads_to) if pads_to not in (None, "longest") else None,
         compiled=config.compile,
         wall_s=wall_s,
-        # The rate is that of planned samples, whatever was read in their place.
-        training_s=(plan.samples_before(result["optimizer_steps"]) - plan.samples_before(1)) / rate if rate else None,
-        first_step_s=result.get("first_step_s"),
-        evaluation_s=result.get("evaluation_s"),
-        compile_s=compiled["seconds"] if compiled is not None else None,
+        training_s=training_s,
+        first_step_s=result.first_step_s,
+        evaluation_s=result.evaluation_s,
+        compile_s=compiled.seconds if compiled is not None else None,
         samples_per_s=rate,
-        step_s=result.get("step_s"),
+        step_s=result.step_s,
         collectives=_collectives(result),
-        tokens=Tokens(**tokens) if tokens is not None else None,
-        reading=_reading(folder),
+        tokens=result.tokens,
+        reading=_samples_read(folder),
     )
 
 
-def _collectives(result: Mapping[str, Any]) -> Collectives | None:
-    seconds = result.get("comm_s")
-    return Collectives(result["synchronisations"], result["comm_bytes"], seconds) if seconds is not None else None
+def _collectives(result: RunResult) -> Collectives | None:
+    if result.comm_s is None or result.synchronisations is None or result.comm_bytes is None:
+        return None
+    return Collectives(result.synchronisations, result.comm_bytes, result.comm_s)
 
 
-def _reading(folder: Path) -> Reading | None:
-    """Of the epoch of which most was trained on, by `ledger.json`; also of a run that the ledger has ended."""
+def _samples_read(folder: Path) -> SamplesRead | None:
+    """Of the longest epoch in `ledger.json`, also for a run that the ledger has ended."""
     path = folder / "ledger.json"
     epochs = json.loads(path.read_text())["epochs"] if path.exists() else []
     if not epochs:
         return None
     epoch = max(epochs, key=lambda epoch: epoch["expected"])
-    return Reading(epoch["expected"], epoch["samples_seen"], epoch["unique"])
+    return SamplesRead(epoch["expected"], epoch["samples_seen"], epoch["unique"])
 
 
-def _block(run: RunNumbers) -> dict[str, Any]:
+def _as_json(run: RunNumbers) -> dict[str, Any]:
     read, base = run.reading, run.baseline
     return {
         "samples_per_epoch": read.seen if read is not None else None,
@@ -180,24 +181,24 @@ def _share(run: RunNumbers, seconds: float | None) -> float | None:
 
 
 def speed_metrics(speed: Mapping[str, Any]) -> dict[str, float]:
-    """What of a `speed` block is worth a metric of its own, by which a store can sort runs."""
+    """The figures that are logged as metrics, so that a tracking store can sort runs by them."""
     names = ("scaling_efficiency", "padding_share")
     return {f"speed/{name}": speed[name] for name in names if speed[name] is not None}
 
 
 def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> str | None:
-    """A line about how a run's workers compare with one; None where there is nothing to compare, or it is the one."""
+    """How the speed of several workers compares with one worker's, in a line; None for one worker."""
     speed = summary["speed"]
     efficiency, baseline = speed["scaling_efficiency"], speed["baseline"]
     if efficiency is not None and baseline != folder.resolve().name:
         times, one = efficiency * workers, speed["baseline_samples_per_s"]
         faster = f"{times:,.{0 if times >= 10 else 1}f} times as fast as one worker ({one:,.0f}/s)"
-        doubt = ", which something must have slowed down" if efficiency > _TOO_GOOD else ""
+        doubt = ", which must have been slowed down by something else" if efficiency > _IMPLAUSIBLE else ""
         return f"scaling efficiency {efficiency:.0%}: {faster} in {baseline}{doubt}"
     alone = not summary["rehearsed"] and summary["jobs_at_once"] == 1
     if efficiency is None and workers > 1 and alone and speed["samples_per_s"] is not None:
         return (
-            "scaling efficiency unknown: no run of one worker lies beside this one; setup=one with all but workers "
-            "and accumulation as here makes one"
+            "scaling efficiency unknown: there is no run of one worker in this folder; run this command with setup=one "
+            "for comparison"
         )
     return None

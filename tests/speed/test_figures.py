@@ -11,8 +11,8 @@ import pytest
 
 from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
+from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of
 from runner.speed.run_numbers import Baseline
-from runner.speed.speed import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of
 from tests.replicas import TINY
 
 SETTINGS = [override for override in TINY if not override.startswith("precision")]

@@ -1,4 +1,4 @@
-"""What one sees while a run goes on, read off a console that records."""
+"""What the terminal shows during a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runner.folder import eval_progress
 from runner.folder.eval_progress import EvalProgress
 from runner.folder.metrics_log import MetricsLog
 from runner.plan.experiment import prepare
-from runner.run import watch
+from runner.run import progress as progress_module
 from runner.track.card import RunCard
 from runner.track.tracker import NoTracker
 from tests.replicas import TINY
 
 
-def watched(
+def shown(
     folder: Path,
     terminal: bool,
     sweep: Callable[[], str] | None = None,
@@ -37,7 +37,7 @@ def watched(
     experiment = prepare(settings(compose([*TINY, "device=cpu"])))
     log = MetricsLog(folder)
     tracker = NoTracker(RunCard("e", "r", {}, {}, None), folder)
-    with watch.Watch(folder, experiment, tracker, console, sweep):
+    with progress_module.ProgressDisplay(folder, experiment, tracker, console, sweep):
         for step in range(1, 6):
             log.write(step, {"train/loss": 0.5, "train/lr": 0.001, "train/samples_per_s": 1234.0})
         between()
@@ -48,13 +48,13 @@ def watched(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LOOK_EVERY", 0.02)
-    monkeypatch.setattr(watch, "_LINE_EVERY", 0.05)
+    monkeypatch.setattr(progress_module, "_READ_EVERY", 0.02)
+    monkeypatch.setattr(progress_module, "_LINE_EVERY", 0.05)
 
 
 def test_a_log_gets_lines(tmp_path: Path) -> None:
     """Without a terminal: a line now and then, and one for each evaluation; no control characters."""
-    text = watched(tmp_path, terminal=False)
+    text = shown(tmp_path, terminal=False)
     assert "step      5 of 10  loss 0.5000  lr 1.00e-03  1,234 samples/s" in text
     assert "step      5  evaluation  accuracy 87.5" in text
     assert "\x1b" not in text
@@ -62,7 +62,7 @@ def test_a_log_gets_lines(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     """On a terminal: one bar with count, loss, rate and speed, and the evaluation above it."""
-    text = watched(tmp_path, terminal=True)
+    text = shown(tmp_path, terminal=True)
     assert "\x1b" in text
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     for part in ("training", "5/10", "loss 0.5000", "1,234 samples/s", "accuracy 87.5"):
@@ -81,7 +81,7 @@ def test_a_long_evaluation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         time.sleep(0.4)
         progress(1200, 1200)
 
-    during, before = watched(tmp_path, terminal, between=evaluating), watched(tmp_path, terminal)
+    during, before = shown(tmp_path, terminal, between=evaluating), shown(tmp_path, terminal)
     during, before = (re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in (during, before))
     assert "evaluating" in during
     assert ("1037/1200 batches, after step 5" if terminal else "1,037 of 1,200 batches") in during
@@ -97,10 +97,10 @@ def test_a_job_of_a_sweep_shows_the_sweep(tmp_path: Path) -> None:
     for terminal in (True, False):
         folder = tmp_path / str(terminal)
         folder.mkdir()
-        seen[terminal] = watched(folder, terminal, lambda: "3 of 18 jobs done; about 12 min left")
+        seen[terminal] = shown(folder, terminal, lambda: "3 of 18 jobs done; about 12 min left")
     assert "sweep  3 of 18 jobs done; about 12 min left" in seen[True]
     assert "jobs done" not in seen[False]
-    assert "sweep" not in watched(tmp_path, terminal=True)
+    assert "sweep" not in shown(tmp_path, terminal=True)
 
 
 def test_the_sweep_is_not_asked_at_every_look(tmp_path: Path) -> None:
@@ -111,5 +111,5 @@ def test_the_sweep_is_not_asked_at_every_look(tmp_path: Path) -> None:
         asked.append(1)
         return "0 of 2 jobs done"
 
-    watched(tmp_path, True, line)
+    shown(tmp_path, True, line)
     assert len(asked) == 1

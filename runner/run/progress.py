@@ -1,4 +1,4 @@
-"""Follow a run from outside: show its progress and ship its metrics, while the workers train."""
+"""Show a run's progress while its workers train, by reading the files they write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,17 +15,32 @@ from rich.text import Text
 from runner.folder.eval_progress import evaluation_under_way
 from runner.folder.metrics_log import Metric, MetricsReader
 from runner.plan.experiment import Experiment
-from runner.run.background import Background
 from runner.track.tracker import Tracker
 
-#: Seconds between two looks at the metrics file, and between two lines where there is no terminal.
-_LOOK_EVERY, _LINE_EVERY = 0.25, 5.0
-#: Seconds between two looks at the folders of a sweep's jobs.
+#: Seconds between two reads of the metrics file, and between two lines where the output is not a terminal.
+_READ_EVERY, _LINE_EVERY = 0.25, 5.0
+#: Seconds between two reads of the folders of a sweep's jobs.
 _SWEEP_EVERY = 2.0
 
 
-class Watch:
-    """A thread of the parent that reads `metrics.jsonl` and feeds the display. Used as a context."""
+class Background:
+    """Runs `work` in a thread while a `with` block runs. `work` is given the event that is set when the block ends."""
+
+    def __init__(self, name: str, work: Callable[[threading.Event], None]) -> None:
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=work, args=(self._done,), name=name, daemon=True)
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+class ProgressDisplay:
+    """A thread of the parent that reads `metrics.jsonl` and updates the terminal. Used as a context."""
 
     def __init__(
         self,
@@ -36,40 +50,38 @@ class Watch:
         console: Console,
         sweep: Callable[[], str] | None = None,
     ) -> None:
-        """`sweep`: a line about the sweep that the run is a job of, as it is when asked."""
+        """`sweep`: describes the state of the sweep that the run is a job of."""
         self._folder = folder
         self._reader = MetricsReader(folder)
         self._tracker = tracker
         self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
-        self._background = Background("watch", self._follow)
+        self._background = Background("progress", self._follow)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProgressDisplay:
         self._tracker.start()
         self._background.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._background.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._background.__exit__()
 
     def _follow(self, ended: threading.Event) -> None:
         with self._display:
             while True:
-                done = ended.wait(_LOOK_EVERY)
+                done = ended.wait(_READ_EVERY)
                 self._display.show(self._reader.read(), evaluation_under_way(self._folder))
                 if done:
                     return
 
 
-class _Numbers:
+class _Latest:
     """The newest value of each metric."""
 
     def __init__(self) -> None:
         self.step = 0
         self.values: dict[str, float] = {}
 
-    def take(self, metrics: list[Metric]) -> None:
+    def update(self, metrics: list[Metric]) -> None:
         for metric in metrics:
             self.values[metric.key] = metric.value
             if metric.key == "train/loss":
@@ -91,14 +103,14 @@ def _evaluation_text(metrics: list[Metric]) -> str:
 
 
 class Bar:
-    """A progress bar, for terminals; below it a line about the sweep, if there is one."""
+    """A progress bar, for terminals; below it a line about the sweep, if the run is part of one."""
 
     def __init__(self, experiment: Experiment, console: Console, sweep: Callable[[], str] | None) -> None:
         self._console = console
         self._sweep = sweep
-        self._sweep_asked = 0.0
+        self._sweep_read_at = 0.0
         self._total = experiment.plan.optimizer_steps
-        self._numbers = _Numbers()
+        self._latest = _Latest()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -121,33 +133,33 @@ class Bar:
 
     def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
         assert self._task is not None
-        if self._sweep is not None and time.monotonic() - self._sweep_asked > _SWEEP_EVERY:
+        if self._sweep is not None and time.monotonic() - self._sweep_read_at > _SWEEP_EVERY:
             self._overall.plain = f"sweep  {self._sweep()}"
-            self._sweep_asked = time.monotonic()
+            self._sweep_read_at = time.monotonic()
         if text := _evaluation_text(metrics):
             self._console.print(text)
-        self._numbers.take(metrics)
+        self._latest.update(metrics)
         if evaluating is not None:
             done, total = evaluating
-            after = f"batches, after step {self._numbers.step:,}"
+            after = f"batches, after step {self._latest.step:,}"
             self._progress.update(self._task, description="evaluating", completed=done, total=total, numbers=after)
-        elif self._numbers.step:
+        elif self._latest.step:
             self._progress.update(
                 self._task,
                 description="training",
-                completed=self._numbers.step,
+                completed=self._latest.step,
                 total=self._total,
-                numbers=self._numbers.text(),
+                numbers=self._latest.text(),
             )
 
 
 class Lines:
-    """A line every few seconds, for logs."""
+    """Prints a line every few seconds, for logs."""
 
     def __init__(self, experiment: Experiment, console: Console) -> None:
         self._console = console
         self._total = experiment.plan.optimizer_steps
-        self._numbers = _Numbers()
+        self._latest = _Latest()
         self._next = time.monotonic() + _LINE_EVERY
         self._shown = 0
 
@@ -158,18 +170,18 @@ class Lines:
         pass
 
     def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
-        self._numbers.take(metrics)
+        self._latest.update(metrics)
         if text := _evaluation_text(metrics):
             self._console.print(text, soft_wrap=True)
         if time.monotonic() < self._next:
             return
         if evaluating is not None:
             done, total = evaluating
-            self._say(f"step {self._numbers.step:>6,}  evaluating  {done:,} of {total:,} batches")
-        elif self._numbers.step > self._shown:
-            self._shown = self._numbers.step
-            self._say(f"step {self._shown:>6,} of {self._total:,}  {self._numbers.text()}")
+            self._print(f"step {self._latest.step:>6,}  evaluating  {done:,} of {total:,} batches")
+        elif self._latest.step > self._shown:
+            self._shown = self._latest.step
+            self._print(f"step {self._shown:>6,} of {self._total:,}  {self._latest.text()}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._next = time.monotonic() + _LINE_EVERY
         self._console.print(line, soft_wrap=True)
