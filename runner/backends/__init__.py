@@ -37,6 +37,6 @@ def build_backend(
     """
     if device_type != "xla":
         return TorchBackend(device_type, rank, world_size, local_rank, store)
-    from runner.backends import xla
+    from runner.backends import xla  # imports torch_xla, which is optional and takes seconds
 
     return xla.connect(TorchBackend("cpu", rank, world_size, local_rank, store), local_workers, cache / "xla", threads)
