@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Elements whose squares are summed in one go: one fp32 sum over 20 million squares would be wrong in the third digit.
+#: Elements whose squares a CPU sums in one go: one fp32 sum over 20 million squares would be wrong in the fourth digit.
 _SUMMED_TOGETHER = 2**16
 
 _COST = ("steps", "bytes", "seconds", "stall_seconds")
@@ -30,7 +30,8 @@ _COST = ("steps", "bytes", "seconds", "stall_seconds")
 
 def norm(vector: Tensor) -> Tensor:
     """The L2 norm."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(vector.split(_SUMMED_TOGETHER))))
+    pieces = vector.split(_SUMMED_TOGETHER) if vector.device.type == "cpu" else [vector]
+    return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,15 @@ class UpdateSpread:
 
     def drift(self) -> float | None:
         """sqrt(Σ w_i |x_i − x̄|²) / |a|: the replicas' distance from their mean relative to the norm of the weights."""
-        squared = float((self.weights.double() * self.norms.double() ** 2).sum()) - float(self.mean_norm) ** 2
+        weights, norms = self.weights.cpu().double(), self.norms.cpu().double()
+        squared = float((weights * norms**2).sum()) - float(self.mean_norm) ** 2
         return math.sqrt(max(squared, 0.0)) if math.isfinite(squared) else None
 
     def cosine(self) -> float | None:
         """Between the updates of two workers, averaged over pairs; a pair is weighted by w_i |d_i| w_j |d_j|."""
-        lengths = self.weights.double() * self.norms.double()
-        own = float((lengths**2).sum())
-        possible = float(lengths.sum()) ** 2 - own
+        weighted = self.weights.cpu().double() * self.norms.cpu().double()
+        own = float((weighted**2).sum())
+        possible = float(weighted.sum()) ** 2 - own
         # Undefined if fewer than two workers have moved.
         if not (math.isfinite(possible) and possible > 1e-9 * own):
             return None

@@ -59,6 +59,6 @@ def test_summary() -> None:
     summary = sync_summary([record.metrics() for record in records])
     assert summary is not None
     assert summary["drift"] == pytest.approx({"mean": math.sqrt(0.5) / 2, "max": math.sqrt(0.5), "last": 0.0})
-    assert summary["cosine"] == pytest.approx({"mean": 0.0, "min": 0.0, "last": 0.0})
+    assert summary["cosine"] == pytest.approx({"mean": 0.0, "min": 0.0, "last": 0.0}, abs=1e-6)
     each = {name: summary[f"{name}_each"] for name in ("steps", "bytes", "seconds", "stall_seconds")}
     assert each == {"steps": 3, "bytes": 100, "seconds": 0.5, "stall_seconds": 0.5}
