@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -169,7 +170,7 @@ class WeightedAverage:
         if self.phase is None:
             return None
         self._wait_until_done()
-        return {"wire": self._wire, "norms": self._norms, "phase": vars(self.phase)}
+        return {"wire": self._wire, "norms": self._norms, "phase": dataclasses.asdict(self.phase)}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         self.phase, self._wait = None, None

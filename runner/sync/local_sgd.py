@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -165,7 +166,7 @@ class LocalSGD(SyncPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "phase": vars(self._phase),
+            "phase": dataclasses.asdict(self._phase),
             "average": self._average.state_dict(),
             "tensors": self._state_tensors(),
             "outer": self._outer.state_dict() if self._outer is not None else None,

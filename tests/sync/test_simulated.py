@@ -82,8 +82,8 @@ CASES = [
 LONG = [
     Case(8, Sync("outer", k=4, outer_lr=0.9, outer_momentum=0.5, outer_nesterov=False), [*ADAMW, *TOKENS]),
     Case(8, Sync("gradients", k=2), [*SGD, *TOKENS, *EXACT], ["accumulation.steps=3"]),
-    Case(8, Sync("accumulated", k=3), [*SGD, *EXACT], TWICE),
-    Case(2, replace(LATE, policy="gradients", k=2, synchronous_share=None), [*SGD, *BATCH_NORM]),
+    Case(8, Sync("accumulated", k=3), [*SGD, *EXACT], ["accumulation.steps=3"]),
+    Case(2, replace(LATE, policy="gradients", k=2, synchronous_share=None), SGD),
     Case(3, replace(LATE, policy="accumulated", k=4, overlap=True, delay=4), [*SGD, *WARM]),
     Case(2, replace(QSR, overlap=True, delay=2), [*SGD, *WARM]),
     Case(2, Sync("outer", k=3, overlap=True, delay=1, compress="bf16"), [*ADAMW, *BATCH_NORM]),
@@ -192,24 +192,12 @@ def one_synchronisation(overrides: list[str], workers: int, sync: Sync) -> tuple
     return simulation.a, sent
 
 
-@pytest.mark.parametrize(("workers", "compress"), [(3, "fp16"), (8, "bf16")])
-def test_sums_of_more_than_two_rounded_numbers(pool: WorkerPool, workers: int, compress: str) -> None:
-    """The order of the sum is up to the library: of three numbers, each weight is one of the three possible sums.
-
-    Of eight, each of seven additions rounds by at most half a unit in the last place of the sum of absolute values.
-    """
+def test_sums_of_three_rounded_numbers(pool: WorkerPool) -> None:
+    """The order of the sum is up to the library: each weight is one of the three possible sums."""
     overrides = [*SGD, *TOKENS, "max_steps=3", "schedule.warmup_share=0"]
-    sync, (dtype, factor) = Sync(k=3, compress=compress), WIRES[compress]
-    a, sent = one_synchronisation(overrides, workers, sync)
-    state = pool.run(workers, train, [*overrides, *sync.overrides()])[0]["weights"]
+    sync, factor = Sync(k=3, compress="fp16"), WIRES["fp16"][1]
+    a, (one, two, three) = one_synchronisation(overrides, 3, sync)
+    state = pool.run(3, train, [*overrides, *sync.overrides()])[0]["weights"]
     moved = Reference(overrides).flat(state) - a
-    if workers == 3:
-        one, two, three = sent
-        sums = torch.stack([(one + two) + three, (one + three) + two, (two + three) + one]).double() / factor
-        assert float((moved - sums).abs().min(0).values.max()) < 1e-15
-    else:
-        exact = torch.stack(sent).double().sum(0) / factor
-        whole = torch.stack(sent).double().abs().sum(0) / factor
-        bound = 7 * torch.finfo(dtype).eps / 2 * whole + 1e-15
-        assert bool(((moved - exact).abs() <= bound).all())
-        assert float((moved - exact).norm() / exact.norm()) < 7 * torch.finfo(dtype).eps
+    sums = torch.stack([(one + two) + three, (one + three) + two, (two + three) + one]).double() / factor
+    assert float((moved - sums).abs().min(0).values.max()) < 1e-15

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.sync.reference import ADAMW, SGD, Reference, largest_difference, simulate_synchronous
-from tests.sync.simulation import SLOWMO, Simulation, Sync, due_steps, simulate, synchronous_steps, weighted_sum
+from tests.sync.simulation import SLOWMO, Simulation, Sync, simulate, weighted_sum
 from tests.token_recipe import TOKENS
 
 #: Averaging weights equals averaging gradients only without clipping, and without momentum if weights are uneven.
@@ -70,52 +70,6 @@ def test_post_local_over_everything_is_synchronous() -> None:
     assert largest_difference(whole.commons[10], simulate_synchronous(SGD)) < 1e-13
     none = simulate(SGD, 3, Sync("accumulated", k=3, schedule="post_local", synchronous_share=0.0))
     assert apart(none, simulate(SGD, 3, Sync("accumulated", k=3))) == 0
-
-
-class Schedule:
-    """A reference for `due_steps`: three epochs of 5 batches with 24, 24, 24, 24 and 4 samples."""
-
-    def __init__(self, lrs: list[float], warm_steps: int = 0) -> None:
-        self._lrs, self._warm = lrs, warm_steps
-        self.plan = type("Plan", (), {"lr": 1.0})
-
-    def seen(self) -> list[int]:
-        return [epoch * 100 + i * 24 for epoch in range(3) for i in range(5)] + [300]
-
-    def lrs(self) -> list[float]:
-        return self._lrs
-
-    def warming_up(self) -> list[bool]:
-        return [t < self._warm for t in range(15)]
-
-
-@pytest.mark.parametrize(
-    ("sync", "schedule", "due"),
-    [
-        (Sync(k=4), Schedule([1.0] * 15), {3, 7, 11}),
-        # 0.5 × 300 samples are seen within step 7 (148 before it, 172 after): step 8 is the first local one.
-        (Sync(k=3, schedule="post_local"), Schedule([1.0] * 15), {10, 13}),
-        (Sync(k=3, schedule="post_local", synchronous_share=0.0), Schedule([1.0] * 15), {2, 5, 8, 11, 14}),
-        (Sync(k=1, schedule="post_local", synchronous_share=0.9), Schedule([1.0] * 15), {13, 14}),
-        # Phases of (2.5 / 1)² = 6 steps, though the warm-up's rates would give more, then of (2.5 / 0.9)² = 7.
-        (Sync(k=2, schedule="qsr", qsr_alpha=2.5), Schedule([0.0, 0.1] + [1.0] * 4 + [0.9] * 9, 2), {5, 12}),
-        (Sync(k=4, schedule="qsr", qsr_alpha=1.0), Schedule([1.0] * 8 + [0.4] * 7), {3, 7, 13}),
-        # Without alpha a phase at the peak has k steps, and one at half the peak 4 k.
-        (Sync(k=3, schedule="qsr"), Schedule([1.0] * 3 + [0.499] * 12), {2, 14}),
-    ],
-)
-def test_steps_that_synchronisations_follow(sync: Sync, schedule: Any, due: set[int]) -> None:
-    """Constant, post-local and quadratic phases, counted by hand."""
-    assert due_steps(sync, schedule) == due
-
-
-def test_steps_before_the_switch() -> None:
-    """Half of 300 samples: 148 are seen before step 7, which is the last synchronous one."""
-    seen = Schedule([]).seen()
-    assert (seen[7], seen[8]) == (148, 172)
-    assert synchronous_steps(Sync(schedule="post_local"), seen) == 8
-    assert synchronous_steps(Sync(schedule="post_local", synchronous_share=148 / 300), seen) == 7
-    assert synchronous_steps(Sync(), seen) == 0
 
 
 def test_wires_round_once_for_each_worker_and_once_for_the_sum() -> None:
