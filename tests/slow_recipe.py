@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from recipes.synthetic.acceptability import GrammarCorpus
@@ -23,6 +24,7 @@ from runner.backends.torch_distributed import TorchBackend
 from runner.data.recipe import Batch, Prepared
 from runner.folder import metrics_log
 from runner.plan import order
+from runner.sync import synchronous
 
 #: Of a sleep in a step: several times what the tiny model takes for one.
 SECONDS = 0.06
@@ -107,7 +109,7 @@ class SlowLink(OneThread):
     """An average of gradients or of weights arrives later than it could."""
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        wrap, start = TorchBackend.data_parallel, TorchBackend.start_all_reduce
+        start = TorchBackend.start_all_reduce
 
         def late(future):  # type: ignore[no-untyped-def]  # as for the hook
             time.sleep(SECONDS)
@@ -116,21 +118,22 @@ class SlowLink(OneThread):
         def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that it cannot resolve
             return allreduce_hook(state, bucket).then(late)
 
-        def data_parallel(self: TorchBackend, model: nn.Module, wire: torch.dtype | None) -> Any:
-            wrapped = wrap(self, model, wire)
-            wrapped.register_comm_hook(None, hook)
-            return wrapped
+        class SlowDDP(DistributedDataParallel):
+            def __init__(self, *args: Any, **settings: Any) -> None:
+                super().__init__(*args, **settings)
+                self.register_comm_hook(None, hook)
 
-        def start_all_reduce(self: TorchBackend, tensor: Tensor, beside: bool) -> Callable[[], float | None]:
-            arrive = start(self, tensor, beside)
+        def start_all_reduce(self: TorchBackend, tensors: Sequence[Tensor], async_op: bool) -> Callable[[], Any]:
+            finish = start(self, tensors, async_op)
 
             def wait() -> float | None:
                 time.sleep(SECONDS)
-                return arrive()
+                return finish()
 
             return wait
 
-        TorchBackend.data_parallel, TorchBackend.start_all_reduce = data_parallel, start_all_reduce
+        synchronous.DistributedDataParallel = SlowDDP
+        TorchBackend.start_all_reduce = start_all_reduce
         return super().build_model(prepared)
 
 
