@@ -18,8 +18,11 @@ TIMEOUT_S = 180.0
 _started: list[subprocess.Popen[bytes]] = []
 
 
-def start(root: Path, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-    """A command in a session of its own, whose output goes to `output.txt`. `-m …` and `-c …` are run by Python."""
+def start(root: Path, *command: str, keep: bool = False, **environment: str) -> subprocess.Popen[bytes]:
+    """A command in a session of its own, whose output goes to `output.txt`. `-m …` and `-c …` are run by Python.
+
+    `keep`: it is not killed at the end of the test.
+    """
     if command[0].startswith("-"):
         command = (sys.executable, *command)
     with (root / "output.txt").open("ab") as output:
@@ -31,7 +34,8 @@ def start(root: Path, *command: str, **environment: str) -> subprocess.Popen[byt
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         )
-    _started.append(process)
+    if not keep:
+        _started.append(process)
     return process
 
 
@@ -43,8 +47,13 @@ def kill_started() -> None:
     while _started:
         process = _started.pop()
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command and all its processes."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def wait_until(condition: Callable[[], object], otherwise: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -55,17 +64,22 @@ def wait_until(condition: Callable[[], object], otherwise: str, timeout_s: float
         time.sleep(0.02)
 
 
-def wait_for(root: Path, pattern: str, process: subprocess.Popen[bytes]) -> Path:
-    """The first file below `root` that matches, once there is one with content."""
+def wait_for(root: Path, pattern: str, process: subprocess.Popen[bytes], empty: bool = False) -> Path:
+    """The first file below `root` that matches, once there is one with content, or, with `empty`, any."""
     found: list[Path] = []
 
     def exists() -> bool:
         assert process.poll() is None, output(root)
-        found.extend(path for path in root.glob(pattern) if path.stat().st_size > 0)
+        found.extend(path for path in root.glob(pattern) if empty or path.stat().st_size > 0)
         return bool(found)
 
     wait_until(exists, f"no {pattern}: {root}")
     return found[0]
+
+
+def wait_for_gate(root: Path, step: int, process: subprocess.Popen[bytes], job: int = 0) -> None:
+    """Wait until a run of tests/sweep/gated.py is held before this step."""
+    wait_for(root, f"at-{job}-{step}", process, empty=True)
 
 
 def processes_of_session(leader: int) -> list[int]:
@@ -82,9 +96,8 @@ def processes_of_session(leader: int) -> list[int]:
 
 
 def left_of_session(leader: int) -> list[int]:
-    """Processes that still run five seconds after the session's leader has ended."""
-    for _ in range(100):
-        if not (left := processes_of_session(leader)):
-            break
+    """Processes that still run 20 seconds after the session's leader has ended."""
+    deadline = time.monotonic() + 20
+    while (left := processes_of_session(leader)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
