@@ -182,41 +182,6 @@ def test_server_that_dies_and_comes_back(here: Path, server: Server) -> None:
     assert (card.delivered, card.run_id) == (True, run_id)
 
 
-def test_server_that_stays_away(here: Path, server: Server) -> None:
-    """The run finishes and names the command that sends the rest; running that twice changes nothing more."""
-    hold(here, HELD)
-    process = start(here, server)
-    wait_for_gate(here, HELD, process)
-    wait_until(lambda: runs_of(server, here.name), "the run is never opened")
-    server.die()
-    release(here, HELD)
-    assert process.wait(timeout=120) == 0, output(here)
-    ended_at = time.time() * 1000
-    (folder,) = here.glob("outputs/linear/*")
-    assert read(folder, "summary.json")["status"] == "FINISHED"
-    assert "python -m runner.track sync" in output(here)
-    assert "Traceback" not in output(here)
-    server.ensure_running()
-    ((run_id, status, started, _),) = runs_of(server, here.name)
-    assert status == "RUNNING"  # the last that the store knows
-
-    sync(str(folder))
-    ((same_id, status, same_start, ended),) = runs_of(server, here.name)
-    assert (same_id, status, same_start) == (run_id, "FINISHED", started)
-    assert started < ended < ended_at  # of the run, not of the upload
-    assert in_store(server, run_id) == in_folder(folder)
-    files = {path.name: path.read_bytes() for path in folder.glob("[!.]*") if path.is_file()}
-    del files["tracking.json"]
-    assert files_of(server, run_id) == files
-    card = RunCard.read(folder)
-    assert {**card.tags, **card.last_tags}.items() <= tags_of(server, run_id).items()
-
-    before = everything(server)
-    for arguments in ([str(folder)], ["outputs", "--killed"]):
-        sync(*arguments)
-        assert everything(server) == before
-
-
 @pytest.mark.long
 def test_sweep_whose_server_stays_away(here: Path, server: Server) -> None:
     """All jobs run, the exit code is theirs, and one `sync` of the sweep's folder sends parent and jobs."""
@@ -247,17 +212,21 @@ def test_sweep_whose_server_stays_away(here: Path, server: Server) -> None:
 
 
 class Proxy:
-    """Forwards every request to a server, and drops some answers after the server has acted."""
+    """Forwards every request to a server; drops some answers after the server has acted, or is down."""
 
     def __init__(self, server: Server) -> None:
         self.sent: list[tuple[str, int, int]] = []
         self.drop: dict[str, int] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
+        self.down = False
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if proxy.down:
+                    self.close_connection = True
+                    return
                 inner = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
                 headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
                 inner.request(self.command, self.path, body, headers)
@@ -334,6 +303,43 @@ def test_lost_answer(action: str, times: int, tmp_path: Path, server: Server, pr
     assert len(in_folder(tmp_path)) == 300
     assert tags_of(server, run_id)["certificate"] == "equivalent"
     assert RunCard.read(tmp_path).delivered
+
+
+def test_server_that_stays_away(
+    here: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run ends and names the command that uploads it later; that sends everything, and repeating it nothing."""
+    monkeypatch.setattr(mlflow_tracker, "_LAST_SHIPMENT_S", 0.5)
+    folder = here / "outputs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    card = RunCard(here.name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
+    tracker = MlflowTracker(card, folder, proxy.uri)
+    write(folder, range(1, 51))
+    tracker.start()
+    wait_until(lambda: tracker.run_id and in_store(server, tracker.run_id), "no metrics are sent")
+    proxy.down = True
+    write(folder, range(51, 101))
+    tracker.tag("certificate", "equivalent")
+    tracker.finish("FINISHED")
+    ended_at = time.time() * 1000
+    assert f"python -m runner.track sync {folder}" in capsys.readouterr().err
+    proxy.down = False
+    ((run_id, status, started, _),) = runs_of(server, here.name)
+    assert status == "RUNNING"  # the last that the store knows
+
+    sync(str(folder))
+    ((same_id, status, _, ended),) = runs_of(server, here.name)
+    assert (same_id, status) == (run_id, "FINISHED")
+    assert started < ended < ended_at  # of the run, not of the upload
+    assert in_store(server, run_id) == in_folder(folder)
+    assert len(in_folder(folder)) == 300
+    assert files_of(server, run_id) == {n: (folder / n).read_bytes() for n in ("metrics.jsonl", "summary.json")}
+    assert {"device": "cpu", "certificate": "equivalent"}.items() <= tags_of(server, run_id).items()
+
+    before = everything(server)
+    sync("outputs", "--killed")
+    assert everything(server) == before
 
 
 def test_nothing_is_sent_twice(
