@@ -336,7 +336,9 @@ def test_optuna_minimises_the_recipes_metric(here: Path, capsys: pytest.CaptureF
     assert sweep(*drawn, "optimizer.lr=choice(1e300,0.01)", "precision=choice(fp32,tf32)") == cli.EXIT_USER_ERROR
     summaries = [read(path.parent, "summary.json") for path in only_sweep(here).glob("*/summary.json")]
     assert sorted(summary["status"] for summary in summaries) == ["FAILED", "FAILED", "FINISHED", "FINISHED"]
-    finished = {summary["varied"]["optimizer.lr"]: summary["eval"]["loss"] for summary in summaries if summary["eval"]}
+    finished = {
+        summary["varied"]["optimizer.lr"]: summary["eval"]["loss"] for summary in summaries if "eval" in summary
+    }
     best = min(finished, key=lambda lr: finished[lr] if math.isfinite(finished[lr]) else math.inf)
     assert float(best) == 0.01
     result = yaml.safe_load((only_sweep(here) / "optimization_results.yaml").read_text())
