@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_workers_of_a_host(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as chips; none without a Google device on PCI, without chips, or where PJRT_DEVICE selects another device."""
+    """As many as chips; none without a Google device on PCI, without chips, or with another PJRT_DEVICE."""
     assert xla.tpu_workers() == 8
     with monkeypatch.context() as patch:
         patch.setitem(os.environ, "PJRT_DEVICE", "CPU")

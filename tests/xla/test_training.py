@@ -13,8 +13,8 @@ from tests.pool import WorkerPool
 from tests.xla import work
 from tests.xla.work import EXACT, SGD, STANDARD, TAIL, max_difference, trained
 
-#: Tolerance between fp32 runs on the two devices, relative to a loss, to the largest logit and to the largest weight of a
-#: tensor, since kernels add in different orders. Measured: docs/tpu.md.
+#: Tolerance between fp32 runs on the two devices, relative to a loss, to the largest logit and to a tensor's largest
+#: weight, since kernels add in different orders. Measured: docs/tpu.md.
 FP32 = 1e-5
 
 Result = dict[str, Any]
@@ -74,7 +74,7 @@ def test_fp64_differs_by_rounding_only(xla_pool: WorkerPool, on_cpu: OnCpu) -> N
     "policy", ["sync.k=4 accumulation.steps=2", "sync=outer sync.k=2", "sync.k=4 sync.compress=bf16"]
 )
 def test_local_phases_equal_those_of_cpu_workers(xla_pool: WorkerPool, on_cpu: OnCpu, policy: str) -> None:
-    """Averages of weights, an outer optimizer, and averages in bf16, over two replicas, one without samples in the tail."""
+    """Averages of weights, an outer optimizer and averages in bf16; one of two replicas has no samples in the tail."""
     common = [*SGD, *EXACT, *TAIL, "precision=fp32", *policy.split()]
     results = xla_pool.run(2, trained, common)
     expected = on_cpu(2, common)
@@ -116,7 +116,7 @@ def test_resuming_changes_no_bit(xla_pool: WorkerPool, uninterrupted: dict[str, 
 
 
 def test_reading_losses_changes_no_bit(xla_pool: WorkerPool, uninterrupted: dict[str, torch.Tensor]) -> None:
-    """How often losses are read depends on the clock. It must not advance XLA's random stream, as torch_xla.sync does."""
+    """How often depends on the clock. It must not advance XLA's random stream, as torch_xla.sync does."""
     assert_equal(uninterrupted, xla_pool.run(1, work.trained_with_meter, STANDARD_FP32, 1)[0])
 
 
