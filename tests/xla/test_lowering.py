@@ -94,8 +94,8 @@ OPTIMIZERS = [["optimizer=sgd"], ["optimizer=adamw"], ["optimizer=adamw", "preci
 
 @pytest.mark.parametrize("overrides", OPTIMIZERS)
 def test_a_synchronous_step_has_one_all_reduce(overrides: list[str]) -> None:
-    """Forward and backward are followed by one program with one all-reduce, of all gradients over eight workers, and the
-    update; the host reads nothing in between."""
+    """Forward and backward are followed by one program with one all-reduce, of all gradients over eight workers, and
+    the update; the host reads nothing in between."""
     hlo, loop = lowered(overrides, compiled_all_reduce(WORKERS), executed=1)
     (reduction,) = all_reduces(hlo)
     assert f"replica_groups={EIGHT}" in reduction
