@@ -21,12 +21,12 @@ from side_by_side import interleaved, report, spread
 from torch.utils.data import DataLoader
 
 from runner.backends import TorchBackend
+from runner.backends.machine import available_cores
 from runner.config.compose import compose, settings
-from runner.launch.worker import Job, build_loop
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
-from runner.plan.placement import available_cores
 from runner.plan.schedule import lr_multiplier
+from runner.train.build import Job, build_loop
 from runner.train.loop import Loop
 
 STEPS = 10

@@ -83,6 +83,7 @@ def with_data(cola: Path, squad: Path, model: Path) -> dict[str, Sequence[str]]:
         "recipe.data.max_train_samples=60",
         "recipe.data.max_eval_samples=40",
         "recipe.max_length=128",
+        "recipe.doc_stride=32",
         "epochs=1",
     )
     return {
@@ -93,13 +94,14 @@ def with_data(cola: Path, squad: Path, model: Path) -> dict[str, Sequence[str]]:
     }
 
 
-def record(code: Path, runs: Mapping[str, Sequence[str]], log_every_step: Sequence[str]) -> dict[str, Any]:
-    """Run each command with the code in `code`; what it computed, by name."""
+def record(file: Path, code: Path, runs: Mapping[str, Sequence[str]], log_every_step: Sequence[str]) -> None:
+    """Run each command with the code in `code`, and write what it computed to `file`, run by run."""
     found: dict[str, Any] = {}
     for name, overrides in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             _run(code, Path(folder), [*overrides, *log_every_step, "tracking=none", "hydra.run.dir=run"])
             found[name] = fingerprint(Path(folder, "run"))
+        file.write_text(json.dumps(found, indent=1))
         print(f"{name}: {found[name]['weights'][:12]}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         sweep = [*SWEEP, *log_every_step, "hydra.sweep.dir=sweep"]
@@ -108,7 +110,7 @@ def record(code: Path, runs: Mapping[str, Sequence[str]], log_every_step: Sequen
         for summary in sorted(Path(folder, "sweep").rglob("summary.json")):
             varied = json.loads(summary.read_text())["varied"]
             found[f"resumed sweep: {varied['device']}, seed {varied['seed']}"] = fingerprint(summary.parent)
-    return found
+    file.write_text(json.dumps(found, indent=1))
 
 
 def fingerprint(run: Path) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def main() -> None:
         runs |= with_data(options.cola.resolve(), options.squad.resolve(), options.model.resolve())
     if options.only:
         runs = {name: run for name, run in runs.items() if options.only in name}
-    options.file.write_text(json.dumps(record(options.code.resolve(), runs, options.log), indent=1))
+    record(options.file, options.code.resolve(), runs, options.log)
 
 
 if __name__ == "__main__":

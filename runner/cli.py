@@ -1,4 +1,4 @@
-"""The commands, and what every kind of error comes to."""
+"""The commands, and the exit code and message of every kind of error."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
-from runner.config.hydra_options import HydraOptions
+from runner.config.arguments import HydraOptions
+from runner.config.environment import is_external
 from runner.errors import UserError
-from runner.run.preflight import preflight, reading_data, refuse_sweeper_params, sweep_preflight
 from runner.track.secrets import masked
 
 if TYPE_CHECKING:
+    from runner.launch.torchrun import ExternalWorld
     from runner.sweep.sweep import Sweep
 
+# Packages are imported inside the commands: a command pays only for what it needs, and the forkserver imports torch
+# while the parent imports Hydra.
+
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
-#: Columns of `runner.compare` where the output is no terminal.
+#: Columns of `runner.compare` if the output is not a terminal; rich would use 80, too few for its tables.
 PIPED_WIDTH = 120
 
 
 def main(arguments: Sequence[str], started_at: float) -> int:
-    """Run `python -m runner` with these arguments; the exit code."""
+    """Run `python -m runner` with these arguments; the exit code. `started_at`: in seconds since the epoch."""
     return guarded(lambda: _run(list(arguments), started_at))
 
 
@@ -38,11 +43,9 @@ def verify_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.verify` with these arguments; the exit code."""
 
     def action() -> int:
-        _quiet_libraries()
-        from runner.launch.elastic import start_forkserver
-
-        start_forkserver()
-        from runner.verify.command import verify
+        _silence_libraries()
+        _start_forkserver()
+        from runner.verify.command import verify  # after the forkserver has started
 
         return verify(arguments, Console(highlight=False))
 
@@ -53,7 +56,7 @@ def track_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.track` with these arguments; the exit code."""
 
     def action() -> int:
-        from runner.track.command import track
+        from runner.track.command import track  # this command only
 
         return track(arguments, Console(highlight=False))
 
@@ -64,9 +67,8 @@ def compare_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.compare` with these arguments; the exit code."""
 
     def action() -> int:
-        from runner.compare.command import compare
+        from runner.compare.command import compare  # this command only
 
-        # Nothing but a table is wide: a pipe has no width of its own, and rich would take 80 columns.
         piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
         return compare(arguments, Console(highlight=False, width=PIPED_WIDTH if piped else None))
 
@@ -74,12 +76,12 @@ def compare_main(arguments: Sequence[str]) -> int:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run `action`; turn what it raises into a message on the error stream and an exit code."""
+    """Run `action`; print the exception that it raises and return the exit code."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         return action()
     except UserError as error:
-        errors.print(f"[bold red]error:[/] {_escaped(error)}")
+        errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         errors.print("[bold]interrupted[/]")
@@ -92,113 +94,104 @@ def _report_failure(error: Exception, errors: Console) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from runner.config.compose import composition_error
-    from runner.launch.elastic import WorkerFailed
+    from runner.config.compose import composition_error  # imports Hydra
+    from runner.launch.elastic import WorkerFailed  # as above
 
     if isinstance(error, WorkerFailed):
-        errors.print(f"[bold red]error:[/] {_escaped(error)}")
+        errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
         return EXIT_FAILED
     if isinstance(error, (HydraException, OmegaConfBaseException)):
-        errors.print(f"[bold red]error:[/] {_escaped(composition_error(error))}")
+        errors.print(f"[bold red]error:[/] {escape(masked(str(composition_error(error))))}")
         return EXIT_USER_ERROR
     sys.stderr.write(masked("".join(traceback.format_exception(error))))
     return EXIT_FAILED
 
 
-def _escaped(error: Exception | str) -> str:
-    from rich.markup import escape
-
-    return escape(masked(str(error)))
-
-
 def _run(arguments: list[str], started_at: float) -> int:
-    from runner.config.environment import is_external
-
-    _quiet_libraries()
+    _silence_libraries()
     if is_external():
-        from runner.launch.torchrun import run_as_rank
+        from runner.launch.torchrun import run_as_rank  # imports torch
 
-        return run_as_rank(arguments, lambda options: _run_one(options, started_at))
-    from runner.launch.elastic import start_forkserver
-
+        return run_as_rank(lambda world: _run_as_rank_0(arguments, started_at, world))
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         raise UserError(
-            "srun started several tasks, and each would be a run of its own: let it start one torchrun per node, "
-            "which sets RANK and WORLD_SIZE"
+            "srun started several tasks, each of which would be a separate run: let srun start one torchrun per node"
         )
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
-    start_forkserver()
+    _start_forkserver()
     if options.multirun:
-        from runner.sweep.command import run_sweep
+        from runner.sweep.command import run_sweep  # after the forkserver has started
+        from runner.sweep.preflight import prepare_sweep  # as above
 
-        return run_sweep(sweep_preflight(options, started_at), functools.partial(_run_jobs, options))
-    preflight(options)
-    return _run_one(options, started_at)
+        return run_sweep(prepare_sweep(options, started_at), functools.partial(_run_jobs, options))
+    from runner.run.job import run_single  # after the forkserver has started
+
+    return run_single(options, started_at)
 
 
-def _quiet_libraries() -> None:
+def _run_as_rank_0(arguments: list[str], started_at: float, world: ExternalWorld) -> int:
+    from runner.run.job import run_single  # imports torch
+
+    options = HydraOptions(arguments)
+    if options.multirun:
+        raise UserError("-m cannot be used under torchrun: python -m runner -m starts the workers of its jobs itself")
+    return _show(options) if options.only_shows else run_single(options, started_at, world)
+
+
+def _silence_libraries() -> None:
     # One progress bar is enough. Set before the libraries are imported, here and in the workers that inherit it.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def _run_one(options: HydraOptions, started_at: float) -> int:
-    from runner.run.job import Outcome, run_single
+def _start_forkserver() -> None:
+    from runner.launch.elastic import start_forkserver  # not needed to show help
 
-    outcome = Outcome()
-    _enter_hydra(options.ordered, functools.partial(run_single, started_at=started_at, outcome=outcome))
-    if outcome.error is not None:
-        raise outcome.error
-    return 0
+    start_forkserver()
 
 
 def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
-    from runner.sweep.job import run_in_sweep
+    from runner.sweep.job import run_in_sweep  # after the forkserver has started
 
-    # Hydra would name a folder by its own clock; this one has been opened already.
+    # Hydra would derive the folder's name from the clock again.
     quoted = sweep.folder.replace("'", r"\'")
-    arguments = [*options.ordered, f"hydra.sweep.dir='{quoted}'"]
-    _enter_hydra(arguments, functools.partial(run_in_sweep, sweep=sweep))
+    _hydra_main([*options.for_hydra, f"hydra.sweep.dir='{quoted}'"], functools.partial(run_in_sweep, sweep=sweep))
 
 
 def _show(options: HydraOptions) -> int:
-    """Help, completion and printing of the configuration: Hydra's own, and no job."""
-    _enter_hydra(options.ordered, lambda cfg: None)
+    """Help, completion and printing of the configuration: done by Hydra, without running a job."""
+    _hydra_main(options.for_hydra, lambda cfg: None)
     return 0
 
 
-def _enter_hydra(arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
+def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
+    """Hydra's own command line, which reads `sys.argv`."""
     import hydra
 
-    from runner.config.compose import CONFIG_NAME, register
-    from runner.config.paths import conf_dir
+    from runner.config.compose import CONFIG_NAME, conf_dir, register  # imports Hydra
 
     register()
-    # Hydra would print its own report and exit with 1; here every error goes to the one outer handler.
+    # Hydra would print its own report and exit with 1; here `guarded` handles every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *arguments]
-
-    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)
-    def hydra_main(cfg: Any) -> float | None:
-        return job(cfg)
-
-    hydra_main()
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(job)()
 
 
 def _plan(arguments: list[str]) -> int:
-    from runner.config.compose import compose, settings
-    from runner.plan.experiment import foresee
-    from runner.plan.tables import absent_notes, certificate_table, plan_tables
+    from runner.config.compose import compose, settings  # this command only
+    from runner.plan.experiment import foresee  # this command only
+    from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
+    from runner.run.preflight import reading_data, refuse_sweeper_params  # this command only
 
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
     if options.multirun:
-        raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup at a time")
+        raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup")
     cfg = compose(options.overrides, options.config_dirs)
-    refuse_sweeper_params(cfg, "give one of its jobs instead, such as batch=per_device setup=k4")
+    refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     with reading_data():
         experiment = foresee(settings(cfg))
     console = Console()

@@ -1,4 +1,4 @@
-"""What a user can get wrong, said in one sentence."""
+"""Errors that a user can cause and fix, each one sentence."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in what the user asked for.
+    """A mistake in the user's settings, data or command.
 
-    The message is one sentence that names the setting, its value and the mend. The command line prints it without
-    a traceback and exits with 2; a sweep marks the job as failed and goes on.
+    The message is one sentence that names the setting, its value and the fix. The command line prints it without
+    a traceback and exits with code 2; a sweep marks the job as failed and continues.
     """
 
 
 class Unavailable(UserError):
-    """Data, weights or a tokenizer that are not on this machine and cannot be fetched now.
+    """Data, weights or a tokenizer that are not on this machine and cannot be downloaded now.
 
-    It ends a run like any other mistake; `runner.plan` goes on with what is known without them.
+    It ends a run like any other mistake; `runner.plan` continues with what is known without them.
     """
 
 
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
-    """Refuse a setting's value unless it is `ok`; `rule` says why, or what it must be. Raises UserError."""
+    """Raise UserError unless `ok`. `rule` follows "is invalid: ", such as "use at least 1 sample"."""
     if not ok:
         raise UserError(f"{setting}={_shown(value)} is invalid: {rule}")
 
 
 def _shown(value: object) -> str:
-    """As one writes it on the command line."""
+    """A value as it is written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -38,23 +38,23 @@ def _shown(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """The up to `count` choices that read most like `word`, best first."""
+    """At most `count` choices that are spelt like `word`, best first."""
     choices = list(dict.fromkeys(choices))
     by_lower = {choice.lower(): choice for choice in reversed(choices)}
     close = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.5)]
-    # A right last part under a wrong path (`lr` for `optimizer.lr`) is the commonest slip of all.
+    # The most common mistake is a correct last part under the wrong path (`lr` for `optimizer.lr`).
     tail = word.lower().rsplit(".", 1)[-1]
     same_tail = [choice for choice in choices if choice.rsplit(".", 1)[-1] == tail and choice not in close]
     return (sorted(same_tail, key=lambda choice: choice.count(".")) + close)[:count]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A clause such as `; did you mean 'optimizer.lr'?`, or the whole list when nothing is near and it is short."""
+    """A clause such as `; did you mean 'optimizer.lr'?`; without a close match all choices, if they are few."""
     choices = list(dict.fromkeys(choices))
     close = nearest(word, choices)
     if close:

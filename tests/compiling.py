@@ -13,7 +13,7 @@ from torch import nn
 from runner.backends import Backend, Compilations, TorchBackend
 from runner.data.loader import FILLER
 from runner.data.recipe import Batch
-from runner.launch.worker import _warnings
+from runner.train.build import _gather_warnings
 from tests import replicas
 
 
@@ -114,7 +114,7 @@ def warnings_of_all(backend: TorchBackend, said: list[str | None]) -> list[str]:
     loop = replicas.make_loop(Compiling(backend), [])
     loop.compilations.warning = lambda: said[backend.rank]  # type: ignore[method-assign]
     loop.policy.close()
-    return _warnings(loop)
+    return _gather_warnings(loop)
 
 
 def optimizer_is_fused(backend: TorchBackend, overrides: list[str], compiles: bool) -> set[bool]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from runner.backends import Backend
 from runner.config.compose import compose, settings
 from runner.config.plain import to_plain
-from runner.launch.worker import Job, build_loop
 from runner.plan.experiment import prepare
+from runner.train.build import Job, build_loop
 from runner.train.loop import Loop
 
 #: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 of them have nothing to do in it.

@@ -8,7 +8,7 @@ import platform
 from importlib.metadata import version
 
 from runner.backends.machine import describe_machine
-from runner.track.commit import git_commit
+from runner.track.card import git_commit
 
 _LIBRARIES = ("torch", "transformers", "accelerate")
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from benchmarks.sync_table.experiment import TRAIN_SAMPLES
 from benchmarks.sync_table.rows import FINISHED, Row
 from benchmarks.sync_table.setups import ONE, SCALINGS
-from runner.compare.comparison import Block, compare_runs
-from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, Found, K, Run, newest_of_each_seed
+from runner.compare.comparison import compare_runs
+from runner.compare.results import Block
+from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run, newest_of_each_seed
 
 #: Points of accuracy.
 MARGIN = 1.0
@@ -30,7 +31,8 @@ def compare_rows(rows: Sequence[Row], metric: str) -> dict[str, Block]:
         own = [row for row in rows if row["setup"] == ONE or row["scaling"] == scaling]
         runs = [_run(number, row, scaling, metric) for number, row in enumerate(own)]
         if any(run.setup == ONE for run in runs):
-            (blocks[scaling],) = compare_runs(newest_of_each_seed(Found(runs)), ONE, MARGIN).blocks
+            margin = MARGIN if metric == "accuracy" else None
+            (blocks[scaling],) = compare_runs(newest_of_each_seed(FoundRuns(runs)), ONE, margin).blocks
     return blocks
 
 

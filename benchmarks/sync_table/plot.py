@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import runner.compare
 from benchmarks.sync_table.compared import MARGIN
 from benchmarks.sync_table.setups import COLUMNS, POLICIES, WORKERS, K
-from runner.compare.comparison import Block, Row
+from runner.compare.results import Block
+from runner.compare.results import SetupResult as Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,10 @@ from statistics import fmean
 from benchmarks.sync_table.compared import MARGIN, compare_rows
 from benchmarks.sync_table.rows import Row as Line
 from benchmarks.sync_table.setups import COLUMNS, ONE, POLICIES, WORKERS, K
-from runner.compare.comparison import Block, Row
-from runner.compare.shown import NOTHING, number, shown_row
+from runner.compare.results import Block
+from runner.compare.results import SetupResult as Row
 from runner.compare.statistics import deviation
+from runner.compare.text import NOTHING, number, row_text
 from runner.compare.verdict import rule
 
 _TITLES = {
@@ -36,7 +37,7 @@ def markdown(rows: Sequence[Line], set_aside: Sequence[Line]) -> str:
         for scaling, block in compare_rows(rows, metric).items():
             parts += [f"## {title}, `scaling={scaling}`", _layout(block, scaling, False, digits)]
             parts.append(_policies(block, scaling, False, digits))
-    sentences = [one for one in rule(MARGIN, "points of accuracy") if not one.startswith("Speed-up")]
+    sentences = [one for one in rule(f"±{MARGIN:g} points of accuracy") if not one.startswith("Speed-up")]
     parts += ["## The rule", "\n".join(f"- {sentence}" for sentence in sentences)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -106,7 +107,7 @@ def _details(block: Block, rows: Sequence[Line]) -> str:
     ]
     lines = [heads, ["---", *("--:" for _ in heads[1:])]]
     for row in block.rows:
-        shown = shown_row(block, row)
+        shown = row_text(block, row)
         own = [line for line in rows if line["setup"] == row.setup.name]
         bytes_sent, drift = _mean(own, "comm_bytes"), _mean(own, "drift_last")
         lines.append(
@@ -134,7 +135,7 @@ def _text(value: float | None, digits: int) -> str:
 
 
 def _findings(block: Block) -> list[str]:
-    found = [one for one in block.findings if one.kind in _ABOUT_METRICS]
+    found = [one for one in block.flags if one.kind in _ABOUT_METRICS]
     return ["\n".join(f"- {one.kind}: {one.text}" for one in found)] if found else []
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.sync_table.experiment import Experiment
 from benchmarks.sync_table.rows import FAILED, FINISHED
 from benchmarks.sync_table.setups import Job
-from runner.track.commit import git_commit
+from runner.track.card import git_commit
 
 ROOT = Path(__file__).parents[2]
 _GRACE_S = 30

@@ -1,11 +1,48 @@
-"""What a run was executed on, in a few words: speeds are compared between equal machines only."""
+"""The machine of a process: its devices, its cores, its name and its libraries."""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import os
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from runner.backends import xla_installed
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
+
+
+@dataclass(frozen=True)
+class LocalDevices:
+    """The accelerators of this machine. `tpu_workers`: one for each process that its TPU can serve."""
+
+    gpus: int = 0
+    xla_installed: bool = False
+    tpu_workers: int = 0
+
+
+def local_devices(look_for_tpu: bool) -> LocalDevices:
+    """Count this machine's accelerators. Looking for a TPU can import torch_xla, which takes seconds."""
+    if not (look_for_tpu and xla_installed()):
+        return LocalDevices(torch.cuda.device_count(), xla_installed())
+    from runner.backends.xla import tpu_workers  # torch_xla is optional
+
+    return LocalDevices(torch.cuda.device_count(), True, tpu_workers())
+
+
+def available_cores() -> int:
+    """The cores that this process may use; in a container they can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_worker(local_workers: int) -> int:
+    """CPU threads of each of this machine's workers."""
+    return max(1, available_cores() // local_workers)
 
 
 def describe_machine(device_type: str, cores: int) -> str:
@@ -24,3 +61,14 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split())
     return platform.processor() or platform.machine()
+
+
+@functools.cache
+def library_versions(device_type: str) -> Mapping[str, str]:
+    """Versions of the libraries that influence results, by name; with CUDA's or torch_xla's for those devices."""
+    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    if device_type == "cuda":
+        versions["CUDA"] = str(torch.version.cuda)
+    if device_type == "xla":
+        versions["torch_xla"] = importlib.metadata.version("torch_xla")
+    return {"python": platform.python_version(), **versions}

@@ -1,1 +1,1 @@
-"""`python -m runner.compare`: what a set of runs says about setups, and how surely."""
+"""`python -m runner.compare`: compare setups by metric and speed over several seeds."""

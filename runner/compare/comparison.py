@@ -1,162 +1,101 @@
-"""Blocks of setups, each compared with its block's baseline."""
+"""Compare runs: group them into blocks and setups, choose each block's baseline, compare the setups with it."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
 
-from runner.compare.comparability import Comparability, comparability
-from runner.compare.runs import BlockKey, Found, Refused
-from runner.compare.setups import Setup, setups_by_block
-from runner.compare.statistics import Estimate, SpeedUp, common_seeds, difference, mean_of, speed_up
-from runner.compare.verdict import NONE, Verdict, decide
+from runner.compare.comparability import comparability
+from runner.compare.flags import find_flags
+from runner.compare.results import Block, RunComparison, SetupResult
+from runner.compare.runs import BlockKey, FoundRuns
+from runner.compare.setups import SetupRuns, setups_by_block
+from runner.compare.statistics import common_seeds, difference, mean, mean_of, speed_up
+from runner.compare.verdict import NONE, Margin, Verdict, decide, margin_of
 from runner.errors import UserError, did_you_mean
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that a reader of the numbers has to know.
-
-    `setups`: the names, and `runs`: the sources that it is about; `marks`: whether the setups' numbers themselves are
-    in doubt; `number`: as shown, from 1.
-    """
-
-    kind: str
-    text: str
-    setups: tuple[str, ...]
-    runs: tuple[str, ...] = ()
-    details: tuple[str, ...] = ()
-    marks: bool = False
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One setup. `difference`, `verdict`, `comparability`: None for the baseline; `seconds`: mean of training's;
-    `speed_up`: None where a side has no time; `left_out`: seeds that have no partner in a paired difference."""
-
-    setup: Setup
-    metric: Estimate
-    seconds: float | None
-    difference: Estimate | None = None
-    verdict: Verdict | None = None
-    speed_up: SpeedUp | None = None
-    comparability: Comparability | None = None
-    left_out: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Block:
-    """What is compared with one another. `rows[0]` is the baseline; `baseline_note`: why, where that is not plain."""
-
-    key: BlockKey
-    title: str
-    rows: tuple[Row, ...]
-    baseline_note: str = ""
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def baseline(self) -> Setup:
-        return self.rows[0].setup
-
-    def about(self, setup: Setup) -> tuple[Finding, ...]:
-        """The findings about a setup."""
-        return tuple(finding for finding in self.findings if setup.name in finding.setups)
-
-    def side_by_side(self, row: Row) -> bool:
-        """Whether a row's speed-up rests on times taken while other jobs ran."""
-        return row.setup.side_by_side or self.baseline.side_by_side
-
-
-@dataclass(frozen=True)
-class Comparison:
-    blocks: tuple[Block, ...]
-    refused: tuple[Refused, ...]
-    margin: float
-
-
-def compare_runs(found: Found, baseline: str | None, margin: float) -> Comparison:
-    """Compare all runs, block by block. `baseline`: a setup's name as in the table. Raises UserError."""
+def compare_runs(found: FoundRuns, baseline: str | None = None, margin: float | None = None) -> RunComparison:
+    """Compare all runs, block by block. `baseline`: name of a setup; `margin`: as given. Raises UserError."""
     by_block = setups_by_block(found.runs)
     names = [setup.name for setups in by_block.values() for setup in setups]
     if baseline is not None and baseline not in names:
-        raise UserError(f"--baseline={baseline} is none of the setups{did_you_mean(baseline, names)}")
-    titles = _titles(list(by_block))
-    blocks = tuple(
-        compare_block(key, titles[key], setups, baseline, margin)
-        for key, setups in sorted(by_block.items(), key=lambda item: _order(item[0]))
-    )
-    from runner.compare.findings import with_findings
-
-    return Comparison(with_findings(blocks, margin), tuple(found.refused), margin)
-
-
-def _order(key: BlockKey) -> tuple[object, ...]:
-    return (key.experiment, key.conditions, key.samples * key.epochs, key.metric)
+        raise UserError(f"--baseline={baseline} is not the name of a setup{did_you_mean(baseline, names)}")
+    margins = _margins(found, margin)
+    titles = [key.title for key in by_block]
+    numbers = itertools.count(1)
+    blocks = []
+    for key in sorted(by_block, key=lambda key: (key.experiment, key.conditions, key.total_samples, key.metric)):
+        title = f"{key.title} · data {key.data[:6]}" if titles.count(key.title) > 1 else key.title
+        block = compare_block(key, title, by_block[key], baseline, margins[key.experiment, key.metric])
+        flags = [dataclasses.replace(flag, number=next(numbers)) for flag in find_flags(block)]
+        blocks.append(dataclasses.replace(block, flags=tuple(flags)))
+    return RunComparison(tuple(blocks), tuple(found.skipped))
 
 
-def _titles(keys: Sequence[BlockKey]) -> dict[BlockKey, str]:
-    """Titles, with the data's digest where two blocks differ in nothing else."""
-    titles = [key.title for key in keys]
-    return {key: f"{key.title} · data {key.data[:6]}" if titles.count(key.title) > 1 else key.title for key in keys}
+def _margins(found: FoundRuns, given: float | None) -> dict[tuple[str, str], Margin]:
+    """By experiment and metric: the blocks of an experiment share one scale, even if one block's values are all low."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for run in found.runs:
+        values.setdefault((run.block.experiment, run.block.metric), []).append(run.metric)
+    return {key: margin_of(key[1], metrics, given) for key, metrics in values.items()}
 
 
-def compare_block(key: BlockKey, title: str, setups: Sequence[Setup], wanted: str | None, margin: float) -> Block:
-    """One block. `wanted`: the baseline asked for, if this block has it."""
-    baseline, note = choose_baseline(setups, wanted)
+def compare_block(
+    key: BlockKey, title: str, setups: Sequence[SetupRuns], baseline_name: str | None, margin: Margin
+) -> Block:
+    """One block without its flags. `baseline_name`: used if this block has such a setup."""
+    baseline, note = choose_baseline(setups, baseline_name)
     others = [setup for setup in setups if setup is not baseline]
-    rows = [_baseline_row(baseline), *(compare_setup(setup, baseline, margin, key.goal) for setup in others)]
-    return Block(key, title, tuple(rows), note)
+    rows = [_alone(baseline), *(compare_setup(setup, baseline, margin.value, key.goal) for setup in others)]
+    return Block(key, title, tuple(rows), margin, note)
 
 
-def choose_baseline(setups: Sequence[Setup], wanted: str | None) -> tuple[Setup, str]:
-    """The baseline and a note: the one asked for; else one worker, no accumulation, in fp32 or the only precision there
-    is, if just one setup is that; else the first with fewest workers."""
+def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[SetupRuns, str]:
+    """The baseline and a note.
+
+    The setup called `name`; else the one setup with one worker, no accumulation and fp32 (or the only precision there
+    is); else, with none or several of these, the first with the fewest workers.
+    """
     for setup in setups:
-        if setup.name == wanted:
+        if setup.name == name:
             return setup, ""
-    missing = f"{wanted} is not in this block; " if wanted is not None else ""
-    only_precision = len({setup.first.precision for setup in setups}) == 1
+    missing = f"{name} is not in this block; " if name is not None else ""
+    one_precision = len({setup.first.precision for setup in setups}) == 1
     plain = [
         setup
         for setup in setups
         if (setup.first.workers, setup.first.accumulation, setup.first.k) == (1, 1, 1)
-        and (setup.first.precision == "fp32" or only_precision)
+        and (setup.first.precision == "fp32" or one_precision)
     ]
     if len(plain) == 1:
-        return plain[0], f"{missing}{plain[0].name} is taken" if missing else ""
+        return plain[0], f"{missing}{plain[0].name} is used" if missing else ""
     first = min(plain or setups, key=lambda setup: setup.first.workers)
-    how_many = "no" if not plain else f"{len(plain)}"
-    note = f"{first.name}, the first setup with fewest workers: {how_many} "
-    note += f"setup{'s' if len(plain) > 1 else ''} with one worker, no accumulation and fp32 (--baseline chooses)"
-    return first, missing + note
+    candidates = f"{len(plain) or 'no'} setup{'s' if len(plain) > 1 else ''}"
+    why = f"{candidates} with one worker, no accumulation and fp32 (choose with --baseline)"
+    return first, f"{missing}{first.name}, the first setup with the fewest workers: {why}"
 
 
-def _baseline_row(setup: Setup) -> Row:
-    return Row(setup, mean_of(list(setup.metrics.values())), _mean_seconds(setup))
+def _alone(setup: SetupRuns) -> SetupResult:
+    seconds = mean(setup.seconds.values()) if setup.seconds else None
+    return SetupResult(setup, mean_of(list(setup.metrics.values())), seconds)
 
 
-def _mean_seconds(setup: Setup) -> float | None:
-    return fmean(setup.seconds.values()) if setup.seconds else None
-
-
-def compare_setup(setup: Setup, baseline: Setup, margin: float, goal: str) -> Row:
-    """One setup against the baseline; without verdict and speed-up where they are not comparable."""
-    # Lines of a table have no settings, and nobody expects a certificate of them.
+def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, goal: str) -> SetupResult:
+    """One setup compared with the baseline; without verdict and speed-up if they are not comparable."""
+    # Lines of a table of published runs have no settings, and are not expected to have certificates.
     published = not any(one.first.values or one.first.certificate for one in (setup, baseline))
-    relation = None if published else comparability(setup.runs, baseline.runs)
-    row = dataclasses.replace(_baseline_row(setup), comparability=relation)
-    if relation is not None and relation.forbids:
-        return dataclasses.replace(row, verdict=Verdict(NONE, reason="not comparable"))
+    level = None if published else comparability(setup.runs, baseline.runs)
+    result = dataclasses.replace(_alone(setup), comparability=level)
+    if level is not None and level.forbids:
+        return dataclasses.replace(result, verdict=Verdict(NONE, "not comparable"))
     estimate = difference(setup.metrics, baseline.metrics)
-    common = common_seeds(setup.metrics, baseline.metrics)
-    left_out = set(setup.seeds).symmetric_difference(baseline.seeds) if len(common) >= 2 else set()
+    paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2
     return dataclasses.replace(
-        row,
+        result,
         difference=estimate,
         verdict=decide(estimate, margin, goal),
         speed_up=speed_up(setup.seconds, baseline.seconds) if setup.seconds and baseline.seconds else None,
-        left_out=tuple(sorted(left_out)),
+        left_out=tuple(sorted(set(setup.seeds) ^ set(baseline.seeds))) if paired else (),
     )

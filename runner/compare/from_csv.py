@@ -1,14 +1,15 @@
-"""Read runs from a CSV file of published results. Every mistake in it is one sentence with its line."""
+"""Read published runs from a CSV file, one run per line."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, Found, K, Run
-from runner.errors import UserError, did_you_mean
+from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run
+from runner.errors import UserError, did_you_mean, first_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = (
     "experiment",
@@ -24,146 +25,92 @@ COLUMNS = (
     "train_seconds",
 )
 _METHODS = {"single": SINGLE, "accumulation": ACCUMULATION, "k_batch": K}
-#: Larger files are not tables of runs, and would be read for minutes.
-_MAX_BYTES = 50_000_000
+#: Smallest value of each numeric column. All but the last two are whole numbers; `train_seconds` may be empty.
+_NUMBERS = {"gpus": 1, "train_samples": 1, "steps": 1, "seed": 0, "metric": -1e15, "train_seconds": 1e-9}
+_FRACTIONAL = ("metric", "train_seconds")
 
 
-def read_csv(path: Path) -> Found:
+def read_csv(path: Path) -> FoundRuns:
     """The runs of a file with the columns `COLUMNS`. Raises UserError."""
-    rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    table = _read_table(path)
+    table.loc[(table["method"] == "single") & (table["steps"] == ""), "steps"] = "1"
+    known = table["method"].isin(list(_METHODS))
+    _require(path, table, "method", known, "use single, accumulation or k_batch")
+    numbers = {name: _numbers(path, table, name) for name in _NUMBERS}
+    single = table["method"] == "single"
+    _require(path, table, "gpus", ~single | (numbers["gpus"] == 1), "use method=accumulation or k_batch for several")
+    _require(path, table, "steps", ~single | (numbers["steps"] == 1), "use method=accumulation for several steps")
+    same_run = [name for name in COLUMNS if name not in _FRACTIONAL]
+    _require(path, table, "seed", ~table.duplicated(same_run), "this run is already in the file; remove one of the two")
+    lines = table.assign(**numbers)
+    return FoundRuns([_run(line, cells) for line, cells in zip(lines.index + 2, lines.to_dict("records"), strict=True)])
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """All cells as text without surrounding blanks, without empty lines. The index counts lines below the header."""
+    import pandas as pd
+
     try:
-        header = [name.strip() for name in next(rows, [])]
-        _check_header(path, header)
-        runs = [
-            _run(_Line(path, rows.line_num, dict(zip(header, row, strict=False))), len(row), len(header))
-            for row in rows
-            if any(cell.strip() for cell in row)
-        ]
-    except csv.Error as error:
-        raise UserError(f"--csv={path}, line {rows.line_num}: this is no row of a CSV file ({error})") from error
-    if not runs:
-        raise UserError(f"--csv={path} holds no run: below the line of column names there has to be one line per run")
-    _check_unique(path, runs)
-    return Found(runs)
-
-
-def _text(path: Path) -> str:
-    if path.is_dir():
-        raise UserError(f"--csv={path} is a folder: give a CSV file, or the folder without --csv if it holds runs")
-    if not path.exists():
-        raise UserError(f"--csv={path} does not exist: check the path")
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"--csv={path} is no table of runs: it has more than {_MAX_BYTES:,} bytes")
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"--csv={path} cannot be read: {error.strerror}") from error
-    if not content.strip():
-        raise UserError(f"--csv={path} is empty: its first line has to be {','.join(COLUMNS)}")
-    try:
-        text = content.decode("utf-8-sig")  # spreadsheets write a byte order mark
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError(f"--csv={path}, line {line}: this is no text in UTF-8; save the table as a CSV file") from error
-    if "\0" in text:
-        raise UserError(f"--csv={path}, line {text[: text.index(chr(0))].count(chr(10)) + 1}: this is a binary file")
-    return text
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    for name in header:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False, encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # pandas' own errors and UnicodeDecodeError are ValueErrors
+        fix = f"give a CSV file in UTF-8 with the columns {','.join(COLUMNS)}"
+        raise UserError(f"--csv={path} cannot be read ({first_line(error)}): {fix}") from error
+    table.columns = table.columns.str.strip()
+    for name in table.columns:
         if name not in COLUMNS:
-            raise UserError(f"--csv={path}, line 1: there is no column '{name}'{did_you_mean(name, COLUMNS)}")
-        if header.count(name) > 1:
-            raise UserError(f"--csv={path}, line 1: the column '{name}' is there twice; leave one out")
-    missing = [name for name in COLUMNS if name not in header]
-    if missing:
-        raise UserError(f"--csv={path}, line 1: missing column(s) {', '.join(missing)}; the line has to name them all")
+            raise UserError(f"--csv={path}, line 1: unknown column '{name}'{did_you_mean(name, COLUMNS)}")
+    if missing := [name for name in COLUMNS if name not in table.columns]:
+        raise UserError(f"--csv={path}, line 1: missing column(s) {', '.join(missing)}")
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for an index
+        raise UserError(f"--csv={path}: the lines have more cells than line 1 has column names")
+    table = table.apply(lambda column: column.str.strip())
+    table = table[(table != "").any(axis=1)]
+    if table.empty:
+        raise UserError(f"--csv={path} holds no run: add one line per run below the column names")
+    return table
 
 
-class _Line:
-    """One line of the file, read cell by cell."""
+def _numbers(path: Path, table: pd.DataFrame, name: str) -> pd.Series[float]:
+    import pandas as pd
 
-    def __init__(self, path: Path, number: int, cells: Mapping[str, str]) -> None:
-        self.path, self.number = path, number
-        self._cells = {name: cell.strip() for name, cell in cells.items()}
-
-    def refuse(self, problem: str) -> UserError:
-        return UserError(f"--csv={self.path}, line {self.number}: {problem}")
-
-    def text(self, name: str) -> str:
-        return self._cells.get(name, "")
-
-    def number_in(self, name: str) -> float:
-        try:
-            value = float(self.text(name))
-        except ValueError as error:
-            raise self.refuse(f"{name}='{self.text(name)}' is no number; write one such as 89.2") from error
-        if not abs(value) < 1e15:
-            raise self.refuse(f"{name}={self.text(name)} is out of range; give a run that diverged its score")
-        return value
-
-    def count(self, name: str, least: int = 1) -> int:
-        value = self.number_in(name)
-        if value != int(value) or value < least:
-            raise self.refuse(f"{name}={self.text(name)} cannot be: it is a whole number of at least {least}")
-        return int(value)
+    least = _NUMBERS[name]
+    values = pd.to_numeric(table[name], errors="coerce")
+    ok = (values >= least) & (values < 1e15)
+    rule = "use a finite number" if name == "metric" else "use a number above 0, or leave the cell empty"
+    if name not in _FRACTIONAL:
+        ok &= values % 1 == 0
+        rule = f"use a whole number of at least {least}"
+    if name == "train_seconds":
+        ok |= table[name] == ""
+    _require(path, table, name, ok, rule)
+    return values
 
 
-def _run(line: _Line, cells: int, columns: int) -> Run:
-    if cells != columns:
-        raise line.refuse(f"{cells} cells under {columns} column names; a comma too many or too few")
-    if line.text("method") not in _METHODS:
-        choices = did_you_mean(line.text("method"), _METHODS)
-        raise line.refuse(f"method='{line.text('method')}' is none that is known{choices}")
-    method = _METHODS[line.text("method")]
-    workers, steps, seed = line.count("gpus"), _steps(line, method), line.count("seed", least=0)
-    if method == SINGLE and workers != 1:
-        raise line.refuse(f"method=single with gpus={workers}: a single run has one; use accumulation or k_batch")
-    conditions = tuple(line.text(name) for name in ("task", "precision", "learning_rate"))
-    shown = (*conditions[:2], f"learning rate {conditions[2]}" if conditions[2] else "")
-    samples = line.count("train_samples")
+def _require(path: Path, table: pd.DataFrame, name: str, ok: pd.Series[bool], rule: str) -> None:
+    if not ok.all():
+        first = ok.idxmin()
+        raise UserError(f"--csv={path}, line {first + 2}: {name}={table[name][first]} is invalid: {rule}")
+
+
+def _run(line: int, cells: dict[str, Any]) -> Run:
+    method, workers, steps = _METHODS[cells["method"]], int(cells["gpus"]), int(cells["steps"])
+    rate = cells["learning_rate"] and f"learning rate {cells['learning_rate']}"
+    conditions = (cells["task"], cells["precision"], rate)
     name = f"{workers} GPU{'s' if workers > 1 else ''}"
     if method != SINGLE:
         name += f" · accumulation {steps}" if method == ACCUMULATION else f" · k = {steps}"
+    seconds = float(cells["train_seconds"])
     return Run(
-        source=f"line {line.number}",
-        block=BlockKey(line.text("experiment"), shown, samples, 1, "metric", "max"),
+        source=f"line {line}",
+        block=BlockKey(cells["experiment"], conditions, int(cells["train_samples"]), 1, "metric", "max"),
         setup=name,
         digest=name,
-        seed=seed,
+        seed=int(cells["seed"]),
         workers=workers,
         accumulation=steps if method == ACCUMULATION else 1,
         k=steps if method == K else 1,
-        precision=conditions[1] or "fp32",
+        precision=cells["precision"] or "fp32",
         method=method,
-        metric=line.number_in("metric"),
-        seconds=_seconds(line),
+        metric=float(cells["metric"]),
+        seconds=seconds if seconds == seconds else None,  # an empty cell is NaN
     )
-
-
-def _steps(line: _Line, method: str) -> int:
-    steps = 1 if method == SINGLE and not line.text("steps") else line.count("steps")
-    if method == SINGLE and steps != 1:
-        raise line.refuse(f"method=single with steps={steps}: one GPU that accumulates is method=accumulation")
-    return steps
-
-
-def _seconds(line: _Line) -> float | None:
-    if not line.text("train_seconds"):
-        return None
-    seconds = line.number_in("train_seconds")
-    if seconds <= 0:
-        raise line.refuse(f"train_seconds={line.text('train_seconds')} cannot be: a training takes more than 0 seconds")
-    return seconds
-
-
-def _check_unique(path: Path, runs: list[Run]) -> None:
-    first: dict[object, Run] = {}
-    for run in runs:
-        same = first.setdefault((run.block, run.setup_key, run.seed), run)
-        if same is not run:
-            raise UserError(
-                f"--csv={path}, {run.source}: {run.setup} with seed {run.seed} stands on {same.source} already "
-                f"({run.block.title}); leave one out, or correct its seed"
-            )

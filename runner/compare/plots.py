@@ -1,8 +1,9 @@
-"""The three pictures of a comparison. Each is made only where there is something to draw."""
+"""The three plots of a comparison. Each is written only if there are data for it."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,32 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runner.compare.comparison import Block, Comparison, Row
-from runner.compare.labels import place_labels
+from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.runs import Phases
-from runner.compare.setups import Setup
+from runner.compare.setups import SetupRuns
 from runner.compare.verdict import DIFFERENCE_LEVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = (
-    "#1b6ca8",
-    "#c8553d",
-    "#3f8f5b",
-    "#8a5aab",
-    "#b98b1d",
-    "#4a4e57",
-    "#2fa4a9",
-    "#c2518b",
-    "#7b8f2a",
-    "#7d5a3c",
-)
 _BASELINE = "#111418"
 _START_UP, _TRAINING, _COMMUNICATION = "start-up to first step", "training", "communication"
 _EVALUATION, _REST = "evaluation", "saving and the rest"
-#: The parts of a bar, in their order. Training is taken apart where the device tells its phases.
+#: The parts of a bar, in order. Training is divided further if the phases of a step were measured.
 _PARTS = {
     _START_UP: "#b8bec8",
     "data": "#8a5aab",
@@ -48,15 +36,20 @@ _PARTS = {
     _EVALUATION: "#d9c89a",
     _REST: "#ece5d3",
 }
+#: Distances from a point, in typographic points, and angles at which its label is tried, in this order.
+_RADII = (6, 12, 20, 30, 42, 56)
+_ANGLES = (35, 145, -35, -145, 90, -90, 0, 180)
+#: From this distance on, a thin line connects the label with its point.
+_NEAR = 12
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
-def write_plots(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write those plots for which there are data; their paths."""
+def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
+    """Write the plots for which there are data; their paths."""
     import matplotlib
 
     matplotlib.use("Agg")
-    drawings: dict[str, Callable[[Comparison], Figure | None]] = {
+    drawings: dict[str, Callable[[RunComparison], Figure | None]] = {
         "metric_vs_speed.png": metric_vs_speed,
         "loss_vs_samples.png": loss_vs_samples,
         "time_breakdown.png": time_breakdown,
@@ -72,7 +65,7 @@ def write_plots(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _panels(number: int, wide: bool, heights: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel per block: two beside each other, or below each other where panels are `wide`."""
+    """A figure with one panel per block, two per row unless the panels are `wide`."""
     from matplotlib.figure import Figure
 
     columns = 1 if wide or number == 1 else 2
@@ -86,154 +79,190 @@ def _panels(number: int, wide: bool, heights: Sequence[float] | None = None) -> 
     return figure, panels[:number]
 
 
-def metric_vs_speed(comparison: Comparison) -> Figure | None:
-    """Metric against speed-up, a point per setup. Rehearsed setups have no speed-up and are not drawn."""
-    blocks = [block for block in comparison.blocks if len(_timed(block)) > 0]
+def metric_vs_speed(comparison: RunComparison) -> Figure | None:
+    """Metric against speed-up, one point per setup. Rehearsed setups have no speed-up and are not drawn."""
+    blocks = [block for block in comparison.blocks if _timed(block) and math.isfinite(block.rows[0].metric.value)]
     if not blocks:
         return None
     figure, panels = _panels(len(blocks), wide=max(len(_timed(block)) for block in blocks) > 8)
     for block, axes in zip(blocks, panels, strict=True):
-        _metric_vs_speed(axes, block, comparison.margin)
+        _draw_metric_vs_speed(axes, block)
         axes.set_title(block.title)
     for block, axes in zip(blocks, panels, strict=True):
         _label_setups(axes, block)
     return figure
 
 
-def _timed(block: Block) -> list[Row]:
-    if not math.isfinite(block.rows[0].metric.value):
-        return []
-    return [row for row in block.rows if row.speed_up is not None and math.isfinite(row.metric.value)]
+def _timed(block: Block) -> list[tuple[SetupResult, float]]:
+    """Rows with their speed-up."""
+    return [
+        (row, row.speed_up.value) for row in block.rows if row.speed_up is not None and math.isfinite(row.metric.value)
+    ]
 
 
-def _families(block: Block) -> dict[tuple[int, str], list[Row]]:
-    """Rows by number of workers and method: one colour each."""
-    families: dict[tuple[int, str], list[Row]] = {}
-    for row in _timed(block):
-        families.setdefault(row.setup.family, []).append(row)
-    return families
+def _families(block: Block) -> list[tuple[str, str | None, list[tuple[SetupResult, float]]]]:
+    """(colour, series name, rows) for each number of workers and method."""
+    families: dict[tuple[int, str], list[tuple[SetupResult, float]]] = {}
+    for row, speed_up in _timed(block):
+        families.setdefault(row.setup.family, []).append((row, speed_up))
+    return [
+        (f"C{i % 10}", _series_name([row.setup.name for row, _ in rows]), rows)
+        for i, rows in enumerate(families.values())
+    ]
 
 
-def _series_name(rows: Sequence[Row]) -> str | None:
-    """What the names of a series have in common, `4 GPUs · k`; None if the rows differ in more than one number."""
-    names = [row.setup.name for row in rows]
-    first, last = min(names), max(names)
-    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-    name = first[:common].rstrip("0123456789 =·")
-    is_series = len(rows) > 2 and name and all(_step(row, name).isdecimal() for row in rows)
+def _series_name(names: Sequence[str]) -> str | None:
+    """What names that differ in one number have in common, such as `4 GPUs · k`; None if they differ in more."""
+    name = os.path.commonprefix(names).rstrip("0123456789 =·")  # noqa: RUF071 - any text, not only paths
+    is_series = len(names) > 2 and name and all(_step(one, name).isdecimal() for one in names)
     return name if is_series else None
 
 
-def _step(row: Row, series: str) -> str:
-    """What is left of a setup's name beside its series."""
-    return row.setup.name[len(series) :].strip(" =·")
+def _step(name: str, series: str) -> str:
+    return name[len(series) :].strip(" =·")
 
 
-def _metric_vs_speed(axes: Axes, block: Block, margin: float) -> None:
-    base = block.rows[0].metric.value
-    axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
+def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
+    baseline, rows = block.rows[0], [row for row, _ in _timed(block)]
+    base, margin = baseline.metric.value, block.margin.value
+    if margin is not None:
+        axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
     axes.axhline(base, color=_BASELINE, lw=0.6, ls=":")
-    axes.errorbar([1], [base], yerr=_half_widths([block.rows[0]]), fmt="D", ms=5, color=_BASELINE, lw=0.9, capsize=2)
-    for colour, rows in zip(_cycle(len(_families(block))), _families(block).values(), strict=True):
-        x = [row.speed_up.value for row in rows if row.speed_up is not None]
-        y = [row.metric.value for row in rows]
-        if _series_name(rows) is not None:
+    axes.errorbar([1], [base], yerr=_half_width(baseline), fmt="D", ms=5, color=_BASELINE, lw=0.9, capsize=2)
+    for colour, series, members in _families(block):
+        own = [row for row, _ in members]
+        x, y = [speed_up for _, speed_up in members], [row.metric.value for row in own]
+        if series is not None:
             axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
-        axes.errorbar(
-            x, y, yerr=_half_widths(rows), xerr=_speed_errors(rows), fmt="none", ecolor=colour, lw=0.8, alpha=0.5
-        )
-        aside = [block.side_by_side(row) for row in rows]
-        faces = ["white" if one else colour for one in aside]
-        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=_series_name(rows))
-    axes.set_xscale("log")
-    _speed_axis(axes, [1.0, *(row.speed_up.value for row in _timed(block) if row.speed_up is not None)])
-    _metric_axis(axes, [row.metric.value for row in (block.rows[0], *_timed(block))], margin)
-    hollow = "; hollow: other jobs ran at the same time" if any(map(block.side_by_side, _timed(block))) else ""
+        heights = [_half_width(row) for row in own]
+        axes.errorbar(x, y, yerr=heights, fmt="none", ecolor=colour, lw=0.8, alpha=0.5)
+        for row in own:
+            if row.speed_up is not None and row.speed_up.interval.known:
+                interval = row.speed_up.interval
+                axes.hlines(row.metric.value, interval.low, interval.high, color=colour, lw=0.8, alpha=0.5)
+        faces = ["white" if block.uncertain_speed(row) else colour for row in own]
+        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=series)
+    _speed_axis(axes, [1.0, *(speed_up for _, speed_up in _timed(block))])
+    _metric_axis(axes, [base, *(row.metric.value for row in rows)], margin)
+    hollow = "; hollow: other jobs ran at the same time" if any(map(block.uncertain_speed, rows)) else ""
     axes.set_xlabel(f"speed-up over the baseline (bars: 95% intervals{hollow})")
     axes.set_ylabel(block.key.metric)
-    axes.legend(loc="best", handlelength=1.2)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", handlelength=1.2)
 
 
-def _cycle(number: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(number)]
-
-
-def _half_widths(rows: Sequence[Row]) -> list[float]:
-    intervals = [row.metric.interval(DIFFERENCE_LEVEL) for row in rows]
-    return [interval.half_width if interval is not None else 0.0 for interval in intervals]
-
-
-def _speed_errors(rows: Sequence[Row]) -> list[list[float]]:
-    speeds = [row.speed_up for row in rows if row.speed_up is not None]
-    low = [speed.value - speed.interval.low if speed.interval is not None else 0.0 for speed in speeds]
-    high = [speed.interval.high - speed.value if speed.interval is not None else 0.0 for speed in speeds]
-    return [low, high]
+def _half_width(row: SetupResult) -> float:
+    interval = row.metric.interval(DIFFERENCE_LEVEL)
+    return interval.half_width if interval.known else 0.0
 
 
 def _speed_axis(axes: Axes, values: Sequence[float]) -> None:
-    """A log axis with ticks that one can read; bars may leave it, points never do."""
-    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+    """A log axis with readable ticks that contains every point, but not every error bar."""
+    from matplotlib.ticker import NullLocator
 
     low, high = min(values) / 1.15, max(values) * 1.25
-    steps = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100]
+    steps = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100)
     ticks = [step for step in steps if low <= step <= high]
+    axes.set_xscale("log")
     axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
 
 
-def _metric_axis(axes: Axes, values: Sequence[float], margin: float) -> None:
+def _metric_axis(axes: Axes, values: Sequence[float], margin: float | None) -> None:
     low, high = min(values), max(values)
-    # The margin is shown whole unless it would press the points together.
-    pad = max(0.12 * (high - low), min(1.3 * margin, 2 * (high - low) or 1.3 * margin))
-    axes.set_ylim(low - pad, high + pad)
+    pad = 0.12 * (high - low)
+    if margin is not None:  # show the whole margin unless that would squeeze the points together
+        pad = max(pad, min(1.3 * margin, 2 * (high - low) or 1.3 * margin))
+    if pad:
+        axes.set_ylim(low - pad, high + pad)
 
 
 def _label_setups(axes: Axes, block: Block) -> None:
-    points, texts, colours = [(1.0, block.rows[0].metric.value)], [block.baseline.name], [_BASELINE]
-    for colour, rows in zip(_cycle(len(_families(block))), _families(block).values(), strict=True):
-        series = _series_name(rows)
-        for row in rows:
-            assert row.speed_up is not None
-            points.append((row.speed_up.value, row.metric.value))
-            texts.append(_step(row, series) if series is not None else row.setup.name)
-            colours.append(colour)
-    place_labels(axes, points, texts, colours)
+    labels = [(1.0, block.rows[0].metric.value, block.baseline.name, _BASELINE)]
+    for colour, series, rows in _families(block):
+        for row, speed_up in rows:
+            text = _step(row.setup.name, series) if series is not None else row.setup.name
+            labels.append((speed_up, row.metric.value, text, colour))
+    place_labels(axes, labels)
 
 
-def loss_vs_samples(comparison: Comparison) -> Figure | None:
-    """Training loss against samples seen: each seed thin, the mean of a setup's seeds thick."""
-    blocks = [block for block in comparison.blocks if any(_curves(row.setup) for row in block.rows)]
+def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
+    """Place labels so that they cover neither each other nor a point. The limits of the axes must be final.
+
+    `labels`: (x, y, text, colour), in data coordinates.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure = axes.figure.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # or the layout would make room for the labels and move the points
+    unit = figure.dpi / 72
+    frame = axes.get_window_extent()
+    pixels = axes.transData.transform([(x, y) for x, y, *_ in labels])
+    taken = [Bbox.from_bounds(x - 4 * unit, y - 4 * unit, 8 * unit, 8 * unit) for x, y in pixels]
+    angles = [math.radians(angle) for angle in _ANGLES]
+    offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in _RADII for angle in angles]
+    for (x, y, text, colour), (pixel_x, pixel_y) in zip(labels, pixels, strict=True):
+        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", va="center", color=colour, fontsize=8)
+        size = note.get_window_extent()
+        best, fewest = (0.0, 0.0), math.inf
+        for dx, dy in offsets:
+            alignment = "center" if abs(dx) < 1 else "left" if dx > 0 else "right"
+            left = {"left": 0.0, "center": size.width / 2, "right": size.width}[alignment]
+            corner = (pixel_x + dx * unit - left, pixel_y + dy * unit - size.height / 2)
+            box = Bbox.from_bounds(*corner, size.width, size.height)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+            overlaps = box.count_overlaps(taken) + (not inside)
+            if overlaps < fewest:
+                best, fewest, place = (dx, dy), overlaps, (alignment, box)
+        note.set(position=best, ha=place[0])
+        taken.append(place[1])
+        if math.hypot(*best) > _NEAR + 1:
+            line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6}
+            axes.annotate("", (x, y), best, textcoords="offset points", arrowprops=line)
+
+
+def loss_vs_samples(comparison: RunComparison) -> Figure | None:
+    """Training loss against samples seen: each seed as a thin line, the mean of a setup's seeds as a thick one."""
+    curves = {
+        block.key: [(setup, own) for setup in _setups(block) if (own := _curves(setup))] for block in comparison.blocks
+    }
+    blocks = [block for block in comparison.blocks if curves[block.key]]
     if not blocks:
         return None
     figure, panels = _panels(len(blocks), wide=max(len(block.rows) for block in blocks) > 6)
     for block, axes in zip(blocks, panels, strict=True):
-        setups = [row.setup for row in block.rows if _curves(row.setup)]
-        # Equivalent setups have the same curve: each is thinner than the one that it lies on.
-        widths = np.linspace(3.0, 1.4, len(setups)) if len(setups) > 1 else [1.8]
-        for colour, setup, width in zip(_spread_colours(len(setups)), setups, widths, strict=True):
-            _draw_curves(axes, setup, colour, float(width))
+        drawn = curves[block.key]
+        # Equivalent setups have the same curve: each line is thinner than the one below it.
+        widths = np.linspace(3.0, 1.4, len(drawn)) if len(drawn) > 1 else [1.8]
+        for colour, (setup, own), width in zip(_spread_colours(len(drawn)), drawn, widths, strict=True):
+            _draw_curves(axes, setup.name, own, colour, float(width))
         axes.set_title(block.title)
         axes.set_xlabel("samples seen")
         axes.set_ylabel("training loss, smoothed")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(loc="best", ncols=1 + len(setups) // 9)
+        axes.legend(loc="best", ncols=1 + len(drawn) // 9)
     return figure
 
 
+def _setups(block: Block) -> list[SetupRuns]:
+    return [row.setup for row in block.rows]
+
+
 def _spread_colours(number: int) -> list[str]:
-    if number <= len(_COLOURS):
-        return list(_COLOURS[:number])
+    """The colours of the style while they suffice, else shades of one colour map."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
+    if number <= 10:
+        return [f"C{i}" for i in range(number)]
     return [to_hex(colormaps["turbo"](0.05 + 0.9 * i / (number - 1))) for i in range(number)]
 
 
-def _curves(setup: Setup) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(samples, smoothed loss) of each run that logged at least two losses."""
+def _curves(setup: SetupRuns) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(samples, smoothed loss) of each run that logged at least two finite losses."""
     curves = []
     for run in setup.runs:
         points = np.array([point for point in run.curve if math.isfinite(point[1])])
@@ -243,7 +272,7 @@ def _curves(setup: Setup) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean over a centred window of a twentieth of the curve, cut short at both ends."""
+    """The mean over a centred window of a twentieth of the curve, shorter at both ends."""
     half = len(values) // 40
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -251,32 +280,33 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return (sums[end] - sums[start]) / (end - start)
 
 
-def _draw_curves(axes: Axes, setup: Setup, colour: str, width: float) -> None:
-    curves = _curves(setup)
+def _draw_curves(axes: Axes, name: str, curves: list[tuple[np.ndarray, np.ndarray]], colour: str, width: float) -> None:
     for samples, losses in curves:
         axes.plot(samples, losses, color=colour, lw=0.6, alpha=0.35)
     grid = np.linspace(max(samples[0] for samples, _ in curves), min(samples[-1] for samples, _ in curves), 200)
     mean = np.mean([np.interp(grid, samples, losses) for samples, losses in curves], axis=0)
-    axes.plot(grid, mean, color=colour, lw=width, label=setup.name)
+    axes.plot(grid, mean, color=colour, lw=width, label=name)
 
 
-def time_breakdown(comparison: Comparison) -> Figure | None:
-    """Where a run's wall-clock time goes, mean over a setup's runs. Rehearsed runs are left out."""
-    blocks = [(block, timed) for block in comparison.blocks if (timed := _with_phases(block))]
+def time_breakdown(comparison: RunComparison) -> Figure | None:
+    """Where the wall-clock time of a run goes, mean over a setup's runs. Rehearsed runs are left out."""
+    timed = [
+        (block, [one for one in _setups(block) if not one.rehearsed and mean_phases(one)])
+        for block in comparison.blocks
+    ]
+    blocks = [(block, setups) for block, setups in timed if setups]
     if not blocks:
         return None
-    heights = [1.1 + 0.34 * len(timed) for _, timed in blocks]
+    heights = [1.1 + 0.34 * len(setups) for _, setups in blocks]
     figure, panels = _panels(len(blocks), wide=True, heights=heights)
-    for (block, timed), axes in zip(blocks, panels, strict=True):
-        left = np.zeros(len(timed))
-        names = [setup.name for setup in timed]
-        parts = [mean_phases(setup) for setup in timed]
+    for (block, setups), axes in zip(blocks, panels, strict=True):
+        left = np.zeros(len(setups))
+        parts = [mean_phases(setup) for setup in setups]
         for name, colour in _PARTS.items():
-            if not any(name in part for part in parts):
-                continue
-            widths = np.array([part.get(name, 0.0) for part in parts])
-            axes.barh(names, widths, left=left, color=colour, label=name, height=0.68)
-            left += widths
+            if any(name in part for part in parts):
+                widths = np.array([part.get(name, 0.0) for part in parts])
+                axes.barh([one.name for one in setups], widths, left=left, color=colour, label=name, height=0.68)
+                left += widths
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_title(block.title, pad=36)
@@ -285,11 +315,7 @@ def time_breakdown(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _with_phases(block: Block) -> list[Setup]:
-    return [row.setup for row in block.rows if not row.setup.rehearsed and any(run.phases for run in row.setup.runs)]
-
-
-def mean_phases(setup: Setup) -> dict[str, float]:
+def mean_phases(setup: SetupRuns) -> dict[str, float]:
     """Seconds by part of the bar, mean over the setup's runs; they add up to the mean wall-clock time."""
     parts = [_parts(run.phases) for run in setup.runs if run.phases is not None]
     return {name: fmean(one.get(name, 0.0) for one in parts) for name in _PARTS if any(name in one for one in parts)}
@@ -302,7 +328,7 @@ def _parts(run: Phases) -> dict[str, float]:
 
 
 def _training(run: Phases) -> dict[str, float]:
-    """Worker 0's phases, stretched to the whole of training; or what it waited, and the rest."""
+    """The phases of worker 0's steps, scaled to the training time; else the time spent waiting, and the rest."""
     if run.step is not None and (step := sum(run.step.values())) > 0:
         return {phase: seconds / step * run.training for phase, seconds in run.step.items()}
     if run.stalled is None:

@@ -1,25 +1,34 @@
-"""The layout of the published tables: samples down, one worker, accumulation and k across, metric over speed-up."""
+"""The layout of the published tables: samples down, methods and their steps across, metric over speed-up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from runner.compare.comparison import Block, Row
+from runner.compare.results import Block, SetupResult
 
-#: A column: one worker is (None, 1), then ("accumulation", steps) and ("k", steps).
-Column = tuple[str | None, int]
-ONE_WORKER: Column = (None, 1)
+#: (method, steps), where the method is "" for one worker, `accumulation` or `k`.
+Column = tuple[str, int]
+ONE_WORKER: Column = ("", 1)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`speed_up`: None if there is none; `doubtful`: a finding marks the setup; `aside`: speed goes in parentheses."""
+    """`doubtful`: a flag puts the numbers in doubt; `uncertain_speed`: the speed-up belongs in parentheses."""
 
     metric: float
     speed_up: float | None
     doubtful: bool
-    aside: bool
+    uncertain_speed: bool
+
+    @property
+    def text(self) -> tuple[str, str]:
+        """Metric and speed-up, rounded as in the published tables."""
+        metric = f"{self.metric:.1f}" if abs(self.metric) >= 10 or not self.metric else f"{self.metric:.3g}"
+        metric += "*" if self.doubtful else ""
+        if self.speed_up is None:
+            return (metric, "")
+        return (metric, f"({self.speed_up:.1f}×)" if self.uncertain_speed else f"{self.speed_up:.1f}×")
 
 
 @dataclass(frozen=True)
@@ -35,74 +44,60 @@ class PublishedTable:
     def has_doubtful(self) -> bool:
         return any(cell.doubtful for _, cells in self.rows for cell in cells.values())
 
+    def texts(self, samples: int) -> list[tuple[str, str]]:
+        """The cells of a row; empty where nothing was run."""
+        cells = dict(self.rows)[samples]
+        return [cells[column].text if column in cells else ("", "") for column in self.columns]
+
     def only(self, method: str) -> PublishedTable:
-        """The table with the columns of one method beside the one worker's."""
-        columns = tuple(column for column in self.columns if column[0] in (None, method))
-        return PublishedTable(self.title, self.workers, columns, self.rows)
+        """The columns of one method, next to one worker."""
+        return replace(self, columns=tuple(column for column in self.columns if column[0] in ("", method)))
 
 
 def published_tables(blocks: Sequence[Block]) -> list[PublishedTable]:
-    """The tables of all blocks that have this shape; blocks of one experiment share a table."""
+    """The tables of all blocks that have this shape. Blocks of one experiment share a table."""
     experiments: dict[tuple[object, ...], list[Block]] = {}
     for block in blocks:
-        key = block.key
-        experiments.setdefault((key.experiment, _conditions(block), key.metric), []).append(block)
+        experiments.setdefault((block.key.experiment, block.key.conditions, block.key.metric), []).append(block)
     tables = []
     for members in experiments.values():
-        samples = [_samples(block) for block in members]
-        # Two blocks of one size differ in their data: they are no rows of one table.
-        groups = [members] if len(set(samples)) == len(samples) else [[block] for block in members]
-        tables += [table for group in groups for table in _tables(group)]
+        # Two blocks with the same number of samples have different data: they are not rows of one table.
+        distinct = len({block.key.total_samples for block in members}) == len(members)
+        tables += [
+            table for group in ([members] if distinct else [[one] for one in members]) for table in _tables(group)
+        ]
     return tables
-
-
-def _conditions(block: Block) -> tuple[str, ...]:
-    return tuple(word for word in block.key.conditions if word)
-
-
-def _samples(block: Block) -> int:
-    return block.key.samples * block.key.epochs
 
 
 def _tables(blocks: Sequence[Block]) -> list[PublishedTable]:
-    numbers = sorted({row.setup.first.workers for block in blocks for row in block.rows} - {1})
     tables = []
-    for workers in numbers:
-        rows = [(_samples(block), cells) for block in blocks if (cells := _cells(block, workers)) is not None]
-        columns = {column for _, cells in rows for column in cells}
+    for workers in sorted({row.setup.first.workers for block in blocks for row in block.rows} - {1}):
+        rows = {block.key.total_samples: cells for block in blocks if (cells := _cells(block, workers)) is not None}
         if rows:
-            title = " · ".join([blocks[0].key.experiment, *_conditions(blocks[0]), f"{workers} workers"])
-            ordered = tuple(sorted(columns, key=_order)), tuple(sorted(rows, key=_size))
-            tables.append(PublishedTable(title, workers, *ordered))
+            key = blocks[0].key
+            title = " · ".join(word for word in (key.experiment, *key.conditions, f"{workers} workers") if word)
+            columns = sorted({column for cells in rows.values() for column in cells})
+            tables.append(PublishedTable(title, workers, tuple(columns), tuple(sorted(rows.items()))))
     return tables
 
 
-def _order(column: Column) -> tuple[str, int]:
-    return (column[0] or "", column[1])
-
-
-def _size(row: tuple[int, dict[Column, Cell]]) -> int:
-    return row[0]
-
-
 def _cells(block: Block, workers: int) -> dict[Column, Cell] | None:
-    """One row, or None if the block's setups of this many workers do not have the published shape."""
+    """One row; None if the block's setups with this number of workers do not have the published shape."""
     if block.baseline.first.workers != 1:
         return None
     cells = {ONE_WORKER: _cell(block, block.rows[0])}
     for row in block.rows:
-        if row.setup.first.workers != workers:
-            continue
-        columns = _columns(row)
-        if not columns or any(column in cells for column in columns):
-            return None
-        cells |= {column: _cell(block, row) for column in columns}
+        if row.setup.first.workers == workers:
+            columns = _columns(row)
+            if not columns or any(column in cells for column in columns):
+                return None
+            cells |= {column: _cell(block, row) for column in columns}
     steps = [sum(column[0] == method for column in cells) for method in ("accumulation", "k")]
     return cells if max(steps) >= 2 else None
 
 
-def _columns(row: Row) -> list[Column]:
-    """Where a setup stands: a run synchronous at every step starts both halves, unless it says which half is meant."""
+def _columns(row: SetupResult) -> list[Column]:
+    """The columns of a setup. A fully synchronous run is the first step of both methods, unless its file names one."""
     run = row.setup.first
     if run.accumulation > 1 and run.k > 1:
         return []
@@ -111,7 +106,7 @@ def _columns(row: Row) -> list[Column]:
     return [("k", run.k)] if run.method == "k" else [("accumulation", run.accumulation)]
 
 
-def _cell(block: Block, row: Row) -> Cell:
-    doubtful = any(finding.marks for finding in block.about(row.setup))
+def _cell(block: Block, row: SetupResult) -> Cell:
+    doubtful = any(flag.doubtful for flag in block.flags_of(row.setup))
     speed_up = row.speed_up.value if row.speed_up is not None else None
-    return Cell(row.metric.value, speed_up, doubtful, block.side_by_side(row))
+    return Cell(row.metric.value, speed_up, doubtful, block.uncertain_speed(row))

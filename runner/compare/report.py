@@ -1,28 +1,32 @@
-"""The folder of a comparison: tables, plots, and one HTML file that needs no other."""
+"""Write a comparison: `runs.csv`, `setups.csv`, plots, `report.html`, and Markdown for MLflow."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner import __version__
-from runner.compare import shown
-from runner.compare.comparison import Block, Comparison
 from runner.compare.plots import write_plots
-from runner.compare.published_layout import Column, PublishedTable, published_tables
-from runner.compare.remarks import remarks
-from runner.compare.verdict import rule
-from runner.compare.write_csv import write_tables
-from runner.track.commit import git_commit
+from runner.compare.published_layout import published_tables
+from runner.compare.results import Block, RunComparison, SetupResult
+from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
+from runner.compare.text import direction, remarks, row_text, skipped_sentence, summary
+from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, rule
+from runner.track.card import git_commit
 
+#: The longest tag value that every MLflow store accepts.
+MAX_TAG_CHARACTERS = 5_000
 _CAPTIONS = {
-    "metric_vs_speed.png": "Metric against speed-up, one point per setup; setups that differ in one number are joined "
-    "and labelled by it. Rehearsed setups and those without a time are not drawn.",
-    "loss_vs_samples.png": "Training loss against samples seen: each seed thin, the mean of a setup's seeds thick.",
-    "time_breakdown.png": "Where a run's time goes, mean over a setup's seeds; steps as worker 0 spent them. "
-    "Communication is what it waited for, not what travelled meanwhile. Rehearsed setups are not drawn.",
+    "metric_vs_speed.png": "Metric against speed-up, one point per setup. Setups that differ in one number only are "
+    "connected and labelled with it. Setups that were rehearsed or not timed are not drawn.",
+    "loss_vs_samples.png": "Training loss against samples seen: thin lines are seeds, thick lines their mean.",
+    "time_breakdown.png": "Where the time of a run goes, mean over the seeds of a setup; steps as worker 0 measured "
+    "them. Communication is time spent waiting, without transfers in the background. Rehearsed setups are not drawn.",
 }
 
 
@@ -33,11 +37,12 @@ class Image:
     caption: str
 
 
-def write_report(comparison: Comparison, folder: Path, command: str) -> None:
-    """Write `runs.csv`, `setups.csv`, the plots and `report.html`. `command`: as typed, without credentials."""
-    write_tables(comparison, folder)
+def write_report(comparison: RunComparison, folder: Path, command: str) -> None:
+    """Write all files. `command`: as typed, without credentials."""
+    _write_csv(folder / "runs.csv", _csv_runs(comparison))
+    _write_csv(folder / "setups.csv", [_csv_setup(block, row) for block in comparison.blocks for row in block.rows])
     images = [_image(path) for path in write_plots(comparison, folder)]
-    (folder / "report.html").write_text(html(comparison, images, command), encoding="utf-8")
+    (folder / "report.html").write_text(_html(comparison, images, command), encoding="utf-8")
 
 
 def _image(path: Path) -> Image:
@@ -45,8 +50,8 @@ def _image(path: Path) -> Image:
     return Image(path.name, f"data:image/png;base64,{content}", _CAPTIONS[path.name])
 
 
-def html(comparison: Comparison, images: list[Image], command: str) -> str:
-    """The report. Every name in it comes from a file or a store that anybody may have written: all is escaped."""
+def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
+    """The report. Everything is escaped: its names come from files and stores that others may have written."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -56,53 +61,128 @@ def html(comparison: Comparison, images: list[Image], command: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    runs = sum(len(row.setup.runs) for block in comparison.blocks for row in block.rows)
+    blocks, commit = comparison.blocks, git_commit()
     return environment.get_template("report.html.j2").render(
-        runs=runs,
-        setups=sum(len(block.rows) for block in comparison.blocks),
-        blocks=[_block(block, comparison.margin) for block in comparison.blocks],
-        tables=[_published(table) for table in published_tables(comparison.blocks)],
+        runs=sum(len(row.setup.runs) for block in blocks for row in block.rows),
+        setups=sum(len(block.rows) for block in blocks),
+        blocks=blocks,
+        tables=published_tables(blocks),
         images=images,
-        refused=shown.refused_sentence(comparison),
-        rule=rule(comparison.margin, "of the metric (points where it is in percent)"),
+        skipped=skipped_sentence(comparison),
+        rule=rule("the margin given below each table"),
         command=command,
         date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        version=_version(),
+        version=f"{__version__}, commit {commit[:12]}" if commit else __version__,
+        direction=direction,
+        remarks=remarks,
+        row_text=row_text,
+        summary=summary,
     )
 
 
-def _block(block: Block, margin: float) -> dict[str, object]:
+def markdown(comparison: RunComparison) -> str:
+    """The tables as MLflow shows them in a run's description; only the summaries where tables would be too long."""
+    end = "The report is among the artifacts: `compare/report.html`."
+    summaries = [f"{_escaped(block.title)}: {_escaped(summary(block))}" for block in comparison.blocks]
+    tables = [
+        f"**{title}**\n\n{_markdown_table(block)}" for title, block in zip(summaries, comparison.blocks, strict=True)
+    ]
+    text = "\n\n".join([*tables, end])
+    if len(text) > MAX_TAG_CHARACTERS:
+        text = "\n".join([*(f"- {sentence}" for sentence in summaries), "", end])
+    return text[:MAX_TAG_CHARACTERS]
+
+
+def _markdown_table(block: Block) -> str:
+    rows = [["setup", "seeds", block.key.metric, "difference", "verdict", "speed-up"], ["---"] * 6]
+    for row in (row_text(block, one) for one in block.rows):
+        metric, difference, speed_up = (
+            " ".join(filter(None, pair)) for pair in (row.metric, row.difference, row.speed_up)
+        )
+        rows.append([row.setup, row.seeds, metric, difference, row.verdict, speed_up])
+    return "\n".join(f"| {' | '.join(map(_escaped, cells))} |" for cells in rows)
+
+
+def _escaped(text: str) -> str:
+    """Names may contain anything: they must neither end a cell nor become markup."""
+    for character in "\\`*_[]<>|":
+        text = text.replace(character, f"\\{character}")
+    return " ".join(text.split())
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, tuple(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _csv_runs(comparison: RunComparison) -> list[dict[str, Any]]:
+    """One row per run. Runs that are not compared have only a source and a flag."""
+    rows = []
+    for block in comparison.blocks:
+        for row in block.rows:
+            for run in row.setup.runs:
+                rows.append(
+                    {
+                        "source": run.source,
+                        "block": block.title,
+                        "setup": row.setup.name,
+                        "seed": run.seed,
+                        "metric_name": block.key.metric,
+                        "metric": run.metric,
+                        "train_seconds": run.seconds,
+                        "workers": run.workers,
+                        "accumulation_steps": run.accumulation,
+                        "k": run.k,
+                        "precision": run.precision,
+                        "rehearsed": run.rehearsed,
+                        "machine": run.machine,
+                        "jobs_at_once": run.jobs_at_once,
+                        "mlflow_run_id": run.mlflow_run_id,
+                        "baseline": row.setup is block.baseline,
+                        "flags": "; ".join(flag.kind for flag in block.flags if run.source in flag.runs),
+                    }
+                )
+    return rows + [{"source": one.source, "flags": f"not compared: {one.reason}"} for one in comparison.skipped]
+
+
+def _csv_setup(block: Block, row: SetupResult) -> dict[str, Any]:
+    """One setup with all its numbers; unknown ones stay empty."""
+    difference, speed = row.difference, row.speed_up
+    narrow = difference.interval(EQUIVALENCE_LEVEL) if difference is not None else None
+    wide = difference.interval(DIFFERENCE_LEVEL) if difference is not None else None
+    error, df = standard_error(difference.how, difference.spreads, difference.sizes) if difference else (None, None)
+    spread = difference is not None and difference.how != SINGLE_VALUE
     return {
-        "title": block.title,
-        "direction": shown.direction(block),
-        "metric": block.key.metric,
-        "summary": shown.summary(block),
-        "rows": [shown.shown_row(block, row) for row in block.rows],
-        "sentences": [*shown.relations(block), *remarks(block, margin)],
-        "findings": block.findings,
+        "block": block.title,
+        "setup": row.setup.name,
+        "baseline": block.baseline.name,
+        "seeds": " ".join(map(str, row.setup.seeds)),
+        "metric_name": block.key.metric,
+        "metric_mean": row.metric.value,
+        **_bounds("metric", row.metric.interval(DIFFERENCE_LEVEL), "95"),
+        "metric_sd": row.metric.spreads[0] if len(row.setup.runs) > 1 else None,
+        "difference": difference.value if difference is not None else None,
+        "difference_by": difference.how if difference is not None else None,
+        "difference_df": df if spread else None,
+        "difference_standard_error": error if spread else None,
+        **_bounds("difference", narrow, "90"),
+        **_bounds("difference", wide, "95"),
+        "verdict": row.verdict.text if row.verdict is not None else None,
+        "train_seconds": row.seconds,
+        "speed_up": speed.value if speed is not None else None,
+        **_bounds("speed_up", speed.interval if speed is not None else None, "95"),
+        "comparability": row.comparability.text if row.comparability is not None else None,
+        "findings": " ".join(str(flag.number) for flag in block.flags_of(row.setup)),
+        "margin": block.margin.value,
+        "margin_unit": block.margin.unit,
+        "margin_source": block.margin.source,
     }
 
 
-def _published(table: PublishedTable) -> dict[str, object]:
+def _bounds(name: str, interval: Interval | None, level: str) -> dict[str, float | None]:
     return {
-        "title": table.title,
-        "groups": _column_groups(table.columns),
-        "steps": [shown.column_heading(column)[1] for column in table.columns],
-        "rows": [
-            (f"{samples:,}", [shown.published_cell(cells.get(column)) for column in table.columns])
-            for samples, cells in table.rows
-        ],
-        "doubtful": table.has_doubtful,
+        f"{name}_low_{level}": interval.low if interval is not None and interval.known else None,
+        f"{name}_high_{level}": interval.high if interval is not None and interval.known else None,
     }
-
-
-def _column_groups(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
-    """Headings of neighbouring columns of one method, with how many they span."""
-    names = [shown.column_heading(column)[0] for column in columns]
-    return [(name, names.count(name)) for name in dict.fromkeys(names)]
-
-
-def _version() -> str:
-    """The runner's version, with its commit where it lies in a repository."""
-    commit = git_commit()
-    return f"{__version__}, commit {commit[:12]}" if commit else __version__

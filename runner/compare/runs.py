@@ -1,23 +1,26 @@
-"""What a comparison knows of a run, wherever the run came from."""
+"""The runs that are compared, independent of where they were read from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-#: How a setup with several workers saves communication; setups of one method and one number of workers are a family.
+#: How a setup with several workers saves communication. Setups with the same method and number of workers are a family.
 SINGLE, ACCUMULATION, K = "one worker", "accumulation", "k"
+#: Names of metrics that should be low, where a run does not say so itself.
+LOWER_IS_BETTER = re.compile(r"(^|_)(loss|perplexity|error|wer|cer|mse|mae|rmse)$")
 
-_Key = TypeVar("_Key")
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class BlockKey:
-    """What has to be the same before two runs are set side by side at all.
+    """What two runs must have in common to appear in the same table.
 
-    `experiment`: a recipe's name or a published experiment's; `conditions`: further words that tell blocks apart, empty
-    ones left out; `samples`: in one epoch, of `epochs`; `data`: digest of where they come from; `goal`: `max` or `min`.
+    `experiment`: name of the recipe or of the published experiment; `conditions`: further words for the title, may be
+    empty; `samples`: per epoch; `goal`: `max` or `min`; `data`: digest of the data settings.
     """
 
     experiment: str
@@ -29,17 +32,22 @@ class BlockKey:
     data: str = ""
 
     @property
+    def total_samples(self) -> int:
+        return self.samples * self.epochs
+
+    @property
     def title(self) -> str:
-        words = [self.experiment, *self.conditions, f"{self.samples * self.epochs:,} samples"]
-        return " · ".join(word for word in words if word)
+        return " · ".join(
+            word for word in (self.experiment, *self.conditions, f"{self.total_samples:,} samples") if word
+        )
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a run's life, from the start of the command to its end.
+    """Where the wall-clock time of a run went, in seconds.
 
-    `stalled`: of `training`, waiting for averages, None if unknown; `step`: seconds of one step on worker 0 by phase,
-    None where a device has no phases; `evaluation`: None if unknown.
+    `stalled`: part of `training` spent waiting for communication; `step`: seconds of one step on worker 0 by phase.
+    None: not measured.
     """
 
     first_step: float
@@ -51,8 +59,8 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Property:
-    """One property of a run's certificate, and what a difference in it allows two runs to be called."""
+class CertificateProperty:
+    """A property in a run's certificate, and the best level that two runs can have if they differ in it."""
 
     value: Any
     allows: str
@@ -62,11 +70,11 @@ class Property:
 class Run:
     """One finished run.
 
-    `source`: folder, MLflow run id or line of a file; `setup`: its setup's name without the seed; `digest`: the same
-    for runs that differ in the seed only; `seconds`: of training, for all planned samples, first step and evaluation
-    left out, None if too short to time; `values`: every setting, flat, as text; `varied`: the settings that its sweep
-    varied; `certificate`: by property, None if unknown; `withdrawn`: why the run's own certificate was taken back;
-    `curve`: (samples seen, training loss); `order`: of two runs of one setup and seed the greater is the newer.
+    `source`: folder, MLflow run id or line of a file; `setup`: name of its setup, without the seed; `digest`: equal for
+    runs that differ only in the seed; `seconds`: training time for all planned samples without start-up and evaluation,
+    None if the run was too short to time; `values`: every setting, flattened; `varied`: settings that the sweep varied;
+    `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
+    `order`: of two runs with the same setup and seed, the greater is the newer.
     """
 
     source: str
@@ -86,7 +94,7 @@ class Run:
     jobs_at_once: int | None = None
     varied: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
-    certificate: Mapping[str, Property] | None = None
+    certificate: Mapping[str, CertificateProperty] | None = None
     withdrawn: str | None = None
     phases: Phases | None = None
     curve: tuple[tuple[float, float], ...] = ()
@@ -95,45 +103,44 @@ class Run:
 
     @property
     def setup_key(self) -> tuple[str, str, bool]:
-        # `device=auto` and rehearsals are one digest on different machines, and not one setup.
+        # A rehearsal, or `device=auto` on another machine, has the same digest and is still another setup.
         return (self.digest, self.setup, self.rehearsed)
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A run that is not compared, and why in a few words."""
+class SkippedRun:
+    """A run that is not compared, and why."""
 
     source: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the arguments came to. `parent`: the MLflow run that all these runs are children of, if there is one."""
+class FoundRuns:
+    """The runs that the command line names, and those among them that cannot be compared."""
 
     runs: Sequence[Run]
-    refused: Sequence[Refused] = ()
-    parent: str | None = None
+    skipped: Sequence[SkippedRun] = ()
 
 
 def grouped(runs: Iterable[Run], key: Callable[[Run], _Key]) -> dict[_Key, list[Run]]:
-    """Runs by key, keys and runs in the order in which they come."""
+    """Runs by key, in the order of their first appearance."""
     groups: dict[_Key, list[Run]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
 
 
-def newest_of_each_seed(found: Found) -> Found:
-    """Each setup's newest run of each seed; a repeated seed is no further draw, so older runs of it are set aside."""
+def newest_of_each_seed(found: FoundRuns) -> FoundRuns:
+    """Keep the newest run of each setup and seed: repeating a seed adds no independent sample."""
     kept: list[Run] = []
-    refused = list(found.refused)
+    skipped = list(found.skipped)
     for repeats in grouped(found.runs, lambda run: (run.block, run.setup_key, run.seed)).values():
         *older, newest = sorted(repeats, key=lambda run: run.order)
         kept.append(newest)
-        refused += [
-            Refused(run.source, f"repeated by {newest.source} with the same setup and seed {run.seed}")
+        skipped += [
+            SkippedRun(run.source, f"replaced by the newer run {newest.source} with the same setup and seed {run.seed}")
             for run in older
             if run.source != newest.source
         ]
-    return Found(kept, refused, found.parent)
+    return FoundRuns(kept, skipped)

@@ -1,4 +1,4 @@
-"""Setups: runs that differ in their seed only, under names that tell them apart."""
+"""Group runs that differ only in the seed into setups, and give the setups distinct names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, K, Run, grouped
 
 _METHODS = (SINGLE, ACCUMULATION, K)
+_ABSENT = "–"
 
 
 @dataclass(frozen=True)
-class Setup:
-    """One setup of a block; `runs` by seed, at least one, one per seed."""
+class SetupRuns:
+    """The runs of one setup in one block, sorted by seed: at least one, and one per seed."""
 
     name: str
     runs: tuple[Run, ...]
 
     @property
     def first(self) -> Run:
-        """What holds for all its runs alike can be read off this one."""
+        """A run to read off what all runs of the setup have in common."""
         return self.runs[0]
 
     @property
@@ -33,7 +34,7 @@ class Setup:
 
     @property
     def seconds(self) -> dict[int, float]:
-        """Of training, by seed; without rehearsed runs, whose time is not that of the named device."""
+        """Training time by seed, without rehearsed runs: their time says nothing about the named device."""
         return {run.seed: run.seconds for run in self.runs if run.seconds is not None and not run.rehearsed}
 
     @property
@@ -41,8 +42,8 @@ class Setup:
         return any(run.rehearsed for run in self.runs)
 
     @property
-    def side_by_side(self) -> bool:
-        """Whether other jobs ran beside one of the runs, so that its time is no measurement of the setup."""
+    def shared_machine(self) -> bool:
+        """Whether another job ran at the same time as one of the runs, which makes its time unreliable."""
         return any((run.jobs_at_once or 1) > 1 for run in self.runs)
 
     @property
@@ -50,78 +51,72 @@ class Setup:
         return (self.first.workers, self.first.method)
 
 
-def setups_by_block(runs: Sequence[Run]) -> dict[BlockKey, list[Setup]]:
-    """Each block's setups: few workers first, then by how they save communication."""
+def setups_by_block(runs: Sequence[Run]) -> dict[BlockKey, list[SetupRuns]]:
+    """The setups of each block: by number of workers, then by how they save communication."""
     blocks = {}
     for key, members in grouped(runs, lambda run: run.block).items():
-        groups = [
-            sorted(group, key=lambda run: run.seed) for group in grouped(members, lambda run: run.setup_key).values()
-        ]
+        groups = [sorted(group, key=lambda run: run.seed) for group in grouped(members, _setup_key).values()]
         names = _distinct_names([group[0] for group in groups])
-        found = [Setup(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
-        blocks[key] = sorted(found, key=_order)
+        setups = [SetupRuns(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
+        blocks[key] = sorted(setups, key=_order)
     return blocks
 
 
-def _order(setup: Setup) -> tuple[object, ...]:
+def _setup_key(run: Run) -> tuple[str, str, bool]:
+    return run.setup_key
+
+
+def _order(setup: SetupRuns) -> tuple[object, ...]:
     run = setup.first
     return (run.workers, _METHODS.index(run.method), run.k, run.accumulation, setup.name)
 
 
 def _distinct_names(runs: Sequence[Run]) -> list[str]:
-    """A name for each setup, given one run of each; equal names get what differs, in as few words as will do."""
-    names = [run.setup for run in runs]
-    for same in grouped(runs, lambda run: run.setup).values():
-        if len(same) > 1:
-            additions = _additions(same)
-            for run, words in zip(same, additions, strict=True):
-                names[next(i for i, one in enumerate(runs) if one is run)] += f" · {words}"
-    return names
+    """One name per run, each run from another setup. Equal names get the settings that distinguish them appended."""
+    additions: dict[tuple[str, str, bool], str] = {}
+    for same_name in grouped(runs, lambda run: run.setup).values():
+        if len(same_name) > 1:
+            additions |= {
+                run.setup_key: f" · {words}" for run, words in zip(same_name, _additions(same_name), strict=True)
+            }
+    return [run.setup + additions.get(run.setup_key, "") for run in runs]
 
 
 def _additions(runs: Sequence[Run]) -> list[str]:
-    """What tells runs of one name apart: what their sweep varied, else any setting, the shortest first."""
-    for source in ([run.varied for run in runs], [run.values for run in runs], [_other(run) for run in runs]):
-        keys = _telling(source)
-        if keys:
-            return [", ".join(f"{_short(key, keys)}={_cut(values.get(key, '–'))}" for key in keys) for values in source]
+    """What the sweep varied if that distinguishes the runs, else any setting."""
+    rehearsed = [{"rehearsed": "yes" if run.rehearsed else "no"} for run in runs]
+    for source in ([run.varied for run in runs], [run.values for run in runs], rehearsed):
+        if keys := _distinguishing_keys(source):
+            return [", ".join(f"{_last(key, keys)}={_cut(values.get(key))}" for key in keys) for values in source]
     return [run.digest[:6] for run in runs]
 
 
-def _other(run: Run) -> Mapping[str, str]:
-    return {"rehearsed": "yes" if run.rehearsed else "no", "setup": run.digest[:6]}
+def _distinguishing_keys(source: Sequence[Mapping[str, str]]) -> list[str]:
+    """A small set of keys, found greedily, in which no two of the mappings agree; empty if there is none."""
 
+    def classes(keys: Sequence[str]) -> int:
+        return len({tuple(_cut(values.get(key)) for key in keys) for values in source})
 
-def _telling(source: Sequence[Mapping[str, str]]) -> list[str]:
-    """The fewest keys, found greedily, with which no two of the mappings are alike; none if that cannot be."""
-    every = dict.fromkeys(key for values in source for key in values)
-    differing = [key for key in every if len({values.get(key) for values in source}) > 1]
+    def cost(key: str) -> tuple[bool, int]:
+        # Prefer short text, and a setting to what the plan derives from it.
+        return key.startswith("plan."), len(key.rpartition(".")[2]) + max(len(_cut(one.get(key))) for one in source)
+
+    candidates = sorted(dict.fromkeys(key for values in source for key in values), key=cost)
     keys: list[str] = []
-    told_apart = 1
-    while told_apart < len(source):
-        scored = [(_classes(source, [*keys, key]), -_length(source, key), key) for key in differing if key not in keys]
-        best = max(scored, default=(told_apart, 0, ""), key=lambda one: one[:2])
-        if best[0] <= told_apart:
+    while classes(keys) < len(source):
+        best = max(candidates, key=lambda key: classes([*keys, key]), default=None)  # the cheapest of equally good ones
+        if best is None or classes([*keys, best]) == classes(keys):
             return []
-        told_apart = best[0]
-        keys.append(best[2])
+        keys.append(best)
     return keys
 
 
-def _classes(source: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
-    return len({tuple(_cut(values.get(key, "–")) for key in keys) for values in source})
-
-
-def _length(source: Sequence[Mapping[str, str]], key: str) -> int:
-    # What follows from the settings (the plan) is only named where no setting says it.
-    derived = 100 if key.startswith("plan.") else 0
-    return derived + len(key.rpartition(".")[2]) + max(len(values.get(key, "–")) for values in source)
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
+def _last(key: str, keys: Sequence[str]) -> str:
+    """The last part of a dotted key where that is unambiguous."""
     last = key.rpartition(".")[2]
     return last if sum(one.rpartition(".")[2] == last for one in keys) == 1 else key
 
 
-def _cut(value: str) -> str:
+def _cut(value: str | None) -> str:
+    value = _ABSENT if value is None else value
     return value if len(value) <= 24 else f"{value[:23]}…"

@@ -1,4 +1,4 @@
-"""A comparison on the terminal."""
+"""Print a comparison in the terminal."""
 
 from __future__ import annotations
 
@@ -9,85 +9,87 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runner.compare import shown
-from runner.compare.comparison import Block, Comparison
 from runner.compare.published_layout import PublishedTable, published_tables
-from runner.compare.remarks import remarks
+from runner.compare.results import Block, RunComparison
+from runner.compare.text import RowText, direction, remarks, row_text, skipped_sentence, summary
 
-#: From this width on a value and its interval stand in one line.
+#: From this width on, a value and its interval are on one line.
 _WIDE = 130
-#: Columns that an ordinary word of theirs needs, or it would be broken.
-_LEAST = {"setup": 12, "verdict": len("comparable"), "notes": len("notes")}
+_HEADINGS = ("setup", "seeds", "metric", "difference", "verdict", "seconds", "speed-up", "notes")
+#: Widths below which an ordinary word in the column would be broken.
+_MIN_WIDTH = {"setup": 12, "verdict": len("comparable"), "notes": len("notes")}
 _STYLES = {"equivalent": "green", "better": "green", "different": "red", "undecided": "yellow", "no-verdict": "dim"}
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Tables, verdicts and findings, block by block; then the published layout where blocks have that shape."""
+def print_comparison(comparison: RunComparison, console: Console) -> None:
+    """Tables, verdicts and flags, block by block; then the published layout of the blocks that have this shape."""
     for block in comparison.blocks:
-        console.print(_block(block, comparison.margin, console.width))
+        console.print(_block(block, console.width))
     for table in published_tables(comparison.blocks):
         console.print(_published(table, console.width))
-    if sentence := shown.refused_sentence(comparison):
+    if sentence := skipped_sentence(comparison):
         console.print(Text(sentence, style="yellow"))
         console.print()
-    rule = (
-        f"equivalent: 90% interval inside ±{comparison.margin:g}; different: 95% interval without 0; more in the report"
-    )
+    rule = "equivalent: 90% interval inside the margin; different: 95% interval without 0; details in the report"
     console.print(Text(rule, style="dim"))
 
 
-def _block(block: Block, margin: float, width: int) -> RenderableType:
-    rows = [shown.shown_row(block, row) for row in block.rows]
-    common = shown.seeds_in_common(rows)
+def _block(block: Block, width: int) -> RenderableType:
+    rows = [row_text(block, row) for row in block.rows]
+    counts = {row.seeds for row in rows}
+    headline = Text(block.title, style="bold underline")
+    headline.append(f"   {direction(block)}", style="not underline dim")
+    if len(counts) == 1:
+        seeds = counts.pop()
+        headline.append(f", {seeds} seed{'s' if seeds != '1' else ''} each", style="not underline dim")
+        return Group(headline, _table(block, rows, width, with_seeds=False), *_below(block))
+    return Group(headline, _table(block, rows, width, with_seeds=True), *_below(block))
+
+
+def _table(block: Block, rows: list[RowText], width: int, with_seeds: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for heading in shown.HEADINGS:
-        if heading == "seeds" and common is not None:
-            continue
-        table.add_column(
-            Text(block.key.metric if heading == "metric" else heading),
-            justify="left" if heading in ("setup", "verdict", "notes") else "right",
-            overflow="fold",
-            no_wrap=heading == "seconds",
-            min_width=_LEAST.get(heading, 6),
-        )
+    for heading in _HEADINGS:
+        if heading != "seeds" or with_seeds:
+            table.add_column(
+                Text(block.key.metric if heading == "metric" else heading),
+                justify="left" if heading in ("setup", "verdict", "notes") else "right",
+                overflow="fold",
+                no_wrap=heading == "seconds",
+                min_width=_MIN_WIDTH.get(heading, 6),
+            )
     for row in rows:
-        cells = [
+        table.add_row(
             Text(row.setup, style="bold"),
-            *([] if common is not None else [Text(row.seeds)]),
+            *([Text(row.seeds)] if with_seeds else []),
             _pair(row.metric, width),
             _pair(row.difference, width),
-            Text(row.verdict, style=_STYLES.get(row.kind, "")),
+            Text(row.verdict, style=_STYLES.get(row.style, "")),
             Text(row.seconds),
             _pair(row.speed_up, width),
             Text(row.notes),
-        ]
-        table.add_row(*cells)
-    headline = Text(block.title, style="bold underline")
-    headline.append(f"   {shown.direction(block)}", style="not underline dim")
-    if common is not None:
-        headline.append(f", {common} seed{'s' if common != '1' else ''} each", style="not underline dim")
-    return Group(headline, table, *_below(block, margin))
+        )
+    return table
 
 
 def _pair(texts: tuple[str, str], width: int) -> Text:
-    value, uncertainty = texts
+    value, interval = texts
     text = Text(value)
-    if uncertainty:
-        text.append(" " if width >= _WIDE else "\n").append(uncertainty, style="dim")
+    if interval:
+        text.append(" " if width >= _WIDE else "\n").append(interval, style="dim")
     return text
 
 
-def _below(block: Block, margin: float) -> Iterator[RenderableType]:
-    yield Text(shown.summary(block))
-    for line in [*shown.relations(block), *remarks(block, margin)]:
+def _below(block: Block) -> Iterator[RenderableType]:
+    yield Text(summary(block))
+    for line in remarks(block):
         yield _hanging("·", Text(line, style="dim"))
-    if block.findings:
-        yield Text("Findings (nothing is left out of a mean)", style="bold")
-    for finding in block.findings:
-        text = Text.assemble((f"{finding.kind}: ", "yellow"), finding.text)
-        for detail in finding.details:
+    if block.flags:
+        yield Text("Flags (no run is excluded from a mean)", style="bold")
+    for flag in block.flags:
+        text = Text.assemble((f"{flag.kind}: ", "yellow"), flag.text)
+        for detail in flag.details:
             text.append(f"\n  {detail}", style="dim")
-        yield _hanging(str(finding.number), text)
+        yield _hanging(str(flag.number), text)
     yield Text("")
 
 
@@ -103,21 +105,19 @@ def _published(table: PublishedTable, width: int) -> RenderableType:
     title = Text(f"{table.title}: metric over speed-up", style="bold")
     fits = 10 + 8 * len(table.columns) <= width
     parts = [table] if fits else [table.only("accumulation"), table.only("k")]
-    footnote = [Text("* a seed collapsed or its time is an outlier: see the findings", style="dim")]
+    footnote = [Text("* a seed collapsed, or its time is an outlier: see the flags", style="dim")]
     return Group(title, *map(_published_part, parts), *(footnote if table.has_doubtful else []), "")
 
 
 def _published_part(table: PublishedTable) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     drawn.add_column("samples", justify="right", vertical="bottom")
-    group = None
-    for column in table.columns:
-        name, step = shown.column_heading(column)
-        label = {"accumulation": "acc"}.get(name, name)
-        heading = "one" if not step else f"{label} {step}" if name != group else step
-        group = name
+    previous = ""
+    for method, step in table.columns:
+        label = "acc" if method == "accumulation" else method
+        heading = "one" if not method else str(step) if method == previous else f"{label} {step}"
+        previous = method
         drawn.add_column(heading, justify="right", no_wrap=True)
-    for samples, cells in table.rows:
-        pairs = [shown.published_cell(cells.get(column)) for column in table.columns]
-        drawn.add_row(f"{samples:,}", *[f"{metric}\n{speed_up}" for metric, speed_up in pairs])
+    for samples, _ in table.rows:
+        drawn.add_row(f"{samples:,}", *[f"{metric}\n{speed_up}" for metric, speed_up in table.texts(samples)])
     return drawn

@@ -1,129 +1,166 @@
-"""Equivalent, different or undecided: the rule, and how many more seeds a decision would take."""
+"""Equivalent, different or undecided: the margin, the rule, and how many more seeds a decision would take."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from runner.compare.statistics import PAIRED, Estimate, Interval, bootstrap_interval, welch_error
+import numpy as np
+
+from runner.compare.runs import LOWER_IS_BETTER
+from runner.compare.statistics import SINGLE_VALUE, Estimate, Interval, bootstrap_interval, standard_error, t_quantile
+from runner.errors import require
 
 EQUIVALENT, DIFFERENT, UNDECIDED, NONE = "equivalent", "different", "undecided", "no verdict"
-#: Two one-sided tests at 5% are a 90% interval inside the margins (Schuirmann 1987); one two-sided test at 5% is a 95%
+#: Two one-sided tests at 5% are a 90% interval inside the margin (Schuirmann 1987). One two-sided test at 5% is a 95%
 #: interval without 0.
 EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL = 0.90, 0.95
 _MOST_SEEDS = 1_000
 
+PERCENT, FRACTION, UNKNOWN = "percentage points", "fraction of 1", "unit of the metric"
+#: The largest value on each scale, and the default margin: 1 percentage point. Other metrics have no default.
+_SCALES = {FRACTION: (1.0, 0.01), PERCENT: (100.0, 1.0)}
+#: Correlations, which can be negative, and other rates. `metric` is the column of a file of published scores.
+_CORRELATION = re.compile(r"(^|[^a-z0-9])(matthews|mcc|kappa|pearson|spearman)", re.IGNORECASE)
+_RATE = re.compile(
+    r"(^|[^a-z0-9])(acc|accuracy|f1|exact_match|em|precision|recall|sensitivity|specificity|auc|auroc|roc_auc|iou|dice|"
+    r"bleu|rouge\w*|metric)([^a-z0-9]|$)",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
-class Verdict:
-    """`kind`: one of the four words; `better`: the sign of a difference in the metric's own direction.
+class Margin:
+    """Differences within ± `value` are equivalent. None: --margin was not given and the metric has no default."""
 
-    `more_seeds`: the fewest further seeds that would decide, None beyond 1,000 or where the kind needs none; `reason`:
-    why there is no verdict; `disagreement`: what the bootstrap would have said, if something else.
-    """
-
-    kind: str
-    better: bool | None = None
-    more_seeds: int | None = None
-    few_values: bool = False
-    all_equal: bool = False
-    reason: str = ""
-    disagreement: str | None = None
+    value: float | None
+    unit: str
+    source: str
 
     @property
     def text(self) -> str:
-        """As it stands in a table."""
-        if self.kind == DIFFERENT:
-            return f"different: {'better' if self.better else 'worse'}"
-        if self.kind == UNDECIDED:
-            if self.few_values:
-                return "undecided: at least 2 more seeds"
-            number = f"more than {_MOST_SEEDS:,}" if self.more_seeds is None else f"about {self.more_seeds}"
-            return f"undecided: {number} more seed{'s' if self.more_seeds != 1 else ''}"
-        if self.kind == EQUIVALENT and self.all_equal:
-            return "equivalent: equal in every digit"
-        return self.kind if not self.reason else f"{self.kind}: {self.reason}"
+        """Such as `±0.01 (fraction of 1, default)`."""
+        if self.value is None:
+            return "none, because the scale of the metric is unknown: give --margin"
+        return f"±{self.value:g} ({self.unit}, {self.source})"
+
+
+def margin_of(metric: str, values: Iterable[float], given: float | None) -> Margin:
+    """The margin for a metric, in the unit of its `values` (all runs). `given`: --margin.
+
+    Raises UserError for a given margin as wide as the metric itself, which would make every setup equivalent.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    unit = _unit(metric, finite)
+    limit, default = _SCALES.get(unit, (math.inf, None))
+    if given is None:
+        return Margin(default, unit, "default")
+    largest = max(map(abs, finite), default=0.0)
+    if largest and not _CORRELATION.search(metric):  # a correlation may well be near 0
+        limit = min(limit, largest)
+    rule = f"use less than {limit:g}, which is as wide as {metric} itself ({unit}): everything would be equivalent"
+    require(given < limit, "--margin", f"{given:g}", rule)
+    return Margin(given, unit, "--margin")
+
+
+def _unit(metric: str, values: Sequence[float]) -> str:
+    """Rates are fractions if every value can be one, else percentages; the scale of a loss or a time is unknown."""
+    signed = _CORRELATION.search(metric) is not None
+    if LOWER_IS_BETTER.search(metric) or not (signed or _RATE.search(metric)):
+        return UNKNOWN
+    for unit, (limit, _) in _SCALES.items():
+        if values and all((-limit if signed else 0) <= value <= limit for value in values):
+            return unit
+    return UNKNOWN
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kind`: one of the four words; `detail`: the rest of the text; `better`: whether a difference is an improvement;
+    `bootstrap`: what the bootstrap interval would decide, if that is another kind."""
+
+    kind: str
+    detail: str = ""
+    better: bool | None = None
+    bootstrap: str | None = None
 
     @property
-    def in_short(self) -> str:
-        """To be counted."""
-        if self.kind == NONE:
-            return "without verdict"
-        return self.kind if self.better is None else f"{self.kind} ({'better' if self.better else 'worse'})"
+    def text(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+    @property
+    def short(self) -> str:
+        """Without numbers, for counting."""
+        return f"{self.kind} ({self.detail})" if self.kind == DIFFERENT else self.kind
 
 
-def decide(difference: Estimate, margin: float, goal: str) -> Verdict:
-    """The verdict on setup − baseline. `margin`: in the metric's unit; `goal`: `max` or `min`."""
+def decide(difference: Estimate, margin: float | None, goal: str) -> Verdict:
+    """The verdict on setup − baseline. `margin`: None if there is none; `goal`: `max` or `min`."""
     if not math.isfinite(difference.value):
-        return Verdict(NONE, reason="a metric is no number")
+        return Verdict(NONE, "a metric is NaN or infinite")
     narrow, wide = difference.interval(EQUIVALENCE_LEVEL), difference.interval(DIFFERENCE_LEVEL)
-    if narrow is None or wide is None:
-        return Verdict(UNDECIDED, few_values=True)
+    if difference.how == SINGLE_VALUE:
+        return Verdict(UNDECIDED, "at least 2 more seeds")
+    if difference.pairs and not any(difference.pairs):
+        return Verdict(EQUIVALENT, "identical values")
     kind = kind_of(narrow, wide, margin)
-    better = (difference.value > 0) == (goal == "max") if kind == DIFFERENT else None
-    return Verdict(
-        kind,
-        better,
-        further_seeds(difference, margin) if kind == UNDECIDED else None,
-        all_equal=bool(difference.pairs) and not any(difference.pairs),
-        disagreement=_disagreement(difference.pairs, kind, margin),
-    )
+    bootstrap = _by_bootstrap(difference.pairs, margin)
+    disagreement = bootstrap if bootstrap != kind else None
+    if kind == DIFFERENT:
+        better = (difference.value > 0) == (goal == "max")
+        return Verdict(kind, "better" if better else "worse", better, disagreement)
+    return Verdict(kind, _what_would_decide(difference, margin) if kind == UNDECIDED else "", None, disagreement)
 
 
-def kind_of(narrow: Interval, wide: Interval, margin: float) -> str:
+def kind_of(narrow: Interval, wide: Interval, margin: float | None) -> str:
     """Equivalent, different or undecided, from the 90% and the 95% interval of a difference."""
-    if -margin < narrow.low and narrow.high < margin:
+    if margin is not None and -margin < narrow.low and narrow.high < margin:
         return EQUIVALENT
     return DIFFERENT if wide.low > 0 or wide.high < 0 else UNDECIDED
 
 
-def further_seeds(difference: Estimate, margin: float) -> int | None:
-    """The fewest further seeds with which this difference and spread would decide; None if that takes over 1,000."""
-    for more in range(1, _MOST_SEEDS + 1):
-        later = _with_more(difference, more)
-        narrow, wide = later.interval(EQUIVALENCE_LEVEL), later.interval(DIFFERENCE_LEVEL)
-        assert narrow is not None
-        assert wide is not None
-        if kind_of(narrow, wide, margin) != UNDECIDED:
-            return more
-    return None
-
-
-def _with_more(difference: Estimate, more: int) -> Estimate:
-    """The same difference and spread, had `more` seeds been run on each side."""
-    sizes = (difference.sizes[0] + more, difference.sizes[1] + more)
-    if difference.how == PAIRED:
-        error, df = difference.spreads[0] / math.sqrt(sizes[0]), float(sizes[0] - 1)
-    else:
-        error, df = welch_error(difference.spreads, sizes)
-    return dataclasses.replace(difference, standard_error=error, df=df, sizes=sizes, pairs=())
-
-
-def _disagreement(pairs: Sequence[float], kind: str, margin: float) -> str | None:
+def _by_bootstrap(pairs: Sequence[float], margin: float | None) -> str | None:
     narrow, wide = (bootstrap_interval(pairs, level) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
-    if narrow is None or wide is None:
-        return None
-    other = kind_of(narrow, wide, margin)
-    return other if other != kind else None
+    return kind_of(narrow, wide, margin) if narrow is not None and wide is not None else None
 
 
-def rule(margin: float, unit: str) -> list[str]:
-    """The rule in full, sentence by sentence, for the end of every report."""
+def _what_would_decide(difference: Estimate, margin: float | None) -> str:
+    if margin is None:
+        return "give --margin"
+    more = further_seeds(difference, margin)
+    if more is None:
+        return f"more than {_MOST_SEEDS:,} more seeds"
+    return f"about {more} more seed{'s' if more > 1 else ''}"
+
+
+def further_seeds(difference: Estimate, margin: float) -> int | None:
+    """The fewest further seeds on each side with which this difference and spread would decide; None if over 1,000."""
+    more = np.arange(1, _MOST_SEEDS + 1)
+    sizes = (difference.sizes[0] + more, difference.sizes[1] + more)
+    error, df = standard_error(difference.how, difference.spreads, sizes)
+    narrow, wide = (t_quantile(level, df) * error for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
+    size = abs(difference.value)
+    decided = (size + narrow < margin) | (size > wide)
+    return int(more[decided.argmax()]) if decided.any() else None
+
+
+def rule(margin: str) -> list[str]:
+    """The rule in full, one sentence per entry. `margin`: such as `±1 percentage point`."""
     return [
-        "The difference is setup − baseline, paired by seed as soon as two seeds are common (a rule that looks at the "
-        "seeds alone), otherwise Welch's with Satterthwaite's degrees of freedom; its intervals are Student's t.",
-        f"equivalent: the 90% interval of the difference lies inside ±{margin:g} {unit}, which is two one-sided tests "
-        "at 5% (Schuirmann 1987).",
-        "different: otherwise, if the 95% interval excludes 0; better or worse in the metric's own direction.",
-        "undecided: otherwise. The number of further seeds is the fewest, up to 1,000, with which the observed "
-        "difference and spread would decide either way; it is as uncertain as they are.",
-        "Each verdict stands alone: of 20 setups that are truly like the baseline, one is expected to be called "
+        "The difference is setup − baseline, paired by seed if two seeds are common, otherwise Welch's with "
+        "Satterthwaite's degrees of freedom. The choice depends on the seeds only. All intervals are Student's t.",
+        f"equivalent: the 90% interval of the difference lies inside {margin}. These are two one-sided tests at 5% "
+        "(Schuirmann 1987).",
+        "different: otherwise, if the 95% interval excludes 0; better or worse in the direction of the metric.",
+        "undecided: otherwise. The number of further seeds is the smallest, up to 1,000, with which the observed "
+        "difference and spread would decide. It is an estimate, as they are.",
+        "Each verdict is a separate test: of 20 setups that are truly like the baseline, expect one to be called "
         "different.",
-        "Speed-up is exp of the mean over seeds of log(baseline's seconds ÷ setup's seconds), with a 95% t interval on "
-        "the log scale. ± after a mean is half of its 95% t interval.",
-        "From 10 pairs on a BCa bootstrap interval is computed beside t's (Efron 1987); t decides, and where the "
-        "bootstrap would decide otherwise the report says so.",
-        "Nothing that is flagged is left out of a mean.",
+        "Speed-up is exp of the mean over seeds of log(seconds of the baseline ÷ seconds of the setup), with a 95% t "
+        "interval on the log scale. ± after a mean is half of its 95% t interval.",
+        "From 10 pairs on, a BCa bootstrap interval is computed as well (Efron 1987). The t interval decides; the "
+        "report says where the bootstrap would decide differently.",
+        "No run is excluded from a mean because of a flag.",
     ]

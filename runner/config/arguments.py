@@ -1,16 +1,80 @@
-"""Command lines of the runner's own tools: a mistake is one sentence, as everywhere."""
+"""Command lines: the arguments of `python -m runner` as Hydra's own parser reads them, and those of the other tools."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from runner.errors import UserError
 
+#: Names the sweep that a command resumes.
+RESUME_SWEEP = "resume_sweep"
+
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, which raises UserError where that prints its usage and exits."""
+    """argparse's parser, which raises UserError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         program = self.prog.removeprefix("python -m ").split()[0]
-        raise UserError(f"{message}; python -m {program} --help shows how it is used")
+        raise UserError(f"{message}; see python -m {program} --help")
+
+
+class HydraOptions:
+    """The arguments of a run or a sweep. Raises UserError for an option that is unknown or unsafe."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        from hydra._internal.utils import get_args_parser
+
+        parser = get_args_parser()
+        parser.error = _refuse_option
+        parsed = parser.parse_intermixed_args(list(arguments))
+        #: `resumed`: the id of the sweep that is resumed; it is no setting of a run.
+        self.overrides, self.resumed = take_resume(parsed.overrides)
+        #: The options alone. Hydra's parser does not accept overrides on both sides of `-m`.
+        self.flags = list(arguments)
+        for override in parsed.overrides:
+            self.flags.remove(override)
+        self.multirun: bool = parsed.multirun
+        if self.resumed and not self.multirun:
+            raise UserError(f"{RESUME_SWEEP}={self.resumed} resumes a sweep: add -m")
+        #: Help, completion and printing of the configuration: nothing is run.
+        self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
+        if parsed.experimental_rerun:
+            raise UserError("--experimental-rerun unpickles a file, which can run any code: give the overrides instead")
+        if parsed.config_path or parsed.config_name:
+            raise UserError(
+                "--config-path and --config-name replace the runner's own configuration: use --config-dir=FOLDER to "
+                "add your own choices"
+            )
+        self.config_dirs = config_dirs(parsed.config_dir)
+
+    @property
+    def for_hydra(self) -> list[str]:
+        """The arguments in the order that Hydra's parser accepts."""
+        return [*self.flags, *self.overrides]
+
+
+def take_resume(overrides: list[str]) -> tuple[list[str], str | None]:
+    """The overrides without `resume_sweep=…`, and its value. Raises UserError if it is given twice or is empty."""
+    given = [override for override in overrides if override.lstrip("+").partition("=")[0] == RESUME_SWEEP]
+    if not given:
+        return overrides, None
+    value = given[0].partition("=")[2].strip("'\"")
+    if len(given) > 1 or not value or "," in value:
+        raise UserError(f"{' '.join(given)} is invalid: give one sweep's id, {RESUME_SWEEP}=…")
+    return [override for override in overrides if override not in given], value
+
+
+def config_dirs(folder: str | None) -> list[str]:
+    """The folders that `--config-dir` adds to the search for choices. Raises UserError if it is not a folder."""
+    if not folder:
+        return []
+    if not Path(folder).is_dir():
+        raise UserError(f"--config-dir={folder} is not a folder: check the path")
+    return [folder]
+
+
+def _refuse_option(message: str) -> NoReturn:
+    raise UserError(f"{message}; see runner --hydra-help")

@@ -1,4 +1,4 @@
-"""The allowed values of settings. Each member's name is what one writes in YAML and on the command line."""
+"""The allowed values of settings. Each member's name is its spelling in YAML and on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class DeviceKind(str, enum.Enum):
     cpu = "cpu"
     gpu = "gpu"
     tpu = "tpu"
-    from_accelerate = "from_accelerate"  # what the file says takes its place: it never leaves `settings()`
+    from_accelerate = "from_accelerate"  # replaced by the value in the file when settings are read
 
 
 class Rehearse(str, enum.Enum):

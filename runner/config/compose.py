@@ -1,4 +1,4 @@
-"""Compose the configuration with Hydra, and say in one sentence what is wrong with it."""
+"""Compose the configuration with Hydra, and explain in one sentence what is wrong with it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import accelerate
-from runner.config.paths import conf_dir
 from runner.config.schema import Config, Tracking, hydra_schema
+from runner.config.setups import store_setups
 from runner.errors import UserError, did_you_mean, first_line
 
 CONFIG_NAME = "config"
 
 
+def conf_dir() -> Path:
+    """The folder of YAML files: inside the package when installed from a wheel, next to it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
 def register() -> None:
-    """Make the schema and the runner's resolvers known to Hydra. Calling it twice is harmless."""
+    """Register the schema and the runner's resolvers with Hydra. Calling it twice is harmless."""
     ConfigStore.instance().store(name="schema", node=hydra_schema())
+    store_setups(ConfigStore.instance())
     # Two runs that start in the same second must not share a folder.
     OmegaConf.register_new_resolver("suffix", lambda: secrets.token_hex(2), use_cache=True, replace=True)
 
@@ -50,21 +58,20 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> DictCo
 
     `config_dirs`: further folders to search for choices, as given by `--config-dir`. Raises UserError.
     """
-    searchpath = [f"hydra.searchpath=[{','.join(f'file://{Path(d).resolve()}' for d in config_dirs)}]"]
+    if config_dirs:
+        folders = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
+        overrides = [f"hydra.searchpath=[{folders}]", *overrides]
     try:
         with _conf():
-            return hydra_compose(
-                CONFIG_NAME, [*(searchpath if config_dirs else []), *overrides], return_hydra_config=True
-            )
-    # A bare ValueError is Hydra's answer to an override such as `=3`.
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise composition_error(error, [*(searchpath if config_dirs else []), *overrides]) from error
+            return hydra_compose(CONFIG_NAME, list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra's answer to `=3`
+        raise composition_error(error, overrides) from error
 
 
 def settings(cfg: DictConfig) -> Config:
     """The typed, checked, frozen settings of a composed configuration. Raises UserError."""
     cfg = cfg.copy()
-    # Hydra's own node cannot be resolved outside a job, and nothing of it is a setting of the experiment.
+    # Hydra's own node holds no setting of the experiment, and cannot be resolved outside one of its jobs.
     OmegaConf.set_struct(cfg, False)
     cfg.pop("hydra", None)
     OmegaConf.set_readonly(cfg, True)
@@ -78,54 +85,53 @@ def settings(cfg: DictConfig) -> Config:
 
 
 def tracking_of(cfg: DictConfig) -> Tracking:
-    """Where a composed configuration logs to, even if something else in it is wrong."""
+    """The tracking settings of a composed configuration, even if something else in it is wrong."""
     tracking = OmegaConf.to_object(cfg.tracking)
     assert isinstance(tracking, Tracking)
     return tracking
 
 
 def _check_keys(node: DictConfig, kind: Any, prefix: str) -> None:
-    """Refuse keys that `+` has added beside the schema's, and keys that `~` has taken from it."""
+    """Refuse keys that `+` has added to the schema's, and keys that `~` has removed."""
     expected = {field.name for field in dataclasses.fields(kind)}
     present = set(map(str, node))
     for key in sorted(present - expected):
         raise _unknown_key(f"{prefix}{key}", ())
     for key in sorted(expected - present):
-        raise UserError(f"the setting '{prefix}{key}' was taken away and is needed: leave out ~{prefix}{key}")
+        raise UserError(f"~{prefix}{key} removes a setting that is required: leave it out")
     for name, child in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(child):
             _check_keys(node[name], child, f"{prefix}{name}.")
 
 
 def sweep_points(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Override lists that between them use every value of every swept setting at least once.
+    """Override lists that together use every value of every swept setting at least once.
 
-    A sweep's grid can be large; composing each value once, beside the first value of the others, finds every
+    A sweep's grid can be large. Composing each value once, with the first value of the other settings, finds every
     misspelt setting or choice before the first job starts.
     """
     given = parsed(overrides)
     swept = [o for o in given if o.is_sweep_override()]
     fixed = [o.input_line or "" for o in given if not o.is_sweep_override()]
-    values = {id(o): _values(o) for o in swept}
-    first = {key: choices[0] for key, choices in values.items()}
-    yield fixed + list(first.values())
-    for override in swept:
-        for value in values[id(override)][1:]:
-            yield fixed + [value if key == id(override) else choice for key, choice in first.items()]
+    values = [_values(override) for override in swept]
+    first = [choices[0] for choices in values]
+    yield fixed + first
+    for number, choices in enumerate(values):
+        for value in choices[1:]:
+            yield fixed + first[:number] + [value] + first[number + 1 :]
 
 
 def _values(override: Override) -> list[str]:
     key = override.get_key_element()
-    if not override.is_discrete_sweep():  # interval(): only optimizing sweepers take it, and each draws its own
+    if not override.is_discrete_sweep():  # interval(): only optimizing sweepers accept it, and draw the values
         return [f"{key}={override.value().start}"]
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """What Hydra makes of these overrides, sweeps of values among them. Raises UserError."""
+    """The overrides as Hydra parses them, including sweeps over values. Raises UserError."""
     with _conf():
-        # glob() looks its choices up in the configuration folders.
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # glob() searches the config folders
         try:
             return parser.parse_overrides(list(overrides))
         except HydraException as error:
@@ -133,66 +139,38 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def with_sweeper_params(overrides: Sequence[str], hydra: DictConfig) -> list[str]:
-    """`overrides`, and what a bundle (`sweep=…`) has put into `hydra.sweeper.params` and they do not set themselves."""
+    """`overrides`, preceded by what `hydra.sweeper.params` (set by `sweep=…`) adds to them."""
     given = {override.partition("=")[0] for override in overrides}
     params = hydra.sweeper.get("params") or {}
     return [*(f"{key}={value}" for key, value in params.items() if key not in given), *overrides]
 
 
 def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserError:
-    """One sentence for what Hydra and OmegaConf say in several lines, with the nearest valid names.
+    """One sentence for what Hydra and OmegaConf report in several lines, with the nearest valid names.
 
     `overrides`: what was composed; the groups chosen in it decide which names are valid.
     """
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    text = "\n".join(str(e) for e in chain)
-
-    for e in chain:
-        if isinstance(e, UserError):
-            return e
-        if isinstance(e, MissingConfigException) and e.missing_cfg_file:
-            return _unknown_choice(e)
-    if match := re.search(r"Could not override '([^'@]+)", text):
+    for one in chain:
+        if isinstance(one, UserError):
+            return one
+        if isinstance(one, MissingConfigException) and one.missing_cfg_file:
+            return _unknown_choice(one)
+    if match := re.search(r"Could not override '([^'@]+)", "\n".join(map(str, chain))):
         return _unknown_key(match.group(1), overrides)
-    if match := re.search(r"InterpolationKeyError: .*?'([^']+)'|Interpolation key '([^']+)'", text):
-        return _missing_interpolation(match.group(1) or match.group(2), text)
-    if match := re.search(r"full_key: (\S+)", text):
-        key = match.group(1)
-        what = next(str(e).splitlines()[0] for e in chain if isinstance(e, OmegaConfBaseException))
-        if "not in" in what:
-            return _unknown_key(key, overrides)
-        return UserError(f"{key} is wrong: {_plain_words(what, key)}")
+    for one in chain:
+        if isinstance(one, OmegaConfBaseException) and one.full_key:
+            if "not in" in first_line(one):
+                return _unknown_key(one.full_key, overrides)
+            return UserError(f"{one.full_key} is invalid: {first_line(one)}")
     if isinstance(error, OverrideParseException):
-        # A shell leaves the ~ of setting=~/path alone, and Hydra takes it for an operator.
-        mend = "write $HOME for ~" if re.match(r"[^=]*=~", error.override or "") else first_line(error)
-        return UserError(f"'{error.override}' cannot be read as setting=value: {mend}")
-    if match := re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text):
-        key, values = match.groups()
-        return UserError(f"{key}={values} is several values: write {key}=[{values}] for a list, or sweep with -m")
-    for override in overrides:
-        if empty := re.fullmatch(r"([\w/]*)=(null|[\d.]*)", override):  # Hydra's own message names no setting
-            what = f"no choice of the group '{empty.group(1)}'" if empty.group(1) else "no setting=value"
-            return UserError(f"{override} is {what}: {first_line(error)}")
+        hint = "write $HOME instead of ~" if "=~" in (error.override or "") else first_line(error)
+        return UserError(f"'{error.override}' cannot be parsed as setting=value: {hint}")
+    if first_line(error).startswith("Ambiguous value"):
+        return UserError(f"{first_line(error)}: add -m to sweep over the values, or write a list as [a,b]")
     return UserError(first_line(error))
-
-
-def _plain_words(what: str, key: str) -> str:
-    if what.startswith("Missing mandatory value"):
-        return f"it needs a value ({key}=…)"
-    if match := re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", what):
-        kind = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(match.group(2))
-        return f"'{match.group(1)}' is not {kind or match.group(2)}"
-    if match := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", what):
-        return f"'{match.group(1)}' is not one of {match.group(2)}"
-    if match := re.match(r"Value '(.*)' is not a valid bool", what):
-        return f"'{match.group(1)}' is neither true nor false"
-    if "is not a ListConfig" in what:
-        return f"it is a list ({key}=[…,…])"
-    if "is not Optional" in what:
-        return "it cannot be null"
-    return what
 
 
 def _unknown_choice(error: MissingConfigException) -> UserError:
@@ -208,11 +186,6 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> UserError:
     return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys(overrides))}")
 
 
-def _missing_interpolation(key: str, text: str) -> UserError:
-    match = re.search(r"full_key: (\S+)", text)
-    return UserError(f"{match.group(1) if match else 'a setting'} refers to '{key}', which has no value: add it")
-
-
 def known_keys(overrides: Sequence[str] = ()) -> list[str]:
     """Every setting as a dotted path, and every group, under the choices of groups that `overrides` makes."""
     groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir()]
@@ -221,7 +194,7 @@ def known_keys(overrides: Sequence[str] = ()) -> list[str]:
         try:
             cfg = hydra_compose(CONFIG_NAME, choices)
         except (HydraException, OmegaConfBaseException, ValueError):
-            cfg = hydra_compose(CONFIG_NAME)  # a choice is wrong as well: the defaults' names are better than none
+            cfg = hydra_compose(CONFIG_NAME)  # a choice is wrong as well: fall back to the defaults' names
     keys: list[str] = []
 
     def walk(node: DictConfig, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""What torchrun or Slurm says about this process in its environment."""
+"""What torchrun or Slurm states about this process in its environment."""
 
 from __future__ import annotations
 
@@ -11,5 +11,10 @@ def is_external() -> bool:
 
 
 def external_world_size() -> int | None:
-    """The number of processes that were started together; None for a command by itself."""
+    """The number of processes that were started together; None for a single command."""
     return int(os.environ["WORLD_SIZE"]) if is_external() else None
+
+
+def external_local_world_size() -> int | None:
+    """The same on this host, if it is stated."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if is_external() and "LOCAL_WORLD_SIZE" in os.environ else None

@@ -1,4 +1,4 @@
-"""Build a recipe from its configuration: trusted code only, and settings of the right type."""
+"""Build a recipe from its configuration: from trusted code only, with settings of the right type."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.errors import UserError, did_you_mean
+from runner.errors import UserError, did_you_mean, require
 
-#: The part of a recipe's configuration that states the experiment and is not an argument of its class.
+#: Keys of a recipe that describe the experiment and are not arguments of its class.
 EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
-#: What a recipe may say it was tuned with; conf/ takes the defaults of settings from there.
+#: Keys of `recipe.tuned`, from which conf/ takes the defaults of settings.
 TUNED_KEYS = (
     "lr",
     "reference_batch",
@@ -24,7 +24,7 @@ TUNED_KEYS = (
 )
 
 _PLAIN = (str, int, float, bool)
-_IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> Any:
@@ -33,7 +33,7 @@ def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> 
     `_target_` may appear at any depth, and is resolved only inside `recipes` and `trusted_packages`. Raises UserError.
     """
     if config.get("_target_") is None:
-        raise UserError("recipe._target_ is missing: a recipe names the class that implements it")
+        raise UserError("recipe._target_ is missing: name the class that implements the recipe")
     arguments = {key: value for key, value in config.items() if key not in EXPERIMENT_KEYS}
     trusted = tuple(dict.fromkeys(("recipes", *trusted_packages)))
     return _build(arguments, trusted, "recipe")
@@ -66,7 +66,7 @@ def _call(target: Any, arguments: dict[str, Any], trusted: tuple[str, ...], path
 def _hints(factory: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(factory)
-    except NameError:  # a class whose annotations name what only a type checker imports is not checked for types
+    except NameError:  # annotations that only a type checker can resolve: types are not checked
         return {}
 
 
@@ -79,7 +79,7 @@ def _resolve(target: str, trusted: tuple[str, ...], shown: str) -> Any:
         raise UserError(
             f"{shown} cannot be imported ({error}): install its package, or set PYTHONPATH to its folder"
         ) from error
-    # A trusted module has also what it imports from elsewhere, and that is not its own.
+    # Names that a trusted module imports from elsewhere are not trusted.
     _check_trust(getattr(factory, "__module__", None) or "", trusted, shown)
     return factory
 
@@ -87,31 +87,25 @@ def _resolve(target: str, trusted: tuple[str, ...], shown: str) -> Any:
 def _check_trust(module_name: str, trusted: tuple[str, ...], shown: str) -> None:
     package = module_name.partition(".")[0]
     if package not in trusted:
-        mend = f"add '{package}' to trusted_packages if you trust its code" if package else "name a class in a module"
-        raise UserError(f"{shown} is outside the trusted packages ({', '.join(trusted)}): {mend}")
+        fix = f"add '{package}' to trusted_packages if you trust its code" if package else "name a class in a module"
+        raise UserError(f"{shown} is outside the trusted packages ({', '.join(trusted)}): {fix}")
 
 
 def _check_type(value: Any, hint: Any, setting: str) -> None:
-    """Check plain types, optional ones and parts that have to be built; anything else is the class's own business."""
+    """Check plain and optional types, and parts that need a `_target_`; the class checks anything else."""
     choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if value is None and type(None) in choices:
         return
     wanted = [choice for choice in choices if choice is not type(None)]
     if all(choice in _PLAIN for choice in wanted):
-        if not any(_is_plain(value, choice) for choice in wanted):
-            expected = " or ".join(_IN_WORDS[choice] for choice in wanted)
-            raise UserError(f"{setting}={_shown(value)} cannot be: it must be {expected}")
-    elif any(getattr(choice, "_is_protocol", False) for choice in wanted) and (
-        value is None or isinstance(value, (*_PLAIN, list, dict))
-    ):
-        raise UserError(f"{setting}={_shown(value)} cannot be: it must be a part with a _target_ of its own")
+        expected = " or ".join(_DESCRIPTIONS[choice] for choice in wanted)
+        require(any(_is_plain(value, choice) for choice in wanted), setting, value, f"use {expected}")
+    elif any(getattr(choice, "_is_protocol", False) for choice in wanted):
+        built = value is not None and not isinstance(value, (*_PLAIN, list, dict))
+        require(built, setting, value, "use a part with its own _target_")
 
 
 def _is_plain(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Settings as plain, JSON-ready data and back: what workers are told, and what is written to files."""
+"""Convert settings to JSON-ready data and back, for workers and for files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 
 def to_plain(value: Any) -> Any:
-    """A configuration as JSON-ready data; enums become the names that one writes in YAML."""
+    """A configuration as JSON-ready data; enum members become their names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

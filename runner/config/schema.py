@@ -1,10 +1,8 @@
 """The typed configuration: what can be set, in which unit, and which values are allowed.
 
 The YAML files under `conf/` hold values only; these dataclasses hold types and rules. Hydra merges the YAML and the
-command line onto them, so a wrong type is refused where it is written. A rule that spans several settings is checked
-when the finished objects are built (`__post_init__`); what depends on the data or the machine is checked by the plan.
-
-The allowed values themselves are in `runner/choices.py`.
+command line onto them, which checks the types; `__post_init__` checks ranges and rules across settings, and the plan
+checks what depends on data or machine. The names that a setting can have are in `choices.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import typing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from runner.config.choices import (
     AccumulationMode,
     Average,
     BatchMode,
+    Compress,
     DeviceKind,
     EquivalenceMode,
     Goal,
@@ -33,9 +33,9 @@ from runner.config.choices import (
     ScalingRule,
     ScheduleName,
     SyncPolicyName,
+    SyncSchedule,
     TrackerName,
 )
-from runner.config.sync_settings import Sync
 from runner.errors import require
 
 
@@ -43,9 +43,9 @@ from runner.errors import require
 class Device:
     """Where the workers run. `workers`: model replicas over all nodes; null takes every local device of the kind.
 
-    `file`: the Accelerate config file that kind and workers were taken from, if any. `length_buckets`: tokens that
-    batches are padded to, the next of these lengths; null pads to the longest row of a batch, or on a device that
-    compiles for every shape to a few fractions of the longest row of the data.
+    `file`: the Accelerate config file that kind and workers were read from, if any. `length_buckets`: row lengths in
+    tokens to which batches are padded; null pads to the longest row of a batch or, on a device that compiles for every
+    shape, to a few fractions of the longest row of the data.
     """
 
     kind: DeviceKind = MISSING
@@ -55,18 +55,15 @@ class Device:
     length_buckets: list[int] | None = None
 
     def __post_init__(self) -> None:
-        require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "it must be at least 1")
-        require(
-            self.length_buckets is None or (len(self.length_buckets) > 0 and min(self.length_buckets) >= 1),
-            "device.length_buckets",
-            self.length_buckets,
-            "give lengths of at least 1 token, such as [32,64,128], or null",
-        )
+        require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "use at least 1 worker")
+        buckets = self.length_buckets
+        ok = buckets is None or (len(buckets) > 0 and min(buckets) >= 1)
+        require(ok, "device.length_buckets", buckets, "use lengths of at least 1 token, such as [32,64,128], or null")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch semantics, in samples. `fixed_global` gives `global_batch`, `per_device` gives `micro_batch`."""
+    """Batch sizes in samples. `fixed_global` gives `global_batch`, `per_device` gives `micro_batch`."""
 
     mode: BatchMode = MISSING
     global_batch: int | None = None
@@ -75,18 +72,13 @@ class Batch:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        given, derived = (
-            ("global_batch", "micro_batch") if self.mode is BatchMode.fixed_global else ("micro_batch", "global_batch")
-        )
+        fixed = self.mode is BatchMode.fixed_global
+        given, derived = ("global_batch", "micro_batch") if fixed else ("micro_batch", "global_batch")
         size = getattr(self, given)
-        require(size is not None and size >= 1, f"batch.{given}", size, "it must be at least 1 sample")
-        require(
-            getattr(self, derived) is None,
-            f"batch.{derived}",
-            getattr(self, derived),
-            f"under batch={self.mode.name} it is derived; set batch.{given}, or choose "
-            f"batch={'per_device' if self.mode is BatchMode.fixed_global else 'fixed_global'}",
-        )
+        require(size is not None and size >= 1, f"batch.{given}", size, "use at least 1 sample")
+        other = "per_device" if fixed else "fixed_global"
+        rule = f"it is derived with batch={self.mode.name}; set batch.{given}, or choose batch={other}"
+        require(getattr(self, derived) is None, f"batch.{derived}", getattr(self, derived), rule)
 
 
 @dataclass(frozen=True)
@@ -101,14 +93,10 @@ class Accumulation:
         fixed = self.mode is AccumulationMode.fixed
         given, other = ("steps", "max_micro_batch") if fixed else ("max_micro_batch", "steps")
         value = getattr(self, given)
-        require(value is not None and value >= 1, f"accumulation.{given}", value, "it must be at least 1")
-        require(
-            getattr(self, other) is None,
-            f"accumulation.{other}",
-            getattr(self, other),
-            f"accumulation={self.mode.name} takes accumulation.{given} only; "
-            f"choose accumulation={'auto' if fixed else 'fixed'} for it",
-        )
+        rule = f"use at least 1 {'micro-batch' if fixed else 'sample'}"
+        require(value is not None and value >= 1, f"accumulation.{given}", value, rule)
+        rule = f"only accumulation={'auto' if fixed else 'fixed'} has this setting; set accumulation.{given}"
+        require(getattr(self, other) is None, f"accumulation.{other}", getattr(self, other), rule)
 
 
 @dataclass(frozen=True)
@@ -116,6 +104,116 @@ class Precision:
     """Arithmetic of forward and backward; weights and optimizer stay in fp32 (fp64 under fp64)."""
 
     name: PrecisionName = MISSING
+
+
+_OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
+
+
+@dataclass(frozen=True)
+class Sync:
+    """When and how workers synchronise. `k`: optimizer steps between two synchronisations, at least.
+
+    `average`: whether the optimizer's moments are averaged too. `schedule`: how the number of local steps changes over
+    the run; `synchronous_share`: share of the samples that `post_local` trains on synchronously first; `qsr_alpha`: the
+    coefficient of `qsr`, a learning rate times the root of a step count. `compress`: number format of the exchange.
+    `overlap`: apply an average `delay` optimizer steps after the all-reduce has started. `outer_*`: the outer SGD;
+    `outer_per_lr` divides the pseudo-gradient by the learning rate.
+    """
+
+    policy: SyncPolicyName = MISSING
+    k: int = MISSING
+    average: Average = Average.weights
+    schedule: SyncSchedule = SyncSchedule.constant
+    synchronous_share: float | None = None
+    qsr_alpha: float | None = None
+    compress: Compress = Compress.none
+    overlap: bool = False
+    delay: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    outer_nesterov: bool | None = None
+    outer_per_lr: bool | None = None
+
+    @property
+    def always_synchronous(self) -> bool:
+        """Whether gradients are averaged in every step of the run."""
+        # qsr also has phases longer than k, and takes a phase of one step as it takes the others: a local step, then
+        # an average of weights.
+        every_step = self.k == 1 and self.schedule is not SyncSchedule.qsr
+        return every_step and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
+
+    @property
+    def synchronous_share_or_default(self) -> float:
+        """Share of the samples before the first local step of `post_local`."""
+        return 0.5 if self.synchronous_share is None else self.synchronous_share
+
+    @property
+    def delay_steps(self) -> int:
+        """Optimizer steps between the start of an all-reduce and the use of its result; 0 without overlap."""
+        if not self.overlap:
+            return 0
+        return self.delay if self.delay is not None else -(-self.k // 2)
+
+    def __post_init__(self) -> None:
+        require(self.k >= 1, "sync.k", self.k, "use at least 1 optimizer step (1 = fully synchronous)")
+        self._check_schedule()
+        self._check_overlap()
+        self._check_outer()
+        self._check_average()
+
+    def _check_schedule(self) -> None:
+        schedule, share, alpha = self.schedule, self.synchronous_share, self.qsr_alpha
+        if self.always_synchronous:
+            rule = "sync.k=1 has no local steps to schedule: set sync.k above 1"
+            require(schedule is SyncSchedule.constant, "sync.schedule", schedule, rule)
+        if schedule is SyncSchedule.post_local:
+            rule = "use a share of the samples above 0 and below 1, or null for 0.5"
+            require(share is None or 0 < share < 1, "sync.synchronous_share", share, rule)
+        else:
+            require(share is None, "sync.synchronous_share", share, "only sync.schedule=post_local has this setting")
+        if schedule is SyncSchedule.qsr:
+            rule = "use a finite number above 0, or null for the peak learning rate × √k"
+            require(alpha is None or 0 < alpha < math.inf, "sync.qsr_alpha", alpha, rule)
+        else:
+            require(alpha is None, "sync.qsr_alpha", alpha, "only sync.schedule=qsr has this setting")
+
+    def _check_overlap(self) -> None:
+        if not self.overlap:
+            require(self.delay is None, "sync.delay", self.delay, "only sync.overlap=true has this setting")
+            return
+        rule = "sync.policy=gradients uses gradients in the step that made them: set sync.overlap=false"
+        require(self.policy is not SyncPolicyName.gradients, "sync.overlap", True, rule)
+        rule = "with sync.k=1 no local step can run during the all-reduce: set sync.k above 1, or sync.overlap=false"
+        require(self.k > 1, "sync.overlap", True, rule)
+        rule = f"an all-reduce must end before the next one starts: use 1 to sync.k={self.k} steps (null: half of k)"
+        require(self.delay is None or 1 <= self.delay <= self.k, "sync.delay", self.delay, rule)
+
+    def _check_outer(self) -> None:
+        values = {name: getattr(self, name) for name in _OUTER}
+        if self.policy is not SyncPolicyName.outer:
+            for name, value in values.items():
+                require(value is None, f"sync.{name}", value, f"sync.policy={self.policy.name} has no outer optimizer")
+            return
+        for name, value in values.items():
+            require(value is not None, f"sync.{name}", value, "sync.policy=outer needs a value: choose sync=outer")
+        lr, momentum = values["outer_lr"], values["outer_momentum"]
+        require(0 < lr < math.inf, "sync.outer_lr", lr, "must be finite and above 0")
+        require(0 <= momentum < 1, "sync.outer_momentum", momentum, "must be at least 0 and below 1")
+        require(
+            not self.outer_nesterov or momentum > 0, "sync.outer_nesterov", True, "needs sync.outer_momentum above 0"
+        )
+
+    def _check_average(self) -> None:
+        if self.average is Average.weights:
+            return
+        rules = (
+            (self.policy is SyncPolicyName.periodic, "only sync.policy=periodic averages moments"),
+            (not self.always_synchronous, "with sync.k=1 all workers have the same moments: set sync.average=weights"),
+            (not self.overlap, "overlap averages weights only: set sync.overlap=false or sync.average=weights"),
+            (self.compress is not Compress.fp16, "second moments underflow in fp16: use sync.compress=bf16 or none"),
+        )
+        for ok, rule in rules:
+            require(ok, "sync.average", self.average, rule)
 
 
 @dataclass(frozen=True)
@@ -127,12 +225,7 @@ class Scaling:
     reference_batch: int = MISSING
 
     def __post_init__(self) -> None:
-        require(
-            self.reference_batch >= 1,
-            "scaling.reference_batch",
-            self.reference_batch,
-            "it must be at least 1 sample",
-        )
+        require(self.reference_batch >= 1, "scaling.reference_batch", self.reference_batch, "use at least 1 sample")
 
 
 @dataclass(frozen=True)
@@ -149,46 +242,23 @@ class Optimizer:
     nesterov: bool | None = None
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "it must be above 0, and finite")
-        ok = 0 <= self.weight_decay < math.inf
-        require(ok, "optimizer.weight_decay", self.weight_decay, "it must not be negative, and finite")
-        require(
-            self.clip_norm is None or self.clip_norm > 0,
-            "optimizer.clip_norm",
-            self.clip_norm,
-            "it must be above 0, or null for no clipping",
-        )
+        require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "must be finite and above 0")
+        decay, norm = self.weight_decay, self.clip_norm
+        require(0 <= decay < math.inf, "optimizer.weight_decay", decay, "must be finite and at least 0")
+        require(norm is None or norm > 0, "optimizer.clip_norm", norm, "must be above 0, or null for no clipping")
         adamw = self.name is OptimizerName.adamw
-        for name in ("momentum", "nesterov") if adamw else ("betas", "eps"):
-            value = getattr(self, name)
-            require(value is None, f"optimizer.{name}", value, f"optimizer={self.name.name} has no such setting")
-        for name in ("betas", "eps") if adamw else ("momentum", "nesterov"):
-            require(
-                getattr(self, name) is not None,
-                f"optimizer.{name}",
-                None,
-                f"optimizer={self.name.name} needs it",
-            )
-        if adamw:
-            assert self.betas is not None
-            assert self.eps is not None
+        for name in ("betas", "eps", "momentum", "nesterov"):
+            value, used = getattr(self, name), (name in ("betas", "eps")) is adamw
+            rule = f"optimizer={self.name.name} {'needs a value' if used else 'has no such setting'}"
+            require((value is not None) is used, f"optimizer.{name}", value, rule)
+        if self.betas is not None and self.eps is not None:
             ok = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-            require(ok, "optimizer.betas", self.betas, "it must be two numbers of at least 0 and below 1")
-            require(self.eps > 0, "optimizer.eps", self.eps, "it must be above 0")
-        else:
-            assert self.momentum is not None
-            require(
-                0 <= self.momentum < 1,
-                "optimizer.momentum",
-                self.momentum,
-                "it must be at least 0 and below 1",
-            )
-            require(
-                not self.nesterov or self.momentum > 0,
-                "optimizer.nesterov",
-                True,
-                "it needs a momentum above 0",
-            )
+            require(ok, "optimizer.betas", self.betas, "use two numbers of at least 0 and below 1")
+            require(self.eps > 0, "optimizer.eps", self.eps, "must be above 0")
+        if self.momentum is not None:
+            require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "must be at least 0 and below 1")
+            ok = not self.nesterov or self.momentum > 0
+            require(ok, "optimizer.nesterov", True, "needs optimizer.momentum above 0")
 
 
 @dataclass(frozen=True)
@@ -199,21 +269,17 @@ class Schedule:
     warmup_share: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.warmup_share < 1,
-            "schedule.warmup_share",
-            self.warmup_share,
-            "it must be at least 0 and below 1",
-        )
+        share = self.warmup_share
+        require(0 <= share < 1, "schedule.warmup_share", share, "must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When the held-out part is evaluated and what follows from it.
+    """When the evaluation data are evaluated, and what follows.
 
-    `every_steps`: optimizer steps between evaluations (null: at the end of each epoch). `metric`: decides about the
-    best weights and early stopping. `patience`: evaluations without an improvement above `min_delta` before the run
-    stops (null: never). `micro_batch`: samples of one forward pass of one worker.
+    `every_steps`: optimizer steps between evaluations (null: at the end of each epoch). `metric`: selects the best
+    weights and decides about early stopping. `patience`: evaluations without an improvement above `min_delta` before
+    the run stops (null: never). `micro_batch`: samples of one forward pass of one worker.
     """
 
     every_steps: int | None = None
@@ -225,26 +291,18 @@ class Evaluation:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            self.every_steps is None or self.every_steps >= 1,
-            "evaluation.every_steps",
-            self.every_steps,
-            "it must be at least 1 optimizer step, or null for once an epoch",
-        )
-        require(self.micro_batch >= 1, "evaluation.micro_batch", self.micro_batch, "it must be at least 1 sample")
-        require(
-            self.patience is None or self.patience >= 1,
-            "evaluation.patience",
-            self.patience,
-            "it must be at least 1 evaluation, or null for no early stop",
-        )
-        ok = 0 <= self.min_delta < math.inf
-        require(ok, "evaluation.min_delta", self.min_delta, "it must not be negative, and finite")
+        steps, patience, delta = self.every_steps, self.patience, self.min_delta
+        rule = "use at least 1 optimizer step, or null for once an epoch"
+        require(steps is None or steps >= 1, "evaluation.every_steps", steps, rule)
+        require(self.micro_batch >= 1, "evaluation.micro_batch", self.micro_batch, "use at least 1 sample")
+        rule = "use at least 1 evaluation, or null for no early stopping"
+        require(patience is None or patience >= 1, "evaluation.patience", patience, rule)
+        require(0 <= delta < math.inf, "evaluation.min_delta", delta, "must be finite and at least 0")
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are logged. `uri`: an MLflow tracking URI, null for a SQLite store under `outputs/`."""
+    """Where runs are logged. `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`."""
 
     kind: TrackerName = MISSING
     uri: str | None = None
@@ -253,23 +311,22 @@ class Tracking:
     log_model: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.experiment.strip()),
-            "tracking.experiment",
-            repr(self.experiment),
-            "it must not be empty",
-        )
+        require(bool(self.experiment.strip()), "tracking.experiment", repr(self.experiment), "must not be empty")
         if self.kind is TrackerName.none:
-            rule = "tracking=none logs to the run's folder only; choose tracking=mlflow for it"
+            rule = "tracking=none logs only to the run's folder; choose tracking=mlflow"
             require(self.uri is None, "tracking.uri", "…", rule)
             require(not self.log_model, "tracking.log_model", True, rule)
+        elif self.uri is None:
+            # Not by interpolation in the YAML file: `--cfg job --resolve` would print a password in the variable.
+            object.__setattr__(self, "uri", os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 @dataclass(frozen=True)
 class Equivalence:
-    """How far equality with the baseline is pursued beyond equal data, batches, learning rate and seeds.
+    """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
-    `standard`: dropout from each worker's own generator. `exact`: dropout as a function of seed, step and sample.
+    `standard`: each worker draws dropout from its own generator. `exact`: dropout is a function of seed, step and
+    sample.
     """
 
     mode: EquivalenceMode = MISSING
@@ -277,7 +334,7 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of one run. `recipe` stays a plain mapping: its own class checks it."""
+    """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
 
     seed: int = MISSING
     epochs: int = MISSING
@@ -302,27 +359,22 @@ class Config:
 
     def __post_init__(self) -> None:
         # torch and NumPy take 32-bit seeds; seed + epoch must fit as well.
-        require(0 <= self.seed < 2**31, "seed", self.seed, "it must be at least 0 and below 2147483648")
-        require(self.epochs >= 1, "epochs", self.epochs, "it must be at least 1")
-        require(
-            self.max_steps is None or self.max_steps >= 1,
-            "max_steps",
-            self.max_steps,
-            "it must be at least 1 optimizer step, or null for whole epochs",
-        )
-        separate = self.sync.policy is SyncPolicyName.gradients and not self.sync.averages_gradients_always
-        rule = "workers' loss scales move apart between synchronisations of gradients: use precision=bf16 or fp32"
-        require(not (separate and self.precision.name is PrecisionName.fp16), "sync.policy", self.sync.policy, rule)
-        rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
+        require(0 <= self.seed < 2**31, "seed", self.seed, "must be at least 0 and below 2147483648")
+        require(self.epochs >= 1, "epochs", self.epochs, "use at least 1 epoch")
+        rule = "use at least 1 optimizer step, or null for whole epochs"
+        require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, rule)
+        local_gradients = self.sync.policy is SyncPolicyName.gradients and not self.sync.always_synchronous
+        rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
+        ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
+        require(ok, "sync.policy", self.sync.policy, rule)
         moments = self.sync.average is Average.weights_and_moments
+        rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
         require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
         if self.equivalence.mode is EquivalenceMode.exact:
-            for name, why in (
-                ("compile", "a compiled model draws its dropout inside the compiled program"),
-                ("gradient_checkpointing", "activations are recomputed where their dropout can no longer be known"),
-            ):
-                rule = f"{why}, and equivalence=exact has to choose it; leave one of the two out"
-                require(not getattr(self, name), name, "true", rule)
+            rule = "equivalence=exact cannot control dropout inside a compiled model; leave one of the two out"
+            require(not self.compile, "compile", True, rule)
+            rule = "equivalence=exact cannot control dropout in recomputed activations; leave one of the two out"
+            require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
 
 
 @functools.cache
@@ -336,7 +388,7 @@ def hydra_schema() -> DictConfig:
 
 
 def _writable(kind: Any) -> DictConfig:
-    # Frozen dataclasses become read-only nodes; composing has to write to them. What is built at the end is frozen.
+    # Frozen dataclasses become read-only nodes, but composing writes to them. The final objects are frozen.
     node = OmegaConf.structured(kind)
     OmegaConf.set_readonly(node, None)
     return node

@@ -1,4 +1,4 @@
-"""How far a long evaluation is, for who watches the run from another process: a small file in the run's folder."""
+"""The progress of a long evaluation, for the parent process: a small file in the run's folder."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 from runner.folder.files import write_json
 
-#: With a dot: not brought to a tracking store.
+#: Hidden files are not uploaded to a tracking store.
 _FILE = ".evaluation"
-#: Seconds until an evaluation is long, and between two notes.
+#: Seconds between two updates; a shorter evaluation writes nothing.
 _NOTE_EVERY = 1.0
 
 
 class EvalProgress:
-    """The writing end, on rank 0. Nothing is written of an evaluation that is over within a second."""
+    """The writer, on rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        """Note micro-batches of rank 0: called with none done at first, and with all of them at last."""
+        """Report rank 0's micro-batches: first with `done` = 0, last with `done` = `total`."""
         now = time.monotonic()
         if done == 0:
             self._next = now + _NOTE_EVERY
@@ -35,12 +35,12 @@ class EvalProgress:
 
 
 def evaluation_under_way(folder: Path) -> tuple[int, int] | None:
-    """Micro-batches of rank 0 that are done, and how many there are; None while no long evaluation goes on."""
+    """Micro-batches of rank 0, done and in total; None unless a long evaluation is running."""
     with contextlib.suppress(FileNotFoundError):
         done, total = json.loads((folder / _FILE).read_text())
         return done, total
     return None
 
 
-def nobody_looks(done: int, total: int) -> None:
-    """For workers that nobody watches."""
+def ignore_progress(done: int, total: int) -> None:
+    """The callback of workers whose progress is not shown."""

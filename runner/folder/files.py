@@ -1,4 +1,4 @@
-"""Files that another process may read at any moment, and that a killed one must not leave half written."""
+"""Files in a run's folder that other processes read at any time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever looks finds all of it, or what was there before."""
+def write_json(path: Path, content: Any) -> None:
+    """Write a file atomically: readers, and a process killed meanwhile, leave either the old or the new content."""
+    text = json.dumps(content, indent=1)
     draft = path.with_name(f".{path.name.lstrip('.')}-{os.getpid()}")
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # or a machine that dies may keep the name and lose the content
+        os.fsync(file.fileno())  # a machine that crashes could keep the name and lose the content
     draft.rename(path)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """The same of JSON data."""
-    write_whole(path, json.dumps(content, indent=1))
+def started_ms(folder: Path) -> int:
+    """When a run started, in milliseconds since the epoch: from `tracking.json`, else the time of `summary.json`."""
+    try:
+        # Read without `RunCard`, which is in a package above this one.
+        return int(json.loads((folder / "tracking.json").read_text(encoding="utf-8"))["started"])
+    except (OSError, ValueError, TypeError, KeyError):
+        # A guess: the folder may have been copied.
+        return (folder / "summary.json").stat().st_mtime_ns // 1_000_000

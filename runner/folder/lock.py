@@ -1,4 +1,4 @@
-"""Whether a process still works in a folder: it holds a lock there, which ends with it, however it ends."""
+"""A lock on a run's folder. The operating system releases it when the process ends, however that happens."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LOCK_FILE = ".lock"
-#: Seconds that jobs have to end by themselves, as they do on Ctrl-C, and then after they were told to.
-_BY_THEMSELVES_S, _WHEN_TOLD_S = 5.0, 30.0
+#: Seconds that jobs have to end without a signal (as after Ctrl-C), and then after SIGTERM.
+_GRACE_S, _SIGTERM_S = 5.0, 30.0
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process. Raises BlockingIOError if another one does."""
-    # Not truncated before it is ours: it says who holds it.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process. Raises BlockingIOError if another process holds the lock."""
+    # Opened without truncating it: until the lock is ours the file names its owner.
     with (folder / LOCK_FILE).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "slurm_job": os.environ.get("SLURM_JOB_ID")}
-        lock.write(json.dumps(who))
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "slurm_job": os.environ.get("SLURM_JOB_ID")}
+        lock.write(json.dumps(owner))
         lock.flush()
         yield
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a process that still lives holds the folder."""
+def is_locked(folder: Path) -> bool:
+    """Whether a living process holds the folder's lock."""
     path = folder / LOCK_FILE
     if not path.exists():
         return False
@@ -44,29 +44,25 @@ def is_held(folder: Path) -> bool:
         return False
 
 
-def end_all(folders: Sequence[Path]) -> list[str]:
-    """End the processes of this machine that hold these folders, in good order; those on others, in words."""
-    _wait(folders, _BY_THEMSELVES_S)
+def terminate_all(folders: Sequence[Path]) -> list[str]:
+    """End the processes of this machine that hold a lock on these folders; descriptions of those on other machines."""
+    wait_until_unlocked(folders, _GRACE_S)
     here, elsewhere = [], []
-    for folder in filter(is_held, folders):
-        who = json.loads((folder / LOCK_FILE).read_text() or "{}")
-        if who.get("host") == socket.gethostname():
+    for folder in filter(is_locked, folders):
+        owner = json.loads((folder / LOCK_FILE).read_text() or "{}")
+        if owner.get("host") == socket.gethostname():
             here.append(folder)
             with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(who["pid"], signal.SIGTERM)
+                os.kill(owner["pid"], signal.SIGTERM)
         else:
-            slurm = f", Slurm job {who['slurm_job']}" if who.get("slurm_job") else ""
-            elsewhere.append(f"{folder.name} on {who.get('host')}{slurm}")
-    _wait(here, _WHEN_TOLD_S)
+            slurm = f", Slurm job {owner['slurm_job']}" if owner.get("slurm_job") else ""
+            elsewhere.append(f"{folder.name} on {owner.get('host')}{slurm}")
+    wait_until_unlocked(here, _SIGTERM_S)
     return elsewhere
 
 
-def wait_for(folders: Sequence[Path]) -> None:
-    """Wait until no process holds one of these folders."""
-    _wait(folders, math.inf)
-
-
-def _wait(folders: Sequence[Path], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(map(is_held, folders)) and time.monotonic() < deadline:
+def wait_until_unlocked(folders: Sequence[Path], timeout_s: float = math.inf) -> None:
+    """Wait until no process holds a lock on any of these folders."""
+    deadline = time.monotonic() + timeout_s
+    while any(map(is_locked, folders)) and time.monotonic() < deadline:
         time.sleep(0.1)

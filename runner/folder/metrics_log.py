@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: every logged metric, one line each, appended by rank 0 and complete whatever the tracker does."""
+"""`metrics.jsonl`: every logged metric, one JSON object per line, appended by rank 0 and independent of the tracker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Metric:
 
 
 class MetricsLog:
-    """The writing end."""
+    """The writer, on rank 0."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE_NAME
-        if path.exists():  # what a crash cut short is no line, and would spoil the next one
+        if path.exists():  # remove a line that a crash has cut off
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._file = path.open("a", encoding="utf-8")
 
@@ -37,25 +37,26 @@ class MetricsLog:
             for key, value in metrics.items()
         )
         self._file.write("".join(line + "\n" for line in lines))
-        self._file.flush()  # a reader in another process follows, and a crash must not lose what was measured
+        self._file.flush()  # another process reads along, and a crash must lose nothing
 
     def close(self) -> None:
         self._file.close()
 
 
 class MetricsReader:
-    """The reading end: gives what was appended since it was last asked."""
+    """A reader, in any process."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._offset = 0
 
     def read(self) -> list[Metric]:
+        """The metrics that were appended since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
-        complete = data.rfind(b"\n") + 1  # the last line may be half written
+        complete = data.rfind(b"\n") + 1  # the last line may be incomplete
         self._offset += complete
         return [Metric(**json.loads(line)) for line in data[:complete].splitlines()]

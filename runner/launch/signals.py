@@ -1,4 +1,4 @@
-"""What ends a run from outside: Ctrl-C, SIGTERM, and a terminal that is closed."""
+"""Signals that end a run: Ctrl-C, SIGTERM, and a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def handle_signals() -> None:
-    """Let each of them end a run in good order: KILLED, with its books closed."""
+    """End a run by KeyboardInterrupt, so that its folder and its tracking run are closed as KILLED."""
     _set(signal.SIGINT, signal.default_int_handler)
     _set(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         _set(signal.SIGHUP, _terminated)
 
 
 def _terminated(number: int, frame: object) -> None:
-    raise KeyboardInterrupt  # treated like Ctrl-C
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
-    """For what has to be done to its end, whatever is pressed meanwhile; torchrun passes every signal on twice, too."""
+    """Finish the block whatever the user presses. (torchrun forwards every signal twice.)"""
     handlers = {number: _set(number, signal.SIG_IGN) for number in ENDING}
     try:
         yield
@@ -35,7 +35,7 @@ def signals_ignored() -> Iterator[None]:
 
 
 def _set(number: signal.Signals, handler: Any) -> Any:
-    """Set a signal's handler where Python allows it, in the main thread; the one before."""
+    """Set a signal's handler and return the previous one. Python allows it in the main thread only."""
     if threading.current_thread() is threading.main_thread():
         return signal.signal(number, handler)
     return None

@@ -1,4 +1,4 @@
-"""What a setup comes to: batch sizes, learning rate, steps. Pure arithmetic; imports neither torch nor Hydra."""
+"""Derived numbers: batch sizes, learning rate, steps. Pure arithmetic; imports neither torch nor Hydra."""
 
 from runner.plan.batch import BatchSizes, batch_sizes, equivalent_micro_batches
 from runner.plan.learning_rate import lr_factor, scaling_samples

@@ -9,7 +9,7 @@ from runner.errors import UserError
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How one global batch is cut: `global_batch = micro_batch × accumulation_steps × world_size`."""
+    """`global_batch = micro_batch × accumulation_steps × world_size`, in samples."""
 
     micro_batch: int
     accumulation_steps: int
@@ -32,18 +32,18 @@ def batch_sizes(
     accumulation_steps: int | None = None,
     max_micro_batch: int | None = None,
 ) -> BatchSizes:
-    """Derive the one size that is not given.
+    """Derive the size that is not given.
 
-    Exactly one of `global_batch` (held fixed) and `micro_batch` (per device) is given, and exactly one of
-    `accumulation_steps` and `max_micro_batch` (then the fewest steps that keep `micro_batch` within it are taken).
-    Raises UserError when a size does not divide, naming both numbers and the nearest sizes that do.
+    Exactly one of `global_batch` (fixed global) and `micro_batch` (per device) is given, and exactly one of
+    `accumulation_steps` and `max_micro_batch`; the latter takes the fewest steps that keep `micro_batch` within it.
+    Raises UserError if a size does not divide, naming both numbers and the nearest sizes that do.
     """
     assert (global_batch is None) != (micro_batch is None)
     assert (accumulation_steps is None) != (max_micro_batch is None)
     if micro_batch is not None:
         if accumulation_steps is None:
             raise UserError(
-                "accumulation=auto cannot be combined with batch=per_device, where batch.micro_batch is given: "
+                "accumulation=auto derives the micro-batch, which batch=per_device gives: "
                 "choose accumulation=fixed or batch=fixed_global"
             )
         return BatchSizes(micro_batch, accumulation_steps, world_size)
@@ -68,9 +68,9 @@ def _divide(global_batch: int, world_size: int, accumulation_steps: int) -> int:
     parts = world_size * accumulation_steps
     if global_batch < parts:
         raise UserError(
-            f"batch.global_batch={global_batch} has fewer samples than the {parts} micro-batches of "
+            f"batch.global_batch={global_batch} is less than the {parts} micro-batches of "
             f"{world_size} worker(s) × accumulation.steps={accumulation_steps}: "
-            f"set batch.global_batch={parts} or more, or fewer workers or steps"
+            f"set batch.global_batch={parts} or more, or use fewer workers or steps"
         )
     if global_batch % parts:
         below = global_batch // parts * parts

@@ -1,4 +1,4 @@
-"""From settings to everything that is known before a worker starts. Makes no folder and trains nothing."""
+"""Everything that is known about a run before a worker starts. Creates no folder and trains nothing."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from runner.backends.versions import library_versions
-from runner.config.choices import BatchMode, Goal, PrecisionName, SyncSchedule
-from runner.config.environment import external_world_size
+from runner.backends.machine import library_versions, local_devices
+from runner.config.choices import AccumulationMode, DeviceKind, Goal, PrecisionName, SyncPolicyName, SyncSchedule
+from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import Config, Precision
+from runner.config.schema import Accumulation, Config, Precision, Sync
 from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.plan import Plan, make_plan
-from runner.plan.certificate import Certificate, Setup, certify
+from runner.plan.certificate import Certificate, RunSetup, certify
+from runner.plan.describe_sync import sync_labels
 from runner.plan.placement import Placement, check_device_serves, place
 from runner.plan.sync_steps import sync_steps
-from runner.plan.sync_words import sync_words
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`absent`: why data or weights are not here, a sentence each, of an experiment that is only foreseen."""
+    """`absent`: a sentence for each missing data set or model of an experiment that was only planned."""
 
     config: Config
     recipe: Recipe
     facts: DataFacts
     placement: Placement
-    setup: Setup
+    setup: RunSetup
     certificate: Certificate
     absent: tuple[str, ...] = ()
 
@@ -44,31 +43,31 @@ class Experiment:
 
     @property
     def setup_digest(self) -> str:
-        """Equal for runs that differ in nothing but the seed and in where they are logged and cached."""
-        apart = ("seed", "tracking", "cache_dir")
-        config = {key: value for key, value in to_plain(self.config).items() if key not in apart}
+        """Equal for runs that differ only in the seed and in where they are logged and cached."""
+        excluded = ("seed", "tracking", "cache_dir")
+        config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
-    def one_worker(self) -> Setup:
-        """The same on one worker without accumulation, which speed is measured by: the precision is this run's own."""
+    def one_worker(self) -> RunSetup:
+        """This run on one worker without accumulation, in this run's precision: the reference for its speed."""
         return dataclasses.replace(self.setup, plan=baseline_plan(self.config, self.plan), rehearsed=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recipe has to say about itself, in sentences."""
+        """Sentences that the recipe adds to the output."""
         return tuple(getattr(self.recipe, "notes", ()))
 
     @property
     def setup_name(self) -> str:
-        """The setup in a few words: `cpu4 · k=4 · bf16 · s1`. What is as usual is left out."""
+        """The settings that differ from the defaults, and the seed: `cpu4 · k=4 · bf16 · s1`."""
         plan = self.plan
         parts = [self.placement.label]
         if plan.accumulation_steps > 1:
             parts.append(f"acc={plan.accumulation_steps}")
         if plan.world_size > 1:
-            parts += sync_words(self.config.sync)
+            parts += sync_labels(self.config.sync)
         elif plan.k > 1:
             parts.append(f"k={plan.k}")
         if self.config.precision.name is not PrecisionName.fp32:
@@ -79,17 +78,17 @@ class Experiment:
 def prepare(config: Config) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
     recipe, placement = _recipe(config), _placement(config)
-    facts = _facts_of(config)
+    facts = recipe.facts(Cache(config.cache_dir))
     recipe.check_model()
     return _experiment(config, recipe, placement, facts)
 
 
 def foresee(config: Config) -> Experiment:
-    """The same with what is known of data and models that are not here; cannot be trained. Raises UserError."""
+    """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
     recipe, placement = _recipe(config), _placement(config)
     absent: list[str] = []
     try:
-        facts = _facts_of(config)
+        facts = recipe.facts(Cache(config.cache_dir))
     except Unavailable as error:
         absent.append(str(error))
         expected: Callable[[], DataFacts | None] = getattr(recipe, "expected_facts", lambda: None)
@@ -110,7 +109,7 @@ def _recipe(config: Config) -> Recipe:
             raise UserError(f"recipe.{key} has no value: every recipe states {', '.join(EXPERIMENT_KEYS)}")
     name = str(config.recipe["name"])
     ok = name == Path(name).name and name not in (".", "..") and "\\" not in name
-    require(ok, "recipe.name", name, "it names the folder of the recipe's runs: leave slashes out")
+    require(ok, "recipe.name", name, "it is the name of a folder; remove the slashes")
     for key in config.recipe["tuned"]:
         if key not in TUNED_KEYS:
             raise UserError(f"there is no setting 'recipe.tuned.{key}'{did_you_mean(key, TUNED_KEYS)}")
@@ -118,7 +117,8 @@ def _recipe(config: Config) -> Recipe:
 
 
 def _placement(config: Config) -> Placement:
-    placement = place(config.device, external_world_size())
+    devices = local_devices(look_for_tpu=config.device.kind is DeviceKind.tpu)
+    placement = place(config.device, external_world_size(), devices, external_local_world_size())
     check_device_serves(config, placement)
     return placement
 
@@ -126,21 +126,10 @@ def _placement(config: Config) -> Placement:
 def _experiment(
     config: Config, recipe: Recipe, placement: Placement, facts: DataFacts, absent: tuple[str, ...] = ()
 ) -> Experiment:
-    metric = config.evaluation.metric
-    if metric not in recipe.metric_names:
-        raise UserError(
-            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
-            f"{did_you_mean(metric, recipe.metric_names)}"
-        )
-    lower_is_better = metric in recipe.minimised
-    if lower_is_better != (config.evaluation.goal is Goal.min):
-        raise UserError(
-            f"evaluation.goal={config.evaluation.goal.name} is wrong for evaluation.metric={metric}: "
-            f"set evaluation.goal={'min' if lower_is_better else 'max'}"
-        )
+    _check_metric(config, recipe)
     plan = plan_for(config, facts.train_samples, placement.workers)
-    check_local_phases(config, plan)
-    setup = Setup(
+    _check_sync(config, plan)
+    setup = RunSetup(
         config=config,
         plan=plan,
         data=facts.digest,
@@ -152,44 +141,45 @@ def _experiment(
     return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)), absent)
 
 
-def check_local_phases(config: Config, plan: Plan) -> None:
-    """Refuse what the plan's numbers leave no room for between synchronisations. Raises UserError."""
-    every = config.evaluation.every_steps
+def _check_metric(config: Config, recipe: Recipe) -> None:
+    metric = config.evaluation.metric
+    if metric not in recipe.metric_names:
+        raise UserError(
+            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
+            f"{did_you_mean(metric, recipe.metric_names)}"
+        )
+    goal = Goal.min if metric in recipe.minimised else Goal.max
+    rule = f"use evaluation.goal={goal.name} for evaluation.metric={metric}"
+    require(config.evaluation.goal is goal, "evaluation.goal", config.evaluation.goal, rule)
+
+
+def _check_sync(config: Config, plan: Plan) -> None:
+    """Check k against the length of the run and the interval of evaluations. Raises UserError."""
     if plan.world_size == 1:
         return
-    if plan.k > plan.optimizer_steps:
-        raise UserError(
-            f"sync.k={plan.k} is more than the {plan.optimizer_steps} optimizer steps of this run, whose workers would "
-            f"never meet before its end: set sync.k={plan.optimizer_steps} or less"
+    steps = plan.optimizer_steps
+    rule = f"this run has {steps} optimizer steps and would never synchronise: use sync.k={steps} or less"
+    require(plan.k <= steps, "sync.k", plan.k, rule)
+    first_local = sync_steps(plan, config.sync, config.schedule).first_local
+    local = steps - first_local
+    if first_local and local:
+        rule = (
+            f"sync.schedule=post_local leaves {local} local steps: use sync.k={local} or less, "
+            "or a smaller sync.synchronous_share"
         )
-    steps = sync_steps(plan, config.sync, config.schedule)
-    local = plan.optimizer_steps - steps.first_local
-    if steps.first_local and 0 < local < plan.k:
-        raise UserError(
-            f"sync.k={plan.k} is more than the {local} optimizer steps that sync.schedule=post_local leaves to local "
-            f"phases: set sync.k={local} or less, or a smaller sync.synchronous_share"
-        )
-    if every is not None and every % plan.k and config.sync.schedule is SyncSchedule.constant:
+        require(plan.k <= local, "sync.k", plan.k, rule)
+    every = config.evaluation.every_steps
+    if every is not None and config.sync.schedule is SyncSchedule.constant:
         below = every // plan.k * plan.k
-        near = [size for size in (below, below + plan.k) if size]
-        raise UserError(
-            f"evaluation.every_steps={every} is no multiple of sync.k={plan.k}, and "
-            f"replicas are equal only right after a synchronisation: use {' or '.join(map(str, near))}"
+        near = " or ".join(str(size) for size in (below, below + plan.k) if size)
+        rule = (
+            f"replicas are equal only right after a synchronisation: use a multiple of sync.k={plan.k}, such as {near}"
         )
-
-
-def _facts_of(config: Config) -> DataFacts:
-    return _facts(json.dumps(config.recipe, sort_keys=True), tuple(config.trusted_packages), config.cache_dir)
-
-
-@lru_cache(maxsize=8)
-def _facts(recipe: str, trusted_packages: tuple[str, ...], cache_dir: str) -> DataFacts:
-    # The preflight and the job ask for the same facts, and so do all jobs of a sweep: read the data once.
-    return build_recipe(json.loads(recipe), trusted_packages).facts(Cache(cache_dir))
+        require(every % plan.k == 0, "evaluation.every_steps", every, rule)
 
 
 def plan_for(config: Config, samples: int, workers: int) -> Plan:
-    """The plan of a configuration on `workers` workers."""
+    """The plan of a configuration for `samples` training samples on `workers` workers."""
     return make_plan(
         samples_per_epoch=samples,
         world_size=workers,
@@ -210,37 +200,25 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
 
 
 def baseline_plan(config: Config, plan: Plan) -> Plan:
-    """One worker, no accumulation, every step synchronous; the global batch held, or the micro-batch per device.
+    """One synchronous worker without accumulation; the global batch is kept, or under `per_device` the micro-batch.
 
-    A run cut short by `max_steps` is compared with a baseline that is cut short where it has seen as many samples.
+    If `max_steps` ends the run early, the baseline ends after as many samples.
     """
-    per_device = config.batch.mode is BatchMode.per_device
-
-    def one_worker(max_steps: int | None) -> Plan:
-        return make_plan(
-            samples_per_epoch=plan.samples_per_epoch,
-            world_size=1,
-            global_batch=None if per_device else plan.global_batch,
-            micro_batch=plan.micro_batch if per_device else None,
-            accumulation_steps=1,
-            max_micro_batch=None,
-            drop_last=plan.drop_last,
-            k=1,
-            base_lr=plan.base_lr,
-            scaling_rule=config.scaling.rule.name,
-            scaling_batch=config.scaling.batch.name,
-            reference_batch=plan.reference_batch,
-            epochs=plan.epochs,
-            max_steps=max_steps,
-            warmup_share=config.schedule.warmup_share,
-        )
-
-    whole = one_worker(None)
-    return whole if config.max_steps is None else one_worker(whole.steps_for(plan.total_samples))
+    one_worker = dataclasses.replace(
+        config,
+        accumulation=Accumulation(AccumulationMode.fixed, steps=1),
+        sync=Sync(SyncPolicyName.periodic, k=1),
+        max_steps=None,
+    )
+    whole = plan_for(one_worker, plan.samples_per_epoch, 1)
+    if config.max_steps is None:
+        return whole
+    max_steps = whole.steps_for(plan.total_samples)
+    return plan_for(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
 
 
-def _baseline(setup: Setup) -> Setup:
-    """One fp32 worker with the same recipe and seed, on a device of the same kind."""
+def _baseline(setup: RunSetup) -> RunSetup:
+    """One fp32 worker with the same recipe and seed, on the same kind of device."""
     config = dataclasses.replace(
         setup.config, precision=Precision(PrecisionName.fp32), compile=False, gradient_checkpointing=False
     )

@@ -18,26 +18,26 @@ from runner.plan.steps import Step
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     """The order of sample ids in `epoch`; int64 of shape [samples].
 
-    Drawn as torch's DistributedSampler draws it (a CPU generator seeded with seed + epoch), so that without length
-    sorting the two deal alike.
+    Drawn as in torch's DistributedSampler (a CPU generator seeded with seed + epoch): without length sorting both
+    deal the same samples.
     """
     generator = torch.Generator().manual_seed(seed + epoch)
     return torch.randperm(samples, generator=generator).numpy()
 
 
 def deal(ids: np.ndarray, world_size: int, rank: int) -> np.ndarray:
-    """One worker's share of a global batch: every `world_size`-th id, so shares differ by one sample at most."""
+    """One worker's share of a global batch: every `world_size`-th id, so the sizes of shares differ by at most 1."""
     return ids[rank::world_size]
 
 
 def cut(share: np.ndarray, accumulation_steps: int) -> list[np.ndarray]:
-    """A worker's share as micro-batches, as even as it goes; fewer of them when samples are short, none for none."""
+    """A worker's share as micro-batches, as equal as possible; fewer of them if there are not enough samples."""
     parts = min(accumulation_steps, len(share))
     return np.array_split(share, parts) if parts else []
 
 
 class DataOrder:
-    """The order of a whole run as one worker sees it, with the position in it as state."""
+    """One worker's view of the order of a whole run; the position in it is the state."""
 
     def __init__(self, plan: Plan, seed: int, rank: int, lengths: np.ndarray | None) -> None:
         """`lengths`: tokens per sample, to sort each global batch by; None keeps the permutation's order."""
@@ -60,19 +60,19 @@ class DataOrder:
         return list(epoch_steps(plan.samples_per_epoch, plan.global_batch, plan.drop_last))
 
     def global_batch(self, epoch: int, step: Step) -> np.ndarray:
-        """Sample ids of a global batch, in the order in which they are dealt."""
+        """Sample ids of a global batch, in the order in which they are dealt to workers."""
         ids = self.epoch_permutation(epoch)[step.start : step.stop]
         if self._lengths is None:
             return ids
         return ids[np.argsort(self._lengths[ids], kind="stable")]
 
     def micro_batches(self, epoch: int, step: Step) -> list[np.ndarray]:
-        """This worker's micro-batches of a global batch; an empty list when there is no sample left for it."""
+        """This worker's micro-batches of a global batch; an empty list if it gets no sample."""
         share = deal(self.global_batch(epoch, step), self._plan.world_size, self._rank)
         return cut(share, self._plan.accumulation_steps)
 
     def advance(self) -> None:
-        """Move on to the next global batch, over the end of an epoch."""
+        """Move to the next global batch, across epochs."""
         self.t += 1
         if self.t == self._plan.steps_per_epoch:
             self.epoch, self.t = self.epoch + 1, 0
@@ -92,5 +92,5 @@ class DataOrder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["identity"] != self._identity():
-            raise ValueError(f"the saved data order is of {state['identity']}, this run's is of {self._identity()}")
+            raise ValueError(f"the saved data order belongs to {state['identity']}, this run has {self._identity()}")
         self.epoch, self.t = state["epoch"], state["t"]

@@ -1,4 +1,4 @@
-"""Which device the workers really run on."""
+"""On which device the workers run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runner.backends import xla_installed
+from runner.backends.machine import LocalDevices
 from runner.config.choices import DeviceKind, PrecisionName, Rehearse
 from runner.config.schema import Config, Device
 from runner.errors import UserError
@@ -17,7 +17,7 @@ from runner.errors import UserError
 
 @dataclass(frozen=True)
 class Placement:
-    """`label`: the setup's device as one says it (`tpu8`). `device_type`: torch's name of where it runs."""
+    """`label`: the requested device (`tpu8`). `device_type`: torch's name of the device that executes the run."""
 
     label: str
     kind: str
@@ -27,11 +27,10 @@ class Placement:
     rehearsed: bool
 
     def banner(self) -> str | None:
-        """One line about where a device really is, unless it is simply here; with rich's markup."""
-        if self.kind == "tpu" and not self.rehearsed:
-            return f"{self.label}: {self.workers} TPU worker(s), through torch_xla."
+        """One line with rich's markup about a rehearsal or a TPU; None for other devices."""
         if not self.rehearsed:
-            return None
+            tpu = self.kind == "tpu"
+            return f"{self.label}: {self.workers} TPU worker(s), through torch_xla." if tpu else None
         if self.device_type == "xla":
             where = "on XLA's CPU device, through torch_xla: the same plan, semantics and programs"
         elif self.kind == "tpu":
@@ -44,34 +43,26 @@ class Placement:
         )
 
 
-def available_cores() -> int:
-    """The cores that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def place(
+    device: Device, world_size: int | None, devices: LocalDevices, local_world_size: int | None = None
+) -> Placement:
+    """Decide where a device setup runs, given this machine's `devices`.
 
-
-def threads_per_worker(local_workers: int) -> int:
-    """CPU threads for one of so many workers on this machine."""
-    return max(1, available_cores() // local_workers)
-
-
-def place(device: Device, world_size: int | None) -> Placement:
-    """Decide where a device setup runs. `world_size`: of a world that torchrun started, None otherwise.
-
-    Raises UserError for a world of another size, and for a device that is not there and may not be rehearsed.
+    `world_size`, `local_world_size`: of workers that torchrun or Slurm has started, on all hosts and on this one; None
+    otherwise. Raises UserError if they do not match the setup, or if a missing device may not be rehearsed.
     """
-    gpus = torch.cuda.device_count()
-    tpus = _tpu_workers() if device.kind is DeviceKind.tpu else 0
     kind = device.kind
     if kind is DeviceKind.auto:
-        kind = DeviceKind.gpu if gpus else DeviceKind.cpu
-    here = {DeviceKind.gpu: gpus, DeviceKind.tpu: tpus}.get(kind, 1)
+        kind = DeviceKind.gpu if devices.gpus else DeviceKind.cpu
+    tpus = devices.tpu_workers if kind is DeviceKind.tpu else 0
+    here = {DeviceKind.gpu: devices.gpus, DeviceKind.tpu: tpus}.get(kind, 1)
     workers = device.workers or world_size or here or 1
     if world_size is not None and world_size != workers:
         raise UserError(
             f"device.workers={workers} does not match the {world_size} processes that were started: "
             f"set device.workers={world_size}, or start {workers}"
         )
-    local = workers if world_size is None else int(os.environ.get("LOCAL_WORLD_SIZE", workers))
+    local = workers if world_size is None else local_world_size or workers
     if tpus and local != tpus and workers != 1:
         raise UserError(
             f"device.workers={workers} does not fit the TPU of this host, which has {tpus} worker(s): set "
@@ -80,61 +71,49 @@ def place(device: Device, world_size: int | None) -> Placement:
             else f"{local} processes were started on this host, whose TPU has {tpus} worker(s): start {tpus} on each "
             f"host, torchrun --nproc-per-node={tpus}"
         )
-    missing = _missing(kind, local, gpus, tpus)
+    missing = _missing(kind, local, devices)
     if missing and device.rehearse is Rehearse.never:
         raise UserError(
             f"device.kind={kind.name} with {workers} worker(s) cannot run here: {missing}; "
             f"choose device=cpu, or device.rehearse=auto to rehearse it on the CPU"
         )
+    if kind is DeviceKind.tpu and devices.xla_installed:
+        device_type = "xla"
+    else:
+        device_type = "cuda" if kind is DeviceKind.gpu and not missing else "cpu"
     label = kind.name if workers == 1 else f"{kind.name}{workers}"
-    return Placement(label, kind.name, _device_type(kind, missing), workers, local, rehearsed=bool(missing))
+    return Placement(label, kind.name, device_type, workers, local, rehearsed=bool(missing))
 
 
-def _tpu_workers() -> int:
-    """Workers of this host's TPU; 0 without one, or without torch_xla."""
-    if not xla_installed():
-        return 0
-    from runner.backends.xla import tpu_workers
-
-    return tpu_workers()
-
-
-def _missing(kind: DeviceKind, local_workers: int, gpus: int, tpus: int) -> str:
-    if kind is DeviceKind.gpu and gpus < local_workers:
-        return f"this machine has {gpus} CUDA device(s)"
-    if kind is DeviceKind.tpu and not xla_installed():
+def _missing(kind: DeviceKind, local_workers: int, devices: LocalDevices) -> str:
+    """Why a device is not on this machine; empty if it is."""
+    if kind is DeviceKind.gpu and devices.gpus < local_workers:
+        return f"this machine has {devices.gpus} CUDA device(s)"
+    if kind is DeviceKind.tpu and not devices.xla_installed:
         return "torch_xla is not installed (the extra `tpu`)"
-    if kind is DeviceKind.tpu and not tpus:
+    if kind is DeviceKind.tpu and not devices.tpu_workers:
         chosen = os.environ.get("PJRT_DEVICE")
         return "this machine has no TPU" if chosen in (None, "TPU") else f"PJRT_DEVICE={chosen} is set"
     return ""
 
 
-def _device_type(kind: DeviceKind, missing: str) -> str:
-    if kind is DeviceKind.tpu and xla_installed():
-        return "xla"
-    return "cuda" if kind is DeviceKind.gpu and not missing else "cpu"
-
-
 def check_device_serves(config: Config, placement: Placement) -> None:
-    """Refuse settings that the device cannot serve. Raises UserError."""
-    name = config.precision.name
-    if name is PrecisionName.tf32:
+    """Raise UserError for settings that the device does not support."""
+    precision, tpu = config.precision.name, placement.kind == "tpu"
+    if precision is PrecisionName.tf32:
         if placement.device_type != "cuda":
             where = f"{placement.label} rehearsed on a CPU" if placement.rehearsed else placement.label
-            raise UserError(f"precision=tf32 exists on NVIDIA GPUs only, not on {where}: use precision=fp32 or bf16")
+            raise UserError(f"precision=tf32 needs an NVIDIA GPU and is not on {where}: use precision=fp32 or bf16")
         if torch.cuda.get_device_capability()[0] < 8:
             raise UserError("precision=tf32 needs a GPU of compute capability 8.0 or newer: use precision=fp32 or fp16")
-    if placement.kind == "tpu" and not placement.rehearsed and name is PrecisionName.fp64:
+    if tpu and precision is PrecisionName.fp64 and not placement.rehearsed:
+        raise UserError("precision=fp64 is not supported by TPUs, only in a rehearsal: use precision=fp32")
+    if tpu and precision is PrecisionName.fp16:
+        raise UserError("precision=fp16 is not supported on TPUs: use precision=bf16")
+    if tpu and config.gradient_checkpointing:
         raise UserError(
-            "precision=fp64 is not in a TPU's hardware, only on the CPU that rehearses it: use precision=fp32"
-        )
-    if placement.kind == "tpu" and name is PrecisionName.fp16:
-        raise UserError("precision=fp16 is not served by TPUs, whose half precision is bf16: use precision=bf16")
-    if config.gradient_checkpointing and placement.kind == "tpu":
-        raise UserError(
-            "gradient_checkpointing=true is not served on TPUs, where XLA would take the second computation out "
-            "again: leave gradient_checkpointing=false, and set a smaller micro-batch with accumulation.steps"
+            "gradient_checkpointing=true is not supported on TPUs, where XLA removes the recomputation: "
+            "use gradient_checkpointing=false and a smaller micro-batch with accumulation.steps"
         )
     if config.compile:
         _check_compiler(placement)
@@ -142,8 +121,8 @@ def check_device_serves(config: Config, placement: Placement) -> None:
 
 def _check_compiler(placement: Placement) -> None:
     if placement.kind == "tpu":
-        raise UserError("compile=true is not for TPUs, whose programs are compiled anyway: leave compile=false")
+        raise UserError("compile=true is not supported on TPUs, where XLA compiles the program: use compile=false")
     if placement.device_type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
-        raise UserError("compile=true needs a C++ compiler on the CPU, and there is no g++: install one")
+        raise UserError("compile=true needs a C++ compiler on the CPU: install g++, or use compile=false")
     if placement.device_type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise UserError("compile=true needs the package triton on a GPU: install it, or leave compile=false")
+        raise UserError("compile=true needs the package triton on a GPU: install it, or use compile=false")

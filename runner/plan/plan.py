@@ -1,4 +1,4 @@
-"""The plan: every derived number of a run in one frozen object."""
+"""The plan: all derived numbers of a run in one frozen object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.plan.steps import epoch_length, samples_before, total_steps
 
 @dataclass(frozen=True)
 class Plan:
-    """Batch sizes and sample counts in samples, `k` and step counts in optimizer steps."""
+    """Batch sizes in samples; `k` and step counts in optimizer steps."""
 
     world_size: int
     micro_batch: int
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """A short name for exactly these numbers."""
+        """A hash of all numbers."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -49,11 +49,11 @@ class Plan:
 
     @property
     def cut_short(self) -> bool:
-        """Whether an epoch has fewer samples than a global batch."""
+        """Whether an epoch has fewer samples than the global batch."""
         return self.global_batch > self.samples_per_epoch
 
     def samples_before(self, step: int) -> int:
-        """Samples seen by all workers when `step` optimizer steps are done."""
+        """Samples seen by all workers after `step` optimizer steps."""
         return samples_before(step, self.samples_per_epoch, self.global_batch, self.drop_last)
 
     def steps_for(self, samples: float) -> int:
@@ -83,7 +83,7 @@ def make_plan(
     max_steps: int | None,
     warmup_share: float,
 ) -> Plan:
-    """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for impossible sizes."""
+    """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for invalid sizes."""
     sizes = batch_sizes(
         world_size=world_size,
         global_batch=global_batch,
@@ -94,13 +94,13 @@ def make_plan(
     parts = sizes.world_size * sizes.accumulation_steps
     if parts > samples_per_epoch:
         raise UserError(
-            f"{world_size} worker(s) × accumulation.steps={sizes.accumulation_steps} make {parts} micro-batches, more "
+            f"{world_size} worker(s) × accumulation.steps={sizes.accumulation_steps} give {parts} micro-batches, more "
             f"than the {samples_per_epoch} training samples: use fewer workers or steps"
         )
     if drop_last and sizes.global_batch > samples_per_epoch:
         raise UserError(
-            f"batch.drop_last=true drops everything: a global batch of {sizes.global_batch} is more than the "
-            f"{samples_per_epoch} training samples; use batch.drop_last=false or a smaller batch"
+            f"batch.drop_last=true drops all {samples_per_epoch} training samples, fewer than a global batch of "
+            f"{sizes.global_batch}: use batch.drop_last=false or a smaller batch"
         )
     steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
     total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)

@@ -8,9 +8,9 @@ import math
 def lr_multiplier(name: str, share: float, warmup_share: float) -> float:
     """The factor on the peak learning rate when `share` (0 to 1) of all samples have been seen.
 
-    It rises linearly from 0 over `warmup_share`, then stays (`constant`), falls linearly to 0 (`linear`) or follows
-    half a cosine to 0 (`cosine`; Loshchilov & Hutter 2017, "SGDR", without restarts). Because only the share enters,
-    every setup has the same learning rate at the same sample; a step counter would tie it to the number of workers.
+    It rises linearly from 0 over `warmup_share`, then is constant (`constant`), falls linearly to 0 (`linear`) or
+    follows half a cosine to 0 (`cosine`; Loshchilov & Hutter 2017, "SGDR", without restarts). It depends only on the
+    share, so every setup has the same learning rate at the same sample.
     """
     if share < warmup_share:
         return share / warmup_share

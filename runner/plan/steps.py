@@ -1,4 +1,4 @@
-"""Where each optimizer step's global batch lies in the epoch's permutation."""
+"""The position of each optimizer step's global batch in the epoch's permutation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def total_steps(samples: int, global_batch: int, drop_last: bool, epochs: int, m
 
 
 def samples_before(step: int, samples: int, global_batch: int, drop_last: bool) -> int:
-    """Samples seen by all workers when `step` optimizer steps are done, over epochs."""
+    """Samples seen by all workers after `step` optimizer steps, over all epochs."""
     per_epoch = epoch_length(samples, global_batch, drop_last)
     seen_per_epoch = per_epoch * global_batch if drop_last else samples
     epoch, t = divmod(step, per_epoch)

@@ -12,37 +12,29 @@ from runner.config.choices import ScalingRule
 from runner.config.schema import Config
 from runner.plan import equivalent_micro_batches, scaling_samples
 from runner.plan.certificate import Certificate
+from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
-from runner.plan.sync_words import window_words
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:
-    """Batch sizes, learning rate, steps, and the equivalent per-worker batches; above them, where devices come from."""
+    """The plan's numbers and the equivalent per-worker batches, after what an Accelerate config file has set."""
     notes = accelerate_notes(experiment.config)
     return Group(*([notes] if notes is not None else []), _plan(experiment), _equivalents(experiment))
 
 
 def accelerate_notes(config: Config) -> RenderableType | None:
-    """What was taken from an Accelerate config file, and what was left in it and why; None without such a file."""
+    """The keys of an Accelerate config file that were taken, and those that were not and why; None without a file."""
     if config.device.file is None:
         return None
-    reading = accelerate.read(config.device.file, config.device.workers, config.precision.name)
-    taken, left = _keys_by_outcome(reading.taken), _keys_by_outcome(reading.left)
-    if accelerate.NO_USE in left:  # the longest row, and the least news: last
-        left[accelerate.NO_USE] = left.pop(accelerate.NO_USE)
+    found = accelerate.read(config.device.file, config.device.workers, config.precision.name)
+    taken, left = _keys_by_outcome(found.taken), _keys_by_outcome(found.left)
+    if accelerate.NOT_USED in left:  # the longest row and the least informative one: last
+        left[accelerate.NOT_USED] = left.pop(accelerate.NOT_USED)
     notes = Table.grid(padding=(0, 2))
-    notes.add_row("taken", Text("; ".join(f"{keys} → {what}" for what, keys in taken.items())))
+    notes.add_row("taken", Text("; ".join(f"{keys} → {setting}" for setting, keys in taken.items())))
     for number, (why, keys) in enumerate(left.items()):
         notes.add_row("" if number else "left", Text(f"{keys}: {why}"), style="dim")
     return Group(Text(f"From {config.device.file}", style="bold"), notes, "")
-
-
-def absent_notes(experiment: Experiment) -> RenderableType | None:
-    """What is not here, and what ≈ means then; None where everything is."""
-    notes = [f"Not here: {sentence}." for sentence in experiment.absent]
-    if experiment.facts.estimated:
-        notes.append(f"≈ Estimated: {experiment.facts.source}.")
-    return Text("\n".join(notes), style="yellow") if notes else None
 
 
 def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
@@ -52,43 +44,44 @@ def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
     return {outcome: ", ".join(keys) for outcome, keys in groups.items()}
 
 
-def plain_table(title: str, show_header: bool = True) -> Table:
+def absent_notes(experiment: Experiment) -> RenderableType | None:
+    """Which data or weights are missing, and where numbers marked ≈ come from; None if nothing is missing."""
+    notes = [f"Not here: {sentence}." for sentence in experiment.absent]
+    if experiment.facts.estimated:
+        notes.append(f"≈ Estimated: {experiment.facts.source}.")
+    return Text("\n".join(notes), style="yellow") if notes else None
+
+
+def plain_table(title: str) -> Table:
     """An empty table in the runner's style."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=show_header)
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
 
 
 def _plan(experiment: Experiment) -> Table:
     plan, config, facts = experiment.plan, experiment.config, experiment.facts
     about = "≈ " if facts.estimated else ""
-    warm_up = f"{about}{plan.warmup_steps:,}" if plan.warmup_steps else "0"
-    table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}", show_header=False)
+    table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}")
     table.add_column("what", style="bold")
     table.add_column("value", justify="right")
-    table.add_column("how it comes about", style="dim")
+    table.add_column("derived from", style="dim")
     table.add_row(
         "global batch",
         f"{plan.global_batch:,}",
         f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
-        + (f"; no step sees more than the {about}{plan.samples_per_epoch:,} there are" if plan.cut_short else ""),
+        + (f"; limited to the {about}{plan.samples_per_epoch:,} training samples" if plan.cut_short else ""),
     )
-    table.add_row("replica batch", f"{plan.replica_batch:,}", "samples behind one worker's optimizer step")
-    table.add_row("micro-batch", f"{plan.micro_batch:,}", "samples of one forward pass of one worker")
-    table.add_row(
-        "sync window",
-        f"{plan.sync_window:,}",
-        window_words(plan, config.sync, config.schedule, about),
-    )
+    table.add_row("replica batch", f"{plan.replica_batch:,}", "samples per optimizer step of one worker")
+    table.add_row("micro-batch", f"{plan.micro_batch:,}", "samples per forward pass of one worker")
+    window = describe_sync_window(plan, config.sync, config.schedule, about)
+    table.add_row("sync window", f"{plan.sync_window:,}", window)
     table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
-    table.add_row(
-        "schedule",
-        config.schedule.name.name,
-        f"warm-up over {warm_up} of {about}{plan.optimizer_steps:,} steps",
-    )
+    warm_up = f"{about}{plan.warmup_steps:,}" if plan.warmup_steps else "0"
+    warm_up = f"warm-up over {warm_up} of {about}{plan.optimizer_steps:,} steps"
+    table.add_row("schedule", config.schedule.name.name, warm_up)
     table.add_row("optimizer steps", f"{about}{plan.optimizer_steps:,}", _steps(experiment, about))
     table.add_row(facts.unit, f"{about}{plan.total_samples:,}", _samples(experiment, about))
-    table.add_row(
-        "precision", config.precision.name.name, f"optimizer {config.optimizer.name.name}, seed {config.seed}"
-    )
+    optimizer = f"optimizer {config.optimizer.name.name}, seed {config.seed}"
+    table.add_row("precision", config.precision.name.name, optimizer)
     return table
 
 
@@ -106,8 +99,8 @@ def _learning_rate(experiment: Experiment) -> str:
 
 def _samples(experiment: Experiment, about: str) -> str:
     facts = experiment.facts
-    each = f"{about}{experiment.plan.samples_per_epoch:,} an epoch"
-    return each if facts.train_groups is None else f"{each}, of {facts.train_groups:,} {facts.groups}"
+    each = f"{about}{experiment.plan.samples_per_epoch:,} per epoch"
+    return each if facts.train_groups is None else f"{each}, from {facts.train_groups:,} {facts.groups}"
 
 
 def _steps(experiment: Experiment, about: str) -> str:
@@ -123,30 +116,29 @@ def _equivalents(experiment: Experiment) -> Table:
     table.add_column("global batch", justify="right")
     for n in workers:
         table.add_column(f"{n} worker{'s' if n > 1 else ''}", justify="right")
-    sizes = sorted({plan.global_batch, 256, 128, 64, 32}, reverse=True)
-    for size in sizes:
+    for size in sorted({plan.global_batch, 256, 128, 64, 32}, reverse=True):
         cells = [str(cell) if cell is not None else "–" for cell in equivalent_micro_batches(size, workers).values()]
         table.add_row(str(size), *cells, style="bold" if size == plan.global_batch else "")
     return table
 
 
 def certificate_table(
-    certificate: Certificate, setup: str = "here", baseline: str = "baseline", baseline_is: str = "one fp32 worker"
+    certificate: Certificate, setup: str = "this run", baseline: str = "baseline", baseline_is: str = "one fp32 worker"
 ) -> RenderableType:
-    """What a setup holds equal to its baseline, and what it does not."""
+    """The properties that differ from the baseline, and a line with those that are equal."""
     title = f"Certificate: {certificate.level} to {baseline_is}"
     table = plain_table(title)
     table.add_column("differs", style="bold")
     table.add_column(setup, justify="right")
     table.add_column(baseline, justify="right")
-    table.add_column("what that does", style="dim", overflow="fold")
+    table.add_column("effect", style="dim", overflow="fold")
     for item in certificate.properties:
         if not item.equal:
             value = f"{_cell(item.value)}{f' ({item.change})' if item.change else ''}"
             table.add_row(item.name.replace("_", " "), value, _cell(item.baseline), item.effect)
     equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
     dropout_differs = any(item.name == "dropout" and not item.equal for item in certificate.properties)
-    hint = " equivalence=exact on both sides holds dropout equal." if dropout_differs else ""
+    hint = " With equivalence=exact in both runs dropout would be equal too." if dropout_differs else ""
     line = Text(f"Equal: {equal}.{hint}", style="dim")
     return Group(table, line) if table.row_count else Group(Text(title, style="bold"), line)
 

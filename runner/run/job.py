@@ -1,134 +1,125 @@
-"""One run from its composed configuration to its finished folder, as the parent process sees it."""
+"""One run, from its settings to its finished folder, as the parent process sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.markup import escape
 
+from runner.backends.machine import threads_per_worker
+from runner.config.arguments import HydraOptions
 from runner.config.choices import TrackerName
-from runner.config.compose import settings
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
 from runner.folder.files import write_json
-from runner.folder.lock import held
+from runner.folder.lock import locked
 from runner.launch.elastic import launch
 from runner.launch.signals import handle_signals, signals_ignored
-from runner.launch.torchrun import current_world, run_joined
-from runner.launch.worker import Job, run_launched
-from runner.plan.experiment import Experiment, prepare
-from runner.plan.placement import threads_per_worker
+from runner.launch.torchrun import ExternalWorld
+from runner.launch.worker import run_launched
+from runner.plan.experiment import Experiment
 from runner.plan.tables import certificate_table, plan_tables
-from runner.run.books import Books
-from runner.run.preflight import refuse_used_folder, used_folder
-from runner.run.summary import FAILED, FINISHED, KILLED, Role, in_a_line, note_failure, objective, report
-from runner.run.watch import Watch
+from runner.run.finish import RunCloser
+from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
+from runner.run.progress import ProgressDisplay
+from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, report
+from runner.track.card import card_of
 from runner.track.secrets import masked, without_credentials
-from runner.track.tracker import build_tracker, card_of
+from runner.track.tracker import build_tracker
+from runner.train.build import Job
+from runner.train.result import RunResult
 
 
-@dataclass
-class Outcome:
-    """What became of a run by itself, since Hydra would print an error of its own about one that is raised."""
+def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | None = None) -> int:
+    """Run the one job of a command; the exit code. Raises UserError before a folder is made.
 
-    error: Exception | None = None
-
-
-def run_single(cfg: DictConfig, started_at: float, outcome: Outcome) -> float | None:
-    """Run the one job of a command; its objective. `started_at`: when the command started."""
+    `started_at`: when the command started. `world`: the processes that torchrun has started, if it has.
+    """
+    experiment, folder = prepare_run(options)
     handle_signals()
     console = Console(highlight=False)
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    try:
-        with _alone_in(folder):
-            summary, how_to_open = _prepared_and_run(cfg, folder, started_at, console)
-    except Exception as error:  # noqa: BLE001 - it is raised again where Hydra does not see it
-        outcome.error = error
-        return None
-    console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
-    return objective(summary)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a run's folder. Raises UserError, and leaves the folder alone, if another run has begun there meanwhile."""
-    with contextlib.ExitStack() as stack:
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
         try:
-            stack.enter_context(held(folder))
-        except BlockingIOError:
-            raise used_folder(folder) from None
-        refuse_used_folder(folder)
-        yield
+            _announce(experiment, console)
+            train = train_locally if world is None else world.train
+            _, how_to_open = run(experiment, folder, started_at, console, Role(), train)
+        except Exception as error:
+            note_failure(folder, error)
+            raise
+    console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
+    return 0
 
 
-def _prepared_and_run(
-    cfg: DictConfig, folder: Path, started_at: float, console: Console
-) -> tuple[dict[str, Any], Sequence[str]]:
-    try:
-        experiment = prepare(settings(cfg))
-        _announce(experiment, console)
-        return run(experiment, folder, started_at, console, Role())
-    except Exception as error:
-        note_failure(folder, error)
-        raise
+def train_locally(job: Job) -> RunResult:
+    """Train on workers that are started on this machine."""
+    result: RunResult = launch(run_launched, job.as_json(), job.plan.world_size)
+    return result
 
 
 def run(
-    experiment: Experiment, folder: Path, started_at: float, console: Console, role: Role
+    experiment: Experiment,
+    folder: Path,
+    started_at: float,
+    console: Console,
+    role: Role,
+    train: Callable[[Job], RunResult] = train_locally,
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Train; the content of `summary.json`, and lines that say how to look at the run."""
-    config = experiment.config
+    config, placement = experiment.config, experiment.placement
     _write_plan(experiment, folder)
-    threads = threads_per_worker(experiment.placement.local_workers * role.at_once)
     job = Job(
         # Workers need no tracker, and so no address with its credentials.
         config=dataclasses.replace(config, tracking=Tracking(TrackerName.none)),
         plan=experiment.plan,
         facts=experiment.facts,
         folder=folder.resolve(),
-        device_type=experiment.placement.device_type,
-        local_workers=experiment.placement.local_workers,
-        threads=threads,
+        device_type=placement.device_type,
+        local_workers=placement.local_workers,
+        threads=threads_per_worker(placement.local_workers * role.at_once),
         started_at=started_at,
     )
     tracker = build_tracker(config.tracking, card_of(experiment, role.tags, role.parent_key), folder)
-    books = Books(experiment, folder, started_at, console, role, tracker)
-    status, result = FAILED, {}
+    closer = RunCloser(experiment, folder, started_at, console, role, tracker)
+    status, result = FAILED, None
     try:
-        with Watch(folder, experiment, tracker, console, role.progress):
-            result = _train(job, experiment)
+        with ProgressDisplay(folder, experiment, tracker, console, role.progress):
+            result = train(job)
         status = FINISHED
     except KeyboardInterrupt:
         status = KILLED
         raise
     except Exception as error:
-        tracker.tag("error", masked(in_a_line(error)))
+        tracker.tag("error", masked(one_line(error)))
         raise
     finally:
         with signals_ignored():
             try:
-                summary = books.close(status, result)
+                summary = closer.close(status, result)
             except BaseException:
-                tracker.finish(FAILED)  # the store would show it as running for ever
+                tracker.finish(FAILED)  # otherwise the store would show the run as running for ever
                 raise
             tracker.finish(status)
     report(summary, experiment, folder, console)
     return summary, tracker.how_to_open()
 
 
-def _train(job: Job, experiment: Experiment) -> dict[str, Any]:
-    world = current_world()
-    if world is not None:
-        return run_joined(world, job.as_json())
-    return launch(run_launched, job.as_json(), experiment.placement.workers)
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock a run's folder. Raises UserError, and leaves the folder alone, if another run has just started there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+        except BlockingIOError:
+            raise used_folder(folder) from None
+        refuse_used_folder(folder)
+        yield
 
 
 def _write_plan(experiment: Experiment, folder: Path) -> None:
@@ -139,7 +130,7 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
 
 
 def _announce(experiment: Experiment, console: Console) -> None:
-    """Say in full what will be run."""
+    """Print what will be run."""
     if banner := experiment.placement.banner():
         console.print(banner)
     for note in experiment.notes:

@@ -1,4 +1,4 @@
-"""What is known of a run's speed at its end, and what follows from it: pure arithmetic."""
+"""Everything known about a run's speed, and the figures derived from it: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from runner.train.step_clock import PHASES
 from runner.train.tokens import Tokens
 
-#: The phases of a step in which something is computed of each sample.
+#: The phases of a step whose time grows with the number of samples.
 PER_SAMPLE = ("forward", "backward")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Samples of an epoch, or of the part of it that was trained on, over all workers. `expected`: as planned."""
+class SamplesRead:
+    """Samples read in one epoch, or in the trained part of it, over all workers. `expected`: as planned."""
 
     expected: int
     seen: int
@@ -23,7 +23,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Collectives:
-    """What one worker put into collectives over a run, and the seconds in which one was under way."""
+    """What one worker sent in collectives during a run, and the seconds in which one was in flight."""
 
     synchronisations: int
     bytes: int
@@ -32,7 +32,7 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A run of one worker, by its folder's name. `compute_s`: seconds of forward and backward pass for one sample."""
+    """A run of one worker, named by its folder. `compute_s`: seconds of forward and backward pass per sample."""
 
     folder: str
     samples_per_s: float
@@ -44,14 +44,14 @@ class Baseline:
 class RunNumbers:
     """None: unknown.
 
-    `device`: as one says it (`gpu4`). `local_workers`: of each machine. `cores`: of this machine, where workers compute
-    on them. `k`: optimizer steps between two synchronisations; `largest_k`: that could be set instead, None where the
-    settings leave no choice. `few_lengths`: batches are padded to one of a few lengths; `pads_to`: what the recipe's
-    own setting `padding` pads to, unless that is the longest row. `compiled`: by `compile=true`.
+    `device`: the setup's name for it (`gpu4`). `local_workers`: on each machine. `cores`: of this machine, if workers
+    compute on them. `k`: optimizer steps between two synchronisations; `largest_k`: the largest possible value, None if
+    the settings leave no choice. `few_lengths`: batches are padded to one of a few lengths. `pads_to`: the recipe's
+    setting `padding`, unless it pads to the longest row. `compiled`: by `compile=true`.
 
-    Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` to the end of that,
-    `evaluation_s` of all evaluations and of closing epochs' books, `compile_s` of compiling programs; `step_s`: of an
-    optimizer step on rank 0, by phase. `samples_per_s`: over all workers.
+    Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` until the end of that,
+    `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs; `step_s`: of an optimizer step on
+    rank 0, by phase. `samples_per_s`: over all workers.
     """
 
     device: str
@@ -79,25 +79,25 @@ class RunNumbers:
     step_s: Mapping[str, float] | None = None
     collectives: Collectives | None = None
     tokens: Tokens | None = None
-    reading: Reading | None = None
+    reading: SamplesRead | None = None
     baseline: Baseline | None = None
 
     @property
     def step_share(self) -> dict[str, float] | None:
-        """Where the time of a step went; the shares' sum is 1."""
+        """The share of each phase in the time of a step; they add up to 1."""
         total = sum(self.step_s.values()) if self.step_s else 0.0
         return {phase: self.step_s[phase] / total for phase in PHASES} if self.step_s and total > 0 else None
 
     @property
     def training_share(self) -> float:
-        """Of the run's time; all of it where the time of training is not known."""
+        """Of the run's time; 1 if the time of training is unknown."""
         return 1.0 if self.training_s is None else min(self.training_s / self.wall_s, 1.0)
 
     @property
     def ending_s(self) -> float | None:
-        """Seconds that were neither start-up, training, evaluation nor compiling; None for a run that has no end.
+        """Seconds that were neither start-up, training, evaluation nor compiling; None for a run that did not finish.
 
-        What was compiled before the end of the first step or in an evaluation is taken out twice: it may be too little.
+        Compiling before the end of the first step or during evaluation is subtracted twice, so this is a lower bound.
         """
         if self.first_step_s is None:
             return None
@@ -106,22 +106,22 @@ class RunNumbers:
 
     @property
     def compute_s(self) -> float | None:
-        """Seconds of forward and backward pass that a worker needs for one sample."""
+        """Seconds of forward and backward pass per sample and worker."""
         return sum(self.step_s[phase] for phase in PER_SAMPLE) / self.replica_batch if self.step_s else None
 
     @property
     def scaling_efficiency(self) -> float | None:
-        """Samples per second ÷ (workers × the baseline's): at 1 each worker is as fast as one by itself."""
+        """Samples per second ÷ (workers × the baseline's samples per second)."""
         if self.baseline is None or self.samples_per_s is None:
             return None
         return self.samples_per_s / (self.world_size * self.baseline.samples_per_s)
 
     @property
     def link_gbit_per_s(self) -> float | None:
-        """What a worker sent while a collective was under way, in a ring: 2 (n − 1) / n times what it put in.
+        """The rate at which a worker sends during a ring all-reduce: 2 (n − 1) / n times the size of the tensor.
 
-        The ring is Patarasuk & Yuan's (2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations").
-        Less than the link could do wherever workers waited for each other.
+        Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations". A lower bound for
+        the link's speed, since workers also wait for each other.
         """
         of = self.collectives
         if of is None or self.world_size == 1 or of.seconds <= 0:
@@ -129,15 +129,15 @@ class RunNumbers:
         return 8e-9 * of.bytes / of.seconds * 2 * (self.world_size - 1) / self.world_size
 
     def in_steps(self, *phases: str) -> float:
-        """The share of a step that these phases took; 0 where that is not known."""
+        """The share of these phases in a step; 0 if unknown."""
         shares = self.step_share
         return sum(shares[phase] for phase in phases) if shares else 0.0
 
     def of_wall(self, seconds: float | None) -> float:
-        """Seconds as a share of the run's; 0 where they are not known."""
+        """Seconds as a share of the whole run; 0 if unknown."""
         return 0.0 if seconds is None else min(seconds / self.wall_s, 1.0)
 
     @property
     def computing(self) -> float:
-        """The share of the run's time in which samples were computed; all of training where steps have no phases."""
+        """The share of forward and backward pass in the run's time; all of training if steps have no phases."""
         return self.training_share * (self.in_steps(*PER_SAMPLE) if self.step_share else 1.0)

@@ -1,8 +1,9 @@
-"""A sweep from its command to its answer: opened, run by Hydra, closed, compared."""
+"""A sweep from its command to its exit code: opened, run by Hydra, closed, compared."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,32 +15,26 @@ from rich.markup import escape
 
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import first_line
-from runner.folder.lock import end_all, is_held, wait_for
+from runner.folder.lock import terminate_all, wait_until_unlocked
 from runner.launch.signals import handle_signals, signals_ignored
-from runner.run.background import Background
+from runner.run.progress import Background
+from runner.run.summary import FAILED, FINISHED, KILLED
 from runner.sweep.grid import Grid, at_once, in_process
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
-from runner.sweep.progress import Overview, progress_line
-from runner.sweep.resume import KEY, close_books, only_one
-from runner.sweep.states import FAILED, FINISHED, KILLED, JobState, attempts, latest
-from runner.sweep.sweep import Sweep
-from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard
-from runner.track.mlflow_tracker import say, short
+from runner.sweep.progress import monitor_jobs, progress_line
+from runner.sweep.resume import KEY, mark_killed_jobs, sweep_lock
+from runner.sweep.sweep import Sweep, attempts
 from runner.track.secrets import masked
-from runner.track.tracker import store_of
-from runner.track.upload import deliver
+from runner.track.store import store_of
+from runner.track.tracker import error_summary, warn
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What the preflight has found out about a sweep.
-
-    `evaluation`: of its first job; `folder`: of a sweep that goes on, or for a new one.
-    """
+    """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one."""
 
     command: tuple[str, ...]
     grid: Grid
@@ -51,85 +46,40 @@ class SweepRequest:
 
 
 def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
-    """Run all jobs that are missing; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
+    """Run all jobs that are not finished; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
     handle_signals()
     console = Console(highlight=False)
-    together = at_once(request.hydra, request.grid.total)
+    parallel = at_once(request.hydra, request.grid.total)  # before anything is written: it may raise UserError
     request.folder.mkdir(parents=True, exist_ok=True)
-    with only_one(request.folder):
-        close_books(request.folder)
-        sweep, parent = _open(request, together)
-        jobs = (
-            "jobs as its sweeper draws them" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
-        )
-        console.print(f"sweep [bold]{sweep.id}[/]: {jobs} over {escape(', '.join(sweep.varied) or 'nothing')}")
-        status = FAILED
+    with sweep_lock(request.folder):
+        mark_killed_jobs(request.folder)
+        sweep, parent = _open(request, parallel)
+        n = "jobs chosen by its sweeper" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
+        console.print(f"sweep [bold]{sweep.id}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
+        status, complete = FAILED, False
         try:
-            with _overview(sweep, console):
-                gave_up = _tolerantly(run_jobs, sweep)
-            status = FAILED if gave_up else FINISHED
+            # Jobs in this process show their own progress.
+            monitor = Background("jobs", functools.partial(monitor_jobs, sweep, console))
+            with contextlib.nullcontext() if sweep.in_process else monitor:
+                complete = _run_all(run_jobs, sweep)
+            status = FINISHED if complete else FAILED
         except KeyboardInterrupt:
             status = KILLED
-            console.print(f"to go on: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
+            console.print(f"to resume: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
             raise
         finally:
             if status != FINISHED and not sweep.in_process:
                 console.print("waiting for the jobs to end")
             with signals_ignored():
-                _close(sweep, parent, request.tracking, status)
-    code = _report(sweep, console) or (EXIT_FAILED if gave_up else 0)
+                _close(sweep, parent, status)
+    code = _report(sweep, console) or (0 if complete else EXIT_FAILED)
     _compare(sweep, request.tracking, console)
     if parent is not None:
         console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
     return code
 
 
-def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
-    """What the runs come to, in tables, plots and a report that lies beside them and with the parent run."""
-    from runner.compare.command import compare
-
-    folder = os.path.relpath(sweep.folder)
-    store = ["--tracking-uri", tracking.uri] if tracking.uri else []
-    console.print()
-    try:
-        compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
-    except Exception as error:  # noqa: BLE001 - the jobs have come to what they have come to, with or without it
-        again = f"python -m runner.compare {folder} repeats it"
-        say(f"the comparison is not complete ({masked(first_line(error))}): {again}")
-
-
-def _overview(sweep: Sweep, console: Console) -> contextlib.AbstractContextManager[object]:
-    """Jobs in this process show their own progress; for those elsewhere somebody has to look."""
-    if sweep.in_process:
-        return contextlib.nullcontext()
-    return Background("overview", Overview(sweep, console).follow)
-
-
-def _tolerantly(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> bool:
-    """Hydra raises the error of the first failed job after the last one; the jobs' folders tell them all.
-
-    Whether a sweeper that draws its jobs has ended before it had drawn them all, which no folder tells.
-    """
-    folder = Path(sweep.folder)
-    try:
-        run_jobs(sweep)
-    except Exception as error:
-        begun = [state for state in attempts(folder) if state.started_at >= sweep.started_at]
-        if not begun:
-            raise  # it is the sweeper or the launcher that cannot begin
-        wait_for([state.folder for state in begun])  # a launcher may give up at one job while others still run
-        close_books(folder)
-        if not any(state.status == FAILED for state in _states(sweep)):
-            say(f"the sweep did not come to its end: {first_line(error)}")
-            return sweep.jobs is None
-    return False
-
-
-def _states(sweep: Sweep) -> list[JobState]:
-    return latest(attempts(Path(sweep.folder)), sweep.jobs)
-
-
-def _open(request: SweepRequest, together: int) -> tuple[Sweep, ParentRun | None]:
+def _open(request: SweepRequest, parallel: int) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
     grid = request.grid
     card = parent_card(request.tracking, request.folder, grid.varied)
@@ -139,7 +89,7 @@ def _open(request: SweepRequest, together: int) -> tuple[Sweep, ParentRun | None
         varied=grid.varied,
         jobs=grid.jobs,
         total=grid.total,
-        at_once=together,
+        at_once=parallel,
         in_process=in_process(request.hydra),
         key=card.key if uri is not None else None,
         started_at=request.started_at,
@@ -152,53 +102,73 @@ def _open(request: SweepRequest, together: int) -> tuple[Sweep, ParentRun | None
     return sweep, parent
 
 
-def _close(sweep: Sweep, parent: ParentRun | None, tracking: Tracking, status: str) -> None:
+def _run_all(run_jobs: Callable[[Sweep], None], sweep: Sweep) -> bool:
+    """Run the jobs; False if an optimizing sweeper stopped early, which the jobs' folders do not show.
+
+    Hydra raises the error of the first failed job after the last job. It is ignored: the folders show which failed.
+    """
     folder = Path(sweep.folder)
-    if status != FINISHED and not sweep.in_process and (left := end_all([state.folder for state in attempts(folder)])):
-        say(f"still running, until somebody ends them: {'; '.join(left)}")
-    close_books(folder)
+    try:
+        run_jobs(sweep)
+    except Exception as error:
+        started = [state for state in attempts(folder) if state.started_at >= sweep.started_at]
+        if not started:
+            raise  # the sweeper or the launcher failed
+        wait_until_unlocked([state.folder for state in started])  # a launcher may raise while other jobs still run
+        mark_killed_jobs(folder)
+        if not any(state.status == FAILED for state in sweep.states()):
+            warn(f"the sweep did not run to its end: {first_line(error)}")
+            return sweep.jobs is not None
+    return True
+
+
+def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
+    folder = Path(sweep.folder)
+    if status != FINISHED and not sweep.in_process:
+        running = terminate_all([state.folder for state in attempts(folder)])
+        if running:
+            warn(f"still running on other machines, end them yourself: {'; '.join(running)}")
+    mark_killed_jobs(folder)
     if parent is None:
         return
-    states = _states(sweep)
-    failed = any(state.status != FINISHED for state in states) or len(states) < len(sweep.jobs or ())
-    counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
-    parent.settle(FAILED if status == FINISHED and failed else status, counts)
     try:
-        parent.close()
-        _close_runs(sweep, tracking)
-    except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may hide what the jobs came to
-        say(
-            f"MLflow has not taken everything ({short(error)}): python -m runner.track sync "
-            f"{os.path.relpath(sweep.folder)} brings what is missing"
+        parent.close(status)
+    except Exception as error:  # noqa: BLE001 - database, network, disk: the jobs' results matter more
+        warn(
+            f"MLflow did not receive everything ({error_summary(error)}): "
+            f"python -m runner.track sync {os.path.relpath(folder)} sends what is missing"
         )
 
 
-def _close_runs(sweep: Sweep, tracking: Tracking) -> None:
-    """Tell the store of jobs whose process was killed before it had done so: nobody else is left to do it."""
-    uri = store_of(tracking)
-    assert uri is not None
-    for state in attempts(Path(sweep.folder)):
-        if (state.folder / CARD_FILE).exists() and not is_held(state.folder):
-            card = RunCard.read(state.folder)
-            if card.store == masked(uri) and card.status is not None and not card.delivered:
-                deliver(state.folder, uri)
-
-
 def _report(sweep: Sweep, console: Console) -> int:
-    """Say what the jobs came to; the exit code of the command."""
-    states = _states(sweep)
+    """Print how the jobs ended; the exit code."""
+    states = sweep.states()
     failed = [state for state in states if state.status != FINISHED]
-    total = len(states) if sweep.jobs is None else len(sweep.jobs)  # a sweeper may draw the same job twice
+    total = len(states) if sweep.jobs is None else len(sweep.jobs)  # an optimizing sweeper may repeat a job
+    not_started = total - len(states)
     console.print()
     console.print(f"sweep [bold]{sweep.id}[/]: {escape(progress_line(states, total, sweep.at_once))}")
-    if len(states) == total and not failed:
+    if not not_started and not failed:
         return 0
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    never = f"{total - len(states)} never began" if len(states) < total else ""
-    not_finished = ", ".join(part for part in (never, "failed:" if failed else "") if part)
-    errors.print(f"[bold]{len(states) - len(failed)} of {total} jobs finished[/]; {not_finished}")
+    parts = [*([f"{not_started} did not start"] if not_started else []), *(["failed:"] if failed else [])]
+    errors.print(f"[bold]{len(states) - len(failed)} of {total} jobs finished[/]; {', '.join(parts)}")
     for state in failed:
         errors.print(f"  {escape(state.shown)}: {escape(state.error or state.status)}")
     errors.print(f"to run them again: the same command with [bold]{KEY}={escape(sweep.id)}[/]")
-    by_user = failed and all(state.user_error for state in failed) and not never
+    by_user = failed and all(state.user_error for state in failed) and not not_started
     return EXIT_USER_ERROR if by_user else EXIT_FAILED
+
+
+def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
+    """Compare the runs, with a report in the sweep's folder."""
+    from runner.compare.command import compare  # matplotlib and pandas take seconds to import
+
+    folder = os.path.relpath(sweep.folder)
+    store = ["--tracking-uri", tracking.uri] if tracking.uri else []
+    console.print()
+    try:
+        compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
+    except Exception as error:  # noqa: BLE001 - the exit code is that of the jobs
+        repeat = f"python -m runner.compare {folder} repeats it"
+        warn(f"the comparison is not complete ({masked(first_line(error))}): {repeat}")

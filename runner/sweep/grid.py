@@ -1,4 +1,4 @@
-"""Which jobs a command asks for, before Hydra makes them."""
+"""Which jobs a command asks for, before Hydra creates them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
+from runner.backends.machine import available_cores
 from runner.config.choices import Goal
-from runner.errors import UserError
-from runner.plan.placement import available_cores
+from runner.errors import UserError, require
 from runner.sweep.sweep import job_name
 
 
 @dataclass(frozen=True)
 class Grid:
-    """`jobs`: their names, None where an optimizing sweeper draws them. `total`: how many, None if it does not say.
+    """`jobs`: their names, None if an optimizing sweeper chooses them. `total`: their number, None if unknown.
 
-    `varied`: settings that differ between them.
+    `varied`: the settings that differ between jobs.
     """
 
     jobs: tuple[str, ...] | None
@@ -28,63 +28,57 @@ class Grid:
 
 
 def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
-    """The jobs of parsed overrides, `hydra.sweeper.params` among them, under the node `hydra` of the configuration.
+    """The jobs of a command. `overrides`: with those of `hydra.sweeper.params`; `hydra`: Hydra's configuration node.
 
-    Raises UserError for a range that only an optimizing sweeper can draw from.
+    Raises UserError for an interval, unless the sweeper is an optimizing one.
     """
-    swept = dict.fromkeys(o.get_key_element().lstrip("+") for o in overrides if o.is_sweep_override())
+    varied = dict.fromkeys(o.get_key_element().lstrip("+") for o in overrides if o.is_sweep_override())
     if not str(hydra.sweeper["_target_"]).endswith(".BasicSweeper"):
-        return Grid(None, hydra.sweeper.get("n_trials"), tuple(swept))
+        return Grid(None, hydra.sweeper.get("n_trials"), tuple(varied))
     for override in overrides:
         if override.is_sweep_override() and not override.is_discrete_sweep():
+            key = override.get_key_element()
             raise UserError(
-                f"{override.input_line} is a range to draw from, which Hydra's basic sweeper does not do: give values "
-                f"({override.get_key_element()}=…,…), or an optimizing sweeper (hydra/sweeper=optuna)"
+                f"{override.input_line} is an interval, which Hydra's basic sweeper does not support: list values "
+                f"({key}=…,…), or choose an optimizing sweeper (hydra/sweeper=optuna)"
             )
     (batch,) = BasicSweeper.split_arguments(list(overrides), None)
-    own = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
-    jobs = tuple(dict.fromkeys(map(job_name, own)))
-    return Grid(jobs, len(jobs), tuple(swept))
+    settings = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
+    jobs = tuple(dict.fromkeys(map(job_name, settings)))
+    return Grid(jobs, len(jobs), tuple(varied))
 
 
 def sweeper_overrides(hydra: Any, goal: Goal, given: Sequence[str]) -> list[str]:
-    """What an optimizing sweeper has to be told: which way the metric is better, and that a failed job is no end.
+    """Settings that an optimizing sweeper needs: the direction of the metric, and to continue after failed jobs.
 
-    `given`: the command's overrides, which are left as they are. Raises UserError if they look for the worst.
+    `given`: the command's overrides, which are respected. Raises UserError for the wrong direction.
     """
-    direction = _direction(hydra, goal, given)
-    failures = "hydra.sweeper.max_failure_rate"
-    tolerant = "max_failure_rate" in hydra.sweeper and not any(one.startswith(f"{failures}=") for one in given)
-    return [*([direction] if direction else []), *([f"{failures}=1.0"] if tolerant else [])]
-
-
-def _direction(hydra: Any, goal: Goal, given: Sequence[str]) -> str | None:
-    wanted = {Goal.max: "maximize", Goal.min: "minimize"}[goal]
+    found = []
     direction = hydra.sweeper.get("direction")
-    if not isinstance(direction, str) and getattr(direction, "name", None) is None:
-        return None  # no optimizing sweeper, or one with several objectives
-    key = "hydra.sweeper.direction"
-    if (direction if isinstance(direction, str) else direction.name) == wanted:
-        return None
-    if any(override.startswith(f"{key}=") for override in given):
-        raise UserError(f"{key}={direction} looks for the worst, since evaluation.goal={goal.name}: leave it out")
-    return f"{key}={wanted}"
+    name = direction if isinstance(direction, str) else getattr(direction, "name", None)  # None for several objectives
+    wanted = {Goal.max: "maximize", Goal.min: "minimize"}[goal]
+    if name is not None and name != wanted:
+        key = "hydra.sweeper.direction"
+        typed = any(override.startswith(f"{key}=") for override in given)
+        require(not typed, key, name, f"evaluation.goal={goal.name} needs {wanted}; leave it out")
+        found.append(f"{key}={wanted}")
+    key = "hydra.sweeper.max_failure_rate"
+    if "max_failure_rate" in hydra.sweeper and not any(override.startswith(f"{key}=") for override in given):
+        found.append(f"{key}=1.0")
+    return found
 
 
 def at_once(hydra: Any, jobs: int | None) -> int:
-    """How many jobs run side by side on this machine, as far as the launcher's settings say. Raises UserError."""
+    """How many jobs run in parallel on this machine, according to the launcher's settings. Raises UserError."""
     launcher = str(hydra.launcher["_target_"])
     limit = jobs or available_cores()
     if "joblib" in launcher:
-        wanted = int(hydra.launcher.n_jobs)
-        if not wanted:
-            raise UserError("hydra.launcher.n_jobs=0 cannot be: it is the number of jobs at once, -1 for one per core")
-        return max(1, min(limit, wanted if wanted > 0 else available_cores() + 1 + wanted))
-    if launcher.endswith("submitit_launcher.LocalLauncher"):
-        return limit  # it starts them all
-    return 1
+        n_jobs = int(hydra.launcher.n_jobs)
+        require(n_jobs != 0, "hydra.launcher.n_jobs", n_jobs, "use the number of parallel jobs, or -1 for one per core")
+        return max(1, min(limit, n_jobs if n_jobs > 0 else available_cores() + 1 + n_jobs))
+    return limit if launcher.endswith("submitit_launcher.LocalLauncher") else 1  # it starts all jobs
 
 
 def in_process(hydra: Any) -> bool:
-    """Whether the launcher runs jobs in the process of the command."""
+    """Whether the launcher runs jobs in the command's process."""
     return str(hydra.launcher["_target_"]).endswith(".BasicLauncher")

@@ -1,4 +1,4 @@
-"""One job of a sweep: skipped if it was done before, marked if it fails, and never the end of the others."""
+"""One job of a sweep: skipped if it has finished before; if it fails, the other jobs still run."""
 
 from __future__ import annotations
 
@@ -18,69 +18,68 @@ from rich.markup import escape
 from runner.config.compose import register, settings, tracking_of
 from runner.config.schema import Tracking
 from runner.errors import UserError
-from runner.folder.lock import held, is_held
+from runner.folder.lock import is_locked, locked
 from runner.launch.elastic import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import run
-from runner.run.summary import FAILED, Role, in_a_line, note_failure, objective
-from runner.sweep.progress import line_of
-from runner.sweep.states import also_known_as, attempts, finished_run, note_start, read_summary
-from runner.sweep.sweep import Sweep, job_name, tags_of
+from runner.run.summary import FAILED, Role, note_failure, objective, one_line
+from runner.sweep.progress import sweep_progress
+from runner.sweep.sweep import Sweep, add_name, attempts, finished_run, job_name, read_summary, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
 from runner.track.secrets import masked
-from runner.track.tracker import build_tracker, store_of
+from runner.track.store import store_of
+from runner.track.tracker import build_tracker
 
 
 class JobInterrupted(Exception):
-    """A job in a process of its own was ended from outside."""
+    """A job in a separate process was ended from outside."""
 
 
 def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
-    """Run one job, in whatever process; its objective. Raises what went wrong, which Hydra keeps to itself."""
+    """Run one job, in any process; its objective. Raises the job's error, which Hydra raises after the last job."""
     register()
     handle_signals()
     if not sweep.in_process:
         start_forkserver()
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
-    folder = Path(hydra.runtime.output_dir)
     experiment: Experiment | None = None
-    trouble: Exception | None = None
+    invalid: Exception | None = None
     try:
         experiment = prepare(settings(cfg))
-        done = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
-        if done is not None:
-            also_known_as(done, job_name(overrides))
-            return objective(read_summary(done))
-    except Exception as error:  # noqa: BLE001 - raised again below, where the job has a folder to say it in
-        trouble = error
-    with _output(free_folder(folder), sweep) as (folder, console), held(folder):
+        finished = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
+        if finished is not None:
+            add_name(finished, job_name(overrides))
+            return objective(read_summary(finished))
+    except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
+        invalid = error
+    with _output(free_folder(Path(hydra.runtime.output_dir)), sweep) as (folder, console), locked(folder):
         varied = sweep.varied_by(overrides)
         shown = ", ".join(f"{key}={value}" for key, value in varied.items()) or "the job"
         started_at = time.time()
-        note_start(folder, job_name(overrides), shown, started_at)
+        write_job(folder, job_name(overrides), shown, started_at)
         console.rule(f"[bold]{escape(shown)}[/]")
-        console.print(line_of(sweep), style="dim")
+        console.print(sweep_progress(sweep), style="dim")
         role = Role(
-            tags=tags_of(sweep, varied),
+            tags={"sweep.id": sweep.id, **{f"varied.{key}": value for key, value in varied.items()}},
             varied=varied,
             parent_key=sweep.key,
             at_once=sweep.at_once,
-            progress=lambda: line_of(sweep),
+            progress=lambda: sweep_progress(sweep),
         )
         try:
             if experiment is None:
-                assert trouble is not None
-                raise trouble
-            _check_wanted(sweep, folder, job_name(overrides))
-            _announce(experiment, console)
+                assert invalid is not None
+                raise invalid
+            _check_not_obsolete(sweep, folder, job_name(overrides))
+            _print_setup(experiment, console)
             summary, _ = run(experiment, folder, started_at, console, role)
         except KeyboardInterrupt as error:
             if sweep.in_process:
                 raise
-            # Of a job elsewhere it is no more than one job that was ended; a launcher would take it for its own end.
+            # Only this job was interrupted; the launcher would end itself on a KeyboardInterrupt.
             raise JobInterrupted("the job was interrupted") from error
         except Exception as error:
             _mark_failed(error, folder, tracking_of(cfg), role, shown)
@@ -88,18 +87,18 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         return objective(summary)
 
 
-def _check_wanted(sweep: Sweep, folder: Path, name: str) -> None:
-    """Refuse a job that a launcher starts too late, or a second time. Raises UserError."""
-    if sweep.host == socket.gethostname() and not is_held(Path(sweep.folder)):
-        raise UserError("the sweep was ended before this job began")
+def _check_not_obsolete(sweep: Sweep, folder: Path, name: str) -> None:
+    """Refuse a job that a launcher starts after the sweep has ended, or a second time. Raises UserError."""
+    if sweep.host == socket.gethostname() and not is_locked(Path(sweep.folder)):
+        raise UserError("the sweep had ended before this job started")
     for state in attempts(Path(sweep.folder)):
-        if name in state.names and state.folder.resolve() != folder.resolve() and is_held(state.folder):
-            raise UserError(f"the job is running already, in {state.folder}")
+        if name in state.names and state.folder.resolve() != folder.resolve() and is_locked(state.folder):
+            raise UserError(f"the job is already running, in {state.folder}")
 
 
 @contextlib.contextmanager
 def _output(folder: Path, sweep: Sweep) -> Iterator[tuple[Path, Console]]:
-    """A job's folder, and where it says what it does: jobs that run side by side would mix up their lines."""
+    """A job's folder and console. Jobs in separate processes write to `console.log`: their lines would be mixed."""
     folder.mkdir(parents=True, exist_ok=True)
     if sweep.in_process:
         yield folder, Console(highlight=False)
@@ -109,7 +108,7 @@ def _output(folder: Path, sweep: Sweep) -> Iterator[tuple[Path, Console]]:
 
 
 def free_folder(folder: Path) -> Path:
-    """A folder for a job, or one beside it if something of an earlier attempt is in there."""
+    """`folder`, or with a number appended if it contains files of an earlier attempt."""
     free, number = folder, 1
     while free.exists() and any(free.iterdir()):
         number += 1
@@ -117,8 +116,8 @@ def free_folder(folder: Path) -> Path:
     return free
 
 
-def _announce(experiment: Experiment, console: Console) -> None:
-    """Say in a line what is run: many jobs follow each other."""
+def _print_setup(experiment: Experiment, console: Console) -> None:
+    """One line, where a single run prints tables."""
     if banner := experiment.placement.banner():
         console.print(banner)
     plan = experiment.plan
@@ -130,7 +129,7 @@ def _announce(experiment: Experiment, console: Console) -> None:
 
 
 def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role, name: str) -> None:
-    """Say it on the screen, in the job's folder, and in the tracking store even if no run was opened there."""
+    """Report the error on the terminal, in the job's folder, and in the tracking store even if it has no run yet."""
     note_failure(folder, error)
     if isinstance(error, (UserError, WorkerFailed)):
         errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -149,6 +148,6 @@ def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role,
         parent_key=role.parent_key,
     )
     tracker = build_tracker(tracking, card, folder)
-    tracker.tag("error", masked(in_a_line(error)))
+    tracker.tag("error", masked(one_line(error)))
     tracker.start()
     tracker.finish(FAILED)

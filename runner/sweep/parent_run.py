@@ -1,4 +1,4 @@
-"""The run in the tracking store under which the jobs of a sweep are found."""
+"""The run in the tracking store that is the parent of a sweep's jobs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from urllib.parse import quote, urlencode
 from runner.config.choices import Goal
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import UserError
-from runner.sweep.sweep import Sweep
+from runner.folder.lock import is_locked
+from runner.run.summary import FAILED, FINISHED, KILLED
+from runner.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
-from runner.track.delivery import Delivery
-from runner.track.mlflow_tracker import how_to_open, short
+from runner.track.delivery import Delivery, deliver
 from runner.track.secrets import masked
-from runner.track.tracker import store_of
+from runner.track.store import store_of
+from runner.track.tracker import error_summary, how_to_open
 
 
 def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...]) -> RunCard:
-    """The card of a sweep's parent run: the one that lies in its folder, or a new one; written there.
+    """The card of a sweep's parent run, from its folder or new; written there.
 
-    Raises UserError for a sweep that goes on with another store than before.
+    Raises UserError if a sweep is resumed with another store than before.
     """
     uri = store_of(tracking)
     store = None if uri is None else masked(uri)
@@ -31,40 +33,63 @@ def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...]) -> Ru
         card = RunCard.read(folder)
         if card.store != store:
             raise UserError(
-                f"the sweep {folder.name} was logged to {card.store or 'no store'}, and this command logs to "
-                f"{store or 'none'}: start it where it was started, or give tracking.uri=… (or tracking=none) as before"
+                f"the sweep {folder.name} was logged to {card.store or 'no store'}, but this command logs to "
+                f"{store or 'none'}: resume it from the same folder, with the same tracking.uri=… (or tracking=none)"
             )
-        return card.changed(folder, run_name=name, tags=tags)
+        return card.update(folder, run_name=name, tags=tags)
     card = RunCard(experiment=tracking.experiment, run_name=name, params={}, tags=tags, store=store)
     card.write(folder)
     return card
 
 
 class ParentRun:
-    """A sweep's run in MLflow, opened before the first job and closed after the last."""
+    """A sweep's run in MLflow, opened before the first job and closed after the last one."""
 
     def __init__(self, card: RunCard, sweep: Sweep, uri: str) -> None:
-        # A sweep that goes on has a run, even where the store took it and could not say so.
+        # `resumed`: the run of an earlier command is found by its key even if its id was never received.
         self._delivery = Delivery(card, Path(sweep.folder), uri, resumed=True)
         self._sweep = sweep
         self._uri = uri
 
     def open(self) -> str:
-        """The run's id. Raises UserError if the store takes nothing, before any job has begun."""
+        """The run's id. Raises UserError if the store fails, before any job has started."""
         try:
             self._delivery.open()
             self._delivery.reopen()
         except Exception as error:
             raise UserError(
-                f"tracking.uri={masked(self._uri)} does not take the sweep's parent run ({short(error)}): "
-                "mend the store, or use tracking=none"
+                f"tracking.uri={masked(self._uri)} does not accept the sweep's parent run ({error_summary(error)}): "
+                "repair the store, or use tracking=none"
             ) from error
         assert self._delivery.run_id is not None
         return self._delivery.run_id
 
+    def close(self, status: str) -> None:
+        """Record how the sweep ended, in its folder first, and send it. Raises any error of the store.
+
+        `status`: of the command; a sweep that ran to its end is FAILED unless all jobs finished.
+        """
+        states = self._sweep.states()
+        counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
+        missing = len(self._sweep.jobs or ()) > len(states)
+        if status == FINISHED and (counts[FINISHED] < len(states) or missing):
+            status = FAILED
+        tags = {f"sweep.{name.lower()}": str(count) for name, count in counts.items()}
+        self._delivery.mark_ended(status, {"sweep.jobs": str(sum(counts.values())), **tags})
+        self._delivery.close()
+        self._close_killed_jobs()
+
+    def _close_killed_jobs(self) -> None:
+        """Send the end of jobs whose process was killed before it had sent it."""
+        for state in attempts(Path(self._sweep.folder)):
+            if (state.folder / CARD_FILE).exists() and not is_locked(state.folder):
+                card = RunCard.read(state.folder)
+                if card.store == masked(self._uri) and card.status is not None and not card.delivered:
+                    deliver(state.folder, self._uri)
+
     def how_to_open(self, evaluation: Evaluation) -> Sequence[str]:
-        """Lines that say how to see all jobs side by side in MLflow's charts, the best first."""
-        # Sorted by anything but their date runs are not nested, and so all drawn; the parent has no parameters.
+        """Lines that say how to open all jobs in MLflow's charts, the best first."""
+        # MLflow nests runs, and hides the nested ones, only if they are sorted by date. The parent has no parameters.
         query = {
             "compareRunsMode": "CHART",
             "searchFilter": f"tags.\"sweep.id\" = '{self._sweep.id}' and params.seed != ''",
@@ -73,12 +98,3 @@ class ParentRun:
         }
         page = f"experiments/{self._delivery.experiment_id}/runs?{urlencode(query, quote_via=quote)}"
         return how_to_open(self._uri, page)
-
-    def settle(self, status: str, counts: dict[str, int]) -> None:
-        """Note what became of the jobs, in the sweep's folder first. `counts`: jobs by status."""
-        tags = {f"sweep.{name.lower()}": str(count) for name, count in counts.items()}
-        self._delivery.settle(status, {"sweep.jobs": str(sum(counts.values())), **tags})
-
-    def close(self) -> None:
-        """Tell the store. Raises what it is in trouble with."""
-        self._delivery.close()

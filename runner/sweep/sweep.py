@@ -1,30 +1,37 @@
-"""A sweep as each of its jobs knows it, in whatever process or machine the job runs."""
+"""A sweep and its jobs, as files: `sweep.json`, one `job.json` per attempt at a job, and each job's `summary.json`.
+
+Nothing else is shared between the command and its jobs, so it is the same under every Hydra launcher.
+"""
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runner.config.plain import to_plain
 from runner.folder.files import write_json
+from runner.folder.metrics_log import MetricsReader
+from runner.run.summary import FINISHED
 from runner.track.secrets import without_credentials
 
-FILE_NAME = "sweep.json"
+FILE_NAME, JOB_FILE = "sweep.json", "job.json"
+#: The status of a job without a `summary.json`.
+RUNNING = "RUNNING"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What the jobs of one command have in common; plain data, since launchers send it to other processes.
+    """What the jobs of one command share. Launchers pickle it, to files as well, so it holds no secrets.
 
-    Launchers keep it in files, too, so nothing in it may be secret: where to log a job finds in its own settings.
-
-    `folder`: holds the jobs' folders; its name is the sweep's id. `command`: the overrides. `varied`: the settings that
-    differ between jobs. `jobs`: every job by name, None where a sweeper decides as it goes; `total`: how many, None if
-    that is not known. `at_once`: how many run side by side on this machine. `in_process`: whether they run in the
-    command's own process. `key`: of the sweep's card in the tracking store, None if it is not tracked. `started_at`:
-    seconds since the epoch. `host`: where the command runs.
+    `folder`: contains the jobs' folders; its name is the sweep's id. `command`: the overrides. `varied`: the settings
+    that differ between jobs. `jobs`: their names, None if an optimizing sweeper chooses them; `total`: their number,
+    None if unknown. `at_once`: how many run in parallel on this machine. `in_process`: whether they run in the
+    command's process. `key`: of the parent run's card, None if the sweep is not tracked. `started_at`: seconds since
+    the epoch. `host`: where the command runs.
     """
 
     folder: str
@@ -43,21 +50,112 @@ class Sweep:
         return Path(self.folder).name
 
     def write(self) -> None:
-        """Leave `sweep.json` in the sweep's folder."""
-        content = {"id": self.id, **to_plain(self)}
-        write_json(Path(self.folder, FILE_NAME), without_credentials(content))
+        """Write `sweep.json`."""
+        write_json(Path(self.folder, FILE_NAME), without_credentials({"id": self.id, **to_plain(self)}))
 
     def varied_by(self, overrides: Sequence[str]) -> dict[str, str]:
-        """What a job with these overrides has as its own, among the settings that vary."""
+        """A job's values of the settings that vary."""
         pairs = (override.lstrip("+").partition("=") for override in overrides)
         return {key: value for key, _, value in pairs if key in self.varied}
 
+    def states(self) -> list[JobState]:
+        """The current state of each job that has started."""
+        return latest(attempts(Path(self.folder)), self.jobs)
+
 
 def job_name(overrides: Sequence[str]) -> str:
-    """A job by what it overrides, in whatever order that was typed."""
+    """A job's name: its overrides, in an order that does not depend on the command line."""
     return " ".join(sorted(overrides))
 
 
-def tags_of(sweep: Sweep, varied: Mapping[str, str]) -> dict[str, str]:
-    """The tags by which a store's user finds the jobs of a sweep, and what is special about each."""
-    return {"sweep.id": sweep.id, **{f"varied.{key}": value for key, value in varied.items()}}
+@dataclass(frozen=True)
+class JobState:
+    """One attempt at a job.
+
+    `names`: its overrides; several if different overrides mean the same settings. `shown`: the settings that vary.
+    `started_at`: seconds since the epoch. `wall_s`, `error`, `user_error`: once it has ended.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    shown: str
+    started_at: float
+    status: str
+    wall_s: float | None = None
+    error: str | None = None
+    user_error: bool = False
+
+    @property
+    def share_done(self) -> float:
+        """The share of its optimizer steps that the job has done, from 0 to 1."""
+        if self.status != RUNNING:
+            return 1.0
+        steps = [metric.step for metric in MetricsReader(self.folder).read() if metric.key == "train/loss"]
+        plan = self.folder / "plan.json"
+        return steps[-1] / max(1, int(json.loads(plan.read_text())["optimizer_steps"])) if steps else 0.0
+
+
+def write_job(folder: Path, name: str, shown: str, started_at: float) -> None:
+    """Write `job.json`, which makes a folder an attempt at a job."""
+    write_json(folder / JOB_FILE, {"names": [name], "shown": shown, "started_at": started_at})
+
+
+def add_name(folder: Path, name: str) -> None:
+    """Add a name to a finished job: other overrides that mean the same settings."""
+    content = json.loads((folder / JOB_FILE).read_text())
+    if name not in content["names"]:
+        write_json(folder / JOB_FILE, {**content, "names": [*content["names"], name]})
+
+
+def attempts(sweep_folder: Path) -> list[JobState]:
+    """Every attempt at every job, the oldest first."""
+    found = []
+    for path in sweep_folder.rglob(JOB_FILE):
+        if content := _read(path):
+            summary = read_summary(path.parent)
+            state = JobState(
+                folder=path.parent,
+                names=tuple(content["names"]),
+                shown=content["shown"],
+                started_at=content["started_at"],
+                status=summary.get("status", RUNNING),
+                wall_s=summary.get("wall_s"),
+                error=summary.get("error"),
+                user_error=bool(summary.get("user_error")),
+            )
+            found.append(state)
+    return sorted(found, key=lambda state: state.started_at)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A run's `summary.json`, empty if it is missing or invalid."""
+    return _read(folder / "summary.json")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # a machine that crashes may leave an empty file
+        return {}
+    return content
+
+
+def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobState]:
+    """For each job the attempt that finished, or else the last one. `jobs`: names to consider, None for all."""
+    by_name: dict[str, JobState] = {}
+    for state in found:
+        for name in state.names:
+            wanted = jobs is None or name in jobs
+            if wanted and (name not in by_name or by_name[name].status != FINISHED):
+                by_name[name] = state
+    return list(by_name.values())
+
+
+def finished_run(sweep_folder: Path, setup_digest: str, seed: int) -> Path | None:
+    """The folder of a finished job with exactly these settings and data."""
+    for state in attempts(sweep_folder):
+        if state.status == FINISHED:
+            summary = read_summary(state.folder)
+            if (summary.get("setup_digest"), summary.get("seed")) == (setup_digest, seed):
+                return state.folder
+    return None

@@ -56,7 +56,7 @@ def _local(
         moments = Moments(optimizer, [p for p in model.parameters() if p.requires_grad])
     updates = CollectedUpdates if sync.policy is SyncPolicyName.accumulated else MovingUpdates
     return LocalPhases(
-        model, buffers, backend, sync.compress, steps.due, _rule(sync), updates, sync.steps_travelled, moments
+        model, buffers, backend, sync.compress, steps.due, _rule(sync), updates, sync.delay_steps, moments
     )
 
 

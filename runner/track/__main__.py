@@ -1,4 +1,4 @@
-"""`python -m runner.track`: show MLflow's pages of the runs, or upload what a store has missed."""
+"""`python -m runner.track`: show MLflow's pages, or upload what a store does not have."""
 
 from __future__ import annotations
 

@@ -1,37 +1,42 @@
-"""What a tracking store is told about a run, beside its metrics and files; kept in the run's folder as well."""
+"""What is logged about a run besides its metrics and files: name, params, tags, data set. Kept in `tracking.json`."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import getpass
 import json
+import os
+import subprocess
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
-from runner.plan.experiment import Experiment
-from runner.plan.sync_words import sync_name
-from runner.track.commit import git_commit
+from runner.plan.describe_sync import sync_name
 from runner.track.secrets import masked
+from runner.track.store import store_of
+
+if TYPE_CHECKING:  # it imports torch
+    from runner.plan.experiment import Experiment
 
 FILE_NAME = "tracking.json"
-#: The tag by which a run is found again when the store's answer to making it was lost.
+#: The tag by which a run is found again if the store created it and the response was lost.
 KEY_TAG = "runner.key"
 
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run as a tracking store will show it, and how far it has got there.
+    """A run as the tracking store shows it, and how much of it has been delivered. The fields are the file's keys.
 
-    `key`: unique. `parent_key`: the key of the sweep's card. `store`: the tracking URI, credentials masked, or None for
-    a run that was logged nowhere. `into_run`: the id of a run that was there before (MLFLOW_RUN_ID). `started`,
-    `ended`: milliseconds since the epoch. `last_tags`: set or changed by the end of the run. `run_id`: once the store
-    has given one. `delivered`: whether the store has everything.
+    `key`: unique. `parent_key`: the key of the sweep's card. `store`: the tracking URI, credentials masked, or None if
+    the run is not tracked. `into_run`: the id of an existing run to log into (MLFLOW_RUN_ID). `started`, `ended`:
+    milliseconds since the epoch. `last_tags`: tags set or changed at the end of the run. `run_id`: the store's id, once
+    known. `delivered`: whether the store has everything.
     """
 
     experiment: str
@@ -51,31 +56,47 @@ class RunCard:
     run_id: str | None = None
     delivered: bool = False
 
-    def changed(self, folder: Path, **changes: Any) -> RunCard:
-        """This card with other values, written to the run's folder."""
+    def write(self, folder: Path) -> None:
+        write_json(folder / FILE_NAME, dataclasses.asdict(self))
+
+    def update(self, folder: Path, **changes: Any) -> RunCard:
+        """A copy with these values changed, written to the run's folder."""
         card = dataclasses.replace(self, **changes)
         card.write(folder)
         return card
 
-    def write(self, folder: Path) -> None:
-        write_json(folder / FILE_NAME, dataclasses.asdict(self))
+    def mark_ended(self, folder: Path, status: str, tags: Mapping[str, str] | None = None) -> RunCard:
+        """The same for a run that ends now. `tags`: set or changed at its end."""
+        return self.update(folder, status=status, last_tags=dict(tags or {}), ended=int(time.time() * 1000))
 
     @staticmethod
     def read(folder: Path) -> RunCard:
-        """The card in a folder. Raises UserError for a file that is not there or holds no card."""
+        """The card in a folder. Raises UserError if the file is missing or invalid."""
         try:
             return RunCard(**json.loads((folder / FILE_NAME).read_text(encoding="utf-8")))
         except (OSError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / FILE_NAME} cannot be read as a run's card ({first_line(error)})") from error
+            raise UserError(f"{folder / FILE_NAME} is not a valid {FILE_NAME} ({first_line(error)})") from error
 
 
-def ending(status: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """What changes on the card of a run that ends now. `tags`: set or changed by its end."""
-    return {"status": status, "last_tags": dict(tags), "ended": int(time.time() * 1000)}
+def card_of(experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None) -> RunCard:
+    """The card of a new run. `tags`: in addition to those of every run; `parent_key`: of the sweep it belongs to."""
+    tracking = experiment.config.tracking
+    store = store_of(tracking)
+    return RunCard(
+        experiment=tracking.experiment,
+        run_name=tracking.run_name or experiment.setup_name,
+        params={name: str(value) for name, value in run_params(experiment).items()},
+        tags={**run_tags(experiment), **tags},
+        store=None if store is None else masked(store),
+        dataset=_dataset(experiment),
+        parent_key=parent_key,
+        into_run=os.environ.get("MLFLOW_RUN_ID") if store is not None else None,
+        log_model=tracking.log_model,
+    )
 
 
 def run_params(experiment: Experiment) -> dict[str, Any]:
-    """The resolved setup, few and flat, so that what differs between two runs stands out."""
+    """The resolved setup: few, flat values, so that MLflow's comparison page shows the differences."""
     config, plan = experiment.config, experiment.plan
     return {
         "recipe": config.recipe["name"],
@@ -102,26 +123,15 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
 
 
 def _model_name(recipe: Mapping[str, Any]) -> str:
-    """What the recipe calls its model: a name or folder, or else the class that builds it."""
+    """The model's name or path, or else the class that builds it."""
     model = recipe.get("model")
     if not isinstance(model, Mapping):
         return str(model or recipe["_target_"])
     return str(model.get("name") or model.get("_target_"))
 
 
-def user_tags() -> dict[str, str]:
-    """Who ran this, with what program, of which commit; what can be known of it."""
-    tags = {"mlflow.source.name": "python -m runner", "mlflow.source.type": "LOCAL"}
-    if commit := git_commit():
-        tags["mlflow.source.git.commit"] = commit
-    try:
-        return {"mlflow.user": getpass.getuser(), **tags}
-    except (KeyError, OSError):  # a container's user may have no name
-        return tags
-
-
 def run_tags(experiment: Experiment) -> dict[str, str]:
-    """What one filters runs by."""
+    """Tags for filtering runs."""
     placement = experiment.placement
     return {
         **user_tags(),
@@ -136,8 +146,33 @@ def run_tags(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def dataset_of(experiment: Experiment) -> dict[str, str]:
-    """The training data, as MLflow's page of a run names them."""
+def user_tags() -> dict[str, str]:
+    """MLflow's own tags for user, program and commit, as far as they are known.
+
+    MLflow's context providers would give the same, but importing MLflow here would delay the first step by seconds.
+    """
+    tags = {"mlflow.source.name": "python -m runner", "mlflow.source.type": "LOCAL"}
+    if commit := git_commit():
+        tags["mlflow.source.git.commit"] = commit
+    try:
+        return {"mlflow.user": getpass.getuser(), **tags}
+    except (KeyError, OSError):  # a container's user may have no name
+        return tags
+
+
+@functools.lru_cache(maxsize=1)
+def git_commit() -> str | None:
+    """The commit of the repository that contains the runner, or None outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _dataset(experiment: Experiment) -> dict[str, str]:
+    """The training data in the form of MLflow's `Dataset` entity."""
     facts = experiment.facts
     profile: dict[str, int | None] = {"train_samples": facts.train_samples, "eval_samples": facts.eval_samples}
     if facts.groups is not None:

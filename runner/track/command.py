@@ -1,4 +1,4 @@
-"""`python -m runner.track`: look at what MLflow has (`ui`), and bring to it what it has not taken (`sync`)."""
+"""`python -m runner.track`: `ui` serves MLflow's pages, `sync` sends to a store what it does not have."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from runner.config.arguments import ArgumentParser
 from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
 from runner.errors import UserError
-from runner.folder.lock import is_held
-from runner.track.preflight import check_tracking
+from runner.folder.lock import is_locked
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard
+from runner.track.delivery import deliver
 from runner.track.secrets import masked
-from runner.track.store import default_store
-from runner.track.upload import deliver, runs_below, store_and_runs
+from runner.track.store import check_tracking, database_of, store_of
 
 
 def track(arguments: Sequence[str], console: Console) -> int:
     """Run the command with these arguments; the exit code. Raises UserError."""
     options = _parser().parse_args(arguments)
-    action = {"sync": _sync, "ui": _ui}[options.command]
-    return action(options, console)
+    return _sync(options, console) if options.command == "sync" else _ui(options, console)
 
 
 def _sync(options: Namespace, console: Console) -> int:
-    troubled = 0
+    failed = 0
     given = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folders = {folder: store_and_runs(folder, given) for folder in map(Path, options.folders)}
     for uri in {uri for uri, _ in folders.values()}:
@@ -38,55 +38,98 @@ def _sync(options: Namespace, console: Console) -> int:
     for folder, (uri, runs) in folders.items():
         for run in runs:
             try:
-                done = deliver(run, uri, "KILLED" if options.killed and not is_held(run) else None)
-            except Exception as error:  # noqa: BLE001 - database, network, disk: the other runs may still arrive
-                troubled += 1
+                card = deliver(run, uri, "KILLED" if options.killed and not is_locked(run) else None)
+            except Exception as error:  # noqa: BLE001 - database, network, disk: continue with the other runs
+                failed += 1
                 console.print(f"{run}  not delivered: {masked(str(error))}", style="red", soft_wrap=True, markup=False)
                 continue
-            state = "delivered" if done.closed else "delivered as far as it is; it has not ended (--killed if it was)"
-            console.print(f"{run}  →  {done.run_id}  {state}", soft_wrap=True, markup=False)
-        if left_out := len(runs_below(folder)) - len(runs):
-            console.print(
-                f"{left_out} runs below {folder} were logged to no store: --tracking-uri would bring them, too"
-            )
-    return 1 if troubled else 0
+            state = "delivered" if card.status else "delivered so far; it has not ended (if it was killed: --killed)"
+            console.print(f"{run}  →  {card.run_id}  {state}", soft_wrap=True, markup=False)
+        if skipped := len(runs_below(folder)) - len(runs):
+            console.print(f"{skipped} runs below {folder} were not tracked: --tracking-uri would upload them, too")
+    return 1 if failed else 0
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folders of all runs in a folder, itself included; a sweep comes before its jobs. Raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: give the folder of a run or a sweep, or one that contains them")
+    found = sorted((path.parent for path in folder.rglob(CARD_FILE)), key=lambda path: (len(path.parts), path))
+    if not found:
+        raise UserError(f"{folder} contains no run: there is no {CARD_FILE} in it")
+    return found
+
+
+def store_and_runs(folder: Path, given: str | None) -> tuple[str, list[Path]]:
+    """The store that the runs below a folder were logged to, and these runs; all of them if a store is given.
+
+    Runs of `tracking=none` are sent to a given store only. Raises UserError.
+    """
+    runs = runs_below(folder)
+    if given:
+        return given, runs
+    stores: dict[Path, str | None] = {}
+    invalid = []
+    for run in runs:
+        try:
+            stores[run] = RunCard.read(run).store
+        except UserError as error:
+            invalid.append(error)
+    if not stores:
+        raise invalid[0]
+    tracked = {run: store for run, store in stores.items() if store is not None}
+    fix = "choose a store with --tracking-uri or MLFLOW_TRACKING_URI"
+    if not tracked:
+        raise UserError(f"{folder} was not tracked: {fix}")
+    if len(set(tracked.values())) > 1:
+        raise UserError(f"{folder} contains runs of several stores: {fix}")
+    store = next(iter(tracked.values()))
+    database = database_of(store)
+    if database is not None and not database.exists():
+        raise UserError(f"{folder} was logged to {store}, which does not exist: {fix}")
+    if "***@" in store or "=***" in store:
+        raise UserError(f"{folder} was logged to {store}, and credentials are not kept in its folder: {fix}")
+    return store, [run for run in runs if run in tracked or run not in stores]
 
 
 def _ui(options: Namespace, console: Console) -> int:
-    uri = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or default_store(Path.cwd())
+    tracking = Tracking(TrackerName.mlflow, options.tracking_uri)
+    uri = store_of(tracking)
+    assert uri is not None
     if uri.startswith(("http://", "https://")):
-        raise UserError(f"{masked(uri)} is a server, which has its own pages: open it in a browser")
-    check_tracking(Tracking(TrackerName.mlflow, uri))
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        raise UserError(f"there is no {uri.removeprefix('sqlite:///')}: run something first, or give --tracking-uri")
+        raise UserError(f"{masked(uri)} is a server: open it in a browser")
+    check_tracking(tracking)
+    database = database_of(uri)
+    if database is not None and not database.exists():
+        raise UserError(f"{database} does not exist: start a run first, or give --tracking-uri")
     _check_port(options.port)
     console.print(f"MLflow: http://127.0.0.1:{options.port}  (Ctrl-C ends it)", highlight=False)
     sys.stdout.flush()
-    # One user on one machine: one worker process is up sooner than the default of four, and enough.
+    # One server process is enough for one user, and starts sooner than the default of four.
     where = ["--host", "127.0.0.1", "--port", str(options.port)]
     command = [sys.executable, "-m", "mlflow", "ui", *where, "--workers", "1"]
-    # Not on the command line, which every user of the machine can read: the address may hold a password.
+    # Not on the command line, which every user of the machine can read: the URI may hold a password.
     os.execve(sys.executable, command, {**os.environ, "MLFLOW_BACKEND_STORE_URI": uri})
 
 
 def _check_port(port: int) -> None:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
-            raise UserError(f"--port={port} cannot be used ({error}): give another one") from error
+            raise UserError(f"--port={port} cannot be used ({error}): choose another port") from error
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m runner.track", description="MLflow beside the runs themselves.")
+    parser = ArgumentParser(prog="python -m runner.track", description="Open MLflow, or upload what it does not have.")
     commands = parser.add_subparsers(dest="command", required=True)
     sync = commands.add_parser(
         "sync", help="send metrics, files and status that are missing; nothing is sent twice", allow_abbrev=False
     )
-    sync.add_argument("folders", nargs="+", metavar="FOLDER", help="a run's folder, a sweep's, or one that holds them")
-    sync.add_argument("--tracking-uri", help="the store; without it the one that the runs were logged to")
-    sync.add_argument("--killed", action="store_true", help="close runs that never ended, as KILLED")
+    sync.add_argument("folders", nargs="+", metavar="FOLDER", help="of a run or a sweep, or one that contains them")
+    sync.add_argument("--tracking-uri", help="the store (default: the one that the runs were logged to)")
+    sync.add_argument("--killed", action="store_true", help="close runs that never ended as KILLED")
     ui = commands.add_parser("ui", help="serve MLflow's pages of these runs on this machine only", allow_abbrev=False)
     ui.add_argument("--tracking-uri", help="the store (default: outputs/mlflow.db below this folder)")
     ui.add_argument("--port", type=int, default=5000)

@@ -1,128 +1,146 @@
-"""One run's way into MLflow: the same calls while it trains, when the store was away, and long after."""
+"""Sends one run to MLflow: while it trains, after the store was down, or long after the run has ended."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.errors import UserError
+from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import KEY_TAG, RunCard, ending
-from runner.track.store import experiment_in
+from runner.track.card import KEY_TAG, RunCard
+from runner.track.store import database_of
 
-# MLflow would repeat a request whose answer was lost without asking whether it was taken, and make a second run; what
-# is to be repeated is decided here. Set before its import.
+# Set before MLflow is imported. MLflow would repeat a request whose response was lost without asking whether it was
+# processed, and so create a second run; retries are decided here.
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-# Making a new store is no news.
+# No messages about the creation of a new store.
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
-#: MLflow takes at most this many metrics in one request.
+#: MLflow accepts at most this many metrics in one request.
 _BATCH = 1000
 
 
 class Delivery:
-    """Brings a run's card, metrics and files into a store. Every call may fail and be made again.
+    """Sends a run's card, metrics and files to a store. Every call may fail and may be repeated.
 
-    What the store has taken without being able to say so is not sent a second time: a run is looked for by its key
-    before one is made, and after a failure the metrics that arrived are asked for.
+    Exactly once: a run is looked up by its key before it is created, and after a failed request the store is asked
+    which metrics it already has.
     """
 
     def __init__(self, card: RunCard, folder: Path, uri: str, *, resumed: bool = False) -> None:
-        """`resumed`: an earlier process may have delivered some of it."""
+        """`resumed`: an earlier process may have delivered a part."""
         self.card = card
-        self._card_lock = threading.Lock()  # how a run ended is noted while a request may hang in another thread
+        self._card_lock = threading.Lock()  # the run's end is recorded while a request may hang in another thread
         self._folder = folder
         self._uri = uri
         self._reader = MetricsReader(folder)
         self._unsent: list[Metric] = []
-        self._in_doubt = self._may_exist = resumed
+        self._ask_first = self._may_exist = resumed
         self._client: Any = None
         self.experiment_id: str | None = None
         self.run_id: str | None = None
 
     def open(self) -> None:
-        """Make the run, or find it, and tell the store what is on its card."""
+        """Create or find the run, and log what is on its card. Raises UserError for a deleted experiment."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
         from mlflow.tracking import MlflowClient
 
-        if self._uri.startswith("sqlite:///"):
-            Path(self._uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        if (database := database_of(self._uri)) is not None:
+            database.parent.mkdir(parents=True, exist_ok=True)
         self._client = MlflowClient(self._uri)
-        run = self._run()
+        run = self._client.get_run(self.card.into_run) if self.card.into_run is not None else self._find_or_create()
         run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
         params = [Param(name, value) for name, value in self.card.params.items()]
-        tags = [RunTag(name, value) for name, value in {**self.card.tags, **self._parent()}.items()]
+        tags = [RunTag(name, value) for name, value in {**self.card.tags, **self._parent_tag()}.items()]
         self._client.log_batch(run_id, params=params, tags=tags)
         if self.card.dataset is not None:
             dataset = Dataset(source_type="local", **self.card.dataset)
             training = InputTag("mlflow.data.context", "training")
             self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[training])])
         if self.card.run_id != run_id:
-            self._note(run_id=run_id)
+            self._update_card(run_id=run_id)
         self.run_id = run_id
 
-    def _run(self) -> Any:
-        if self.card.into_run is not None:
-            return self._client.get_run(self.card.into_run)
-        experiment_id = self.experiment_id or experiment_in(self._client, self.card.experiment, self._uri)
-        self.experiment_id = experiment_id
-        found = self._with_key(self.card.key) if self._may_exist else None
+    def _find_or_create(self) -> Any:
+        self.experiment_id = self.experiment_id or self._find_or_create_experiment()
+        found = self._find(self.card.key) if self._may_exist else None
         self._may_exist = True
         return found or self._client.create_run(
-            experiment_id, start_time=self.card.started, run_name=self.card.run_name, tags={KEY_TAG: self.card.key}
+            self.experiment_id, start_time=self.card.started, run_name=self.card.run_name, tags={KEY_TAG: self.card.key}
         )
 
-    def _with_key(self, key: str) -> Any:
+    def _find_or_create_experiment(self) -> str:
+        name = self.card.experiment
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            database = database_of(self._uri)
+            experiment_id: str = self._client.create_experiment(
+                name,
+                # Next to a SQLite store; MLflow would put them below the current folder.
+                artifact_location=None if database is None else (database.absolute().parent / "mlartifacts").as_uri(),
+                # Without this tag MLflow's page shows charts for agents instead of training.
+                tags={"mlflow.experimentKind": "custom_model_development"},
+            )
+            return experiment_id
+        if experiment.lifecycle_stage == "deleted":
+            raise UserError(f"the experiment '{name}' was deleted: restore it in MLflow, or set tracking.experiment=…")
+        return str(experiment.experiment_id)
+
+    def _find(self, key: str) -> Any:
         runs = self._client.search_runs([self.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{key}'")
         return runs[0] if runs else None
 
-    def _parent(self) -> dict[str, str]:
-        # By its key: a store to which a sweep is brought later has ids of its own.
-        parent = self._with_key(self.card.parent_key) if self.card.parent_key is not None else None
+    def _parent_tag(self) -> dict[str, str]:
+        # Looked up by key: ids differ between stores.
+        parent = self._find(self.card.parent_key) if self.card.parent_key is not None else None
         return {} if parent is None else {"mlflow.parentRunId": parent.info.run_id}
 
-    def ship(self) -> None:
-        """Send the metrics that have been logged since the last call."""
+    def send_metrics(self) -> None:
+        """Send the metrics that were logged since the last call."""
         from mlflow.entities import Metric as MlflowMetric
 
         self._unsent += self._reader.read()
-        if self._unsent and self._in_doubt:
-            taken = self._taken({metric.key for metric in self._unsent})
-            self._unsent = [m for m in self._unsent if (m.key, m.step, m.timestamp) not in taken]
+        if self._unsent and self._ask_first:
+            stored = self._stored({metric.key for metric in self._unsent})
+            self._unsent = [m for m in self._unsent if (m.key, m.step, m.timestamp) not in stored]
         while self._unsent:
             part = self._unsent[:_BATCH]
-            self._in_doubt = True  # until the store has said that it took them
+            self._ask_first = True  # until the store has confirmed this request
             metrics = [MlflowMetric(m.key, m.value, m.timestamp, m.step) for m in part]
             self._client.log_batch(self.run_id, metrics=metrics)
             self._unsent = self._unsent[len(part) :]
-        self._in_doubt = False
+        self._ask_first = False
 
-    def _taken(self, keys: set[str]) -> set[tuple[str, int, int]]:
-        """Which values of these metrics the store has."""
+    def _stored(self, keys: set[str]) -> set[tuple[str, int, int]]:
+        """Key, step and timestamp of every value of these metrics in the store."""
         history = (metric for key in keys for metric in self._client.get_metric_history(self.run_id, key))
         return {(metric.key, metric.step, metric.timestamp) for metric in history}
 
     def reopen(self) -> None:
-        """Let a run that has ended go on."""
+        """Set a run that has ended back to RUNNING."""
         if self.card.status is not None:
-            self._note(status=None, ended=None, delivered=False)
+            self._update_card(status=None, ended=None, delivered=False)
             self._client.update_run(self.run_id, status="RUNNING", name=self.card.run_name)
 
-    def settle(self, status: str, tags: Mapping[str, str]) -> None:
-        """Note how the run ended, on its card first: the store may be away."""
-        self._note(**ending(status, tags))
-
-    def _note(self, **changes: Any) -> None:
+    def mark_ended(self, status: str, tags: Mapping[str, str]) -> None:
+        """Record the run's status on its card; `close` sends it. No request is made: the store may be down."""
         with self._card_lock:
-            self.card = self.card.changed(self._folder, **changes)
+            self.card = self.card.mark_ended(self._folder, status, tags)
+
+    def _update_card(self, **changes: Any) -> None:
+        with self._card_lock:
+            self.card = self.card.update(self._folder, **changes)
 
     def close(self) -> None:
-        """Bring the files, the tags that the end of the run has changed, and its status."""
+        """Send the files, the tags set at the end of the run, and its status."""
         for path in sorted(self._folder.iterdir()):
             if path.is_file() and path.name != CARD_FILE and not path.name.startswith("."):
                 self._client.log_artifact(self.run_id, str(path))
@@ -130,6 +148,26 @@ class Delivery:
             self._client.set_tag(self.run_id, name, value)
         self._client.set_terminated(self.run_id, status=self.card.status, end_time=self.card.ended)
         model = self._folder / "model"
-        if self.card.log_model and model.is_dir():  # last: it may take long, and the run is over
+        if self.card.log_model and model.is_dir():  # last: it may take long, and the run has ended
             self._client.log_artifacts(self.run_id, str(model), "model")
-        self._note(delivered=True)
+        self._update_card(delivered=True)
+
+
+def deliver(folder: Path, uri: str, status: str | None = None) -> RunCard:
+    """Send what the store does not have of the run in `folder`, and close the run if it has ended; the updated card.
+
+    `status`: how the run ended if its process was killed and could not record it.
+    """
+    delivery = Delivery(RunCard.read(folder), folder, uri, resumed=True)
+    delivery.open()
+    summary_file = folder / "summary.json"
+    if summary_file.exists():
+        summary = json.loads(summary_file.read_text())
+        if "mlflow_run_id" in summary and not summary["mlflow_run_id"]:  # it was not known at the end of the run
+            write_json(summary_file, {**summary, "mlflow_run_id": delivery.run_id})
+    delivery.send_metrics()
+    if delivery.card.status is None and status is not None:
+        delivery.mark_ended(status, {})
+    if delivery.card.status is not None:
+        delivery.close()
+    return delivery.card

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# A password may hold an @ of its own, or a slash: the last @ ends the user part.
-_USERINFO = re.compile(r"(\w[\w+.-]*://)(?:[^\s/:@]+:\S*|[^\s/]*)@")
+# `user:password@` up to the last @ of the line, since a password may hold an @, a slash or a blank; but not beyond the
+# next URL, and not from a port. Or a user name or token alone.
+_USERINFO = re.compile(r"(\w[\w+.-]*://)(?:[^\s/:@]+:(?!\d{1,5}(?:\s|$))(?:(?!\w[\w+.-]*://).)*|[^\s/]*)@")
 _QUERY = re.compile(r"([?&][^=&\s]*(?:password|secret|token|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
 _SECRET_KEY = re.compile(
     r"(^|_)(passw(or)?d|secret|credential|(api|access|private|secret)_?key|(auth|access|api|hf|bearer)_token)s?$|^tokens?$",
@@ -16,17 +17,17 @@ _SECRET_KEY = re.compile(
 
 
 def masked(text: str) -> str:
-    """`text` with stars for the user part of every URL and for secrets in its query."""
+    """`text` with `***` for the user part of every URL and for secrets in its query."""
     return _QUERY.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
 
 
 def names_a_secret(key: str) -> bool:
-    """Whether a setting of this name holds one, such as `api_key`."""
+    """Whether a setting of this name holds a secret, such as `api_key`."""
     return _SECRET_KEY.search(key) is not None
 
 
 def without_credentials(value: Any) -> Any:
-    """Plain data with credentials masked: in URLs, and under keys that name a secret."""
+    """A copy of JSON-like data with credentials masked: in URLs, and under keys that name a secret."""
     if isinstance(value, Mapping):
         return {
             key: "***" if names_a_secret(str(key)) and item is not None else without_credentials(item)

@@ -1,98 +1,135 @@
-"""The tracker that the parent of a run holds: MLflow, or none."""
+"""The tracker of one run, held by its parent process: a thread sends `metrics.jsonl` to MLflow while workers train."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from runner.config.choices import TrackerName
+from rich.console import Console
+
 from runner.config.schema import Tracking
-from runner.plan.experiment import Experiment
-from runner.track.card import RunCard, dataset_of, ending, run_params, run_tags
+from runner.track.card import RunCard
+from runner.track.delivery import Delivery
 from runner.track.secrets import masked
-from runner.track.store import default_store
+from runner.track.store import default_store, store_of
+
+#: Seconds between two uploads of metrics.
+_SEND_EVERY_S = 1.0
+#: Seconds that `finish` keeps retrying when the store does not answer: after success, and otherwise.
+_FINISH_TIMEOUT_S, _FINISH_TIMEOUT_FAILED_S = 30.0, 5.0
+#: Seconds that a run which has ended waits for its run id.
+_OPEN_TIMEOUT_S = 20.0
 
 
-class Tracker(Protocol):
-    """The life of one run in a tracking store. Only the parent holds one; workers know nothing of it."""
+class Tracker:
+    """Follows one run. Errors of the store never end the run: its folder stays complete and can be uploaded later."""
 
-    def start(self) -> None:
-        """Open the run and begin to ship metrics, without making the caller wait."""
-        ...
-
-    def wait_until_open(self) -> str | None:
-        """The run's id, once the store has given one; None if it will not."""
-        ...
-
-    def tag(self, name: str, value: str) -> None:
-        """Set a tag when the run is closed."""
-        ...
-
-    def finish(self, status: str) -> None:
-        """Ship what is left, the run's folder with it, and close the run with FINISHED, FAILED or KILLED."""
-        ...
-
-    def how_to_open(self) -> Sequence[str]:
-        """Lines that say how to look at the run."""
-        ...
-
-
-class NoTracker:
-    """Logs nowhere but in the run's folder."""
-
-    def __init__(self, card: RunCard, folder: Path) -> None:
-        self._card = card
+    def __init__(self, card: RunCard, folder: Path, uri: str | None) -> None:
+        """`uri`: of the store; None logs to the run's folder only."""
+        self._delivery = Delivery(card, folder, uri or "")
         self._folder = folder
+        self._uri = uri
         self._last_tags: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._send_until_finished, name="mlflow", daemon=True)
+        self._opened, self._finishing = threading.Event(), threading.Event()
+        self._finish_timeout_s = 0.0
+        self._error: Exception | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        return self._delivery.run_id
 
     def start(self) -> None:
-        pass
+        """Open the run and start sending metrics, without blocking the caller."""
+        if self._uri is not None:
+            self._thread.start()
+
+    def _send_until_finished(self) -> None:
+        while not self._finishing.wait(0 if self.run_id is None and self._error is None else _SEND_EVERY_S):
+            self._attempt(self._send)
+        deadline = time.monotonic() + self._finish_timeout_s
+        while not self._attempt(self._send) or not self._attempt(self._delivery.close):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_SEND_EVERY_S)
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Whether `action` succeeded."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
+            if self._error is None and not self._finishing.is_set():
+                warn(f"MLflow cannot be reached ({error_summary(error)}): the run continues, metrics.jsonl is complete")
+            self._error = error
+            return False
+        self._error = None
+        return True
+
+    def _send(self) -> None:
+        if self.run_id is None:
+            self._delivery.open()
+            self._opened.set()
+        self._delivery.send_metrics()
 
     def wait_until_open(self) -> str | None:
-        return None
+        """The run's id as soon as the store has given one; None if the store fails or takes too long."""
+        deadline = time.monotonic() + _OPEN_TIMEOUT_S
+        while self._uri is not None and self._error is None and time.monotonic() < deadline:
+            if self._opened.wait(0.05):
+                break
+        return self.run_id
 
     def tag(self, name: str, value: str) -> None:
+        """Set a tag when the run is finished."""
         self._last_tags[name] = value
 
     def finish(self, status: str) -> None:
-        self._card.changed(self._folder, **ending(status, self._last_tags))
+        """Send the remaining metrics and the run's files, and close it as FINISHED, FAILED or KILLED."""
+        self._delivery.mark_ended(status, self._last_tags)
+        if self._uri is None:
+            return
+        self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
+        self._finishing.set()
+        # The upload of a model has no time limit; a request that hangs has one.
+        self._thread.join(None if self._delivery.card.log_model else 2 * self._finish_timeout_s)
+        if self._error is not None or self._thread.is_alive():
+            warn(
+                f"MLflow did not receive everything ({error_summary(self._error)}); metrics.jsonl is complete: "
+                f"python -m runner.track sync {self._folder} sends what is missing"
+            )
 
     def how_to_open(self) -> Sequence[str]:
-        return []
-
-
-def store_of(tracking: Tracking) -> str | None:
-    """The tracking URI that runs are logged to; None where they are logged to their folder only."""
-    if tracking.kind is TrackerName.none:
-        return None
-    return tracking.uri or default_store(Path.cwd())
-
-
-def card_of(experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None) -> RunCard:
-    """A run's card. `tags`: beside those that every run has; `parent_key`: of the sweep that it is a job of."""
-    tracking = experiment.config.tracking
-    store = store_of(tracking)
-    return RunCard(
-        experiment=tracking.experiment,
-        run_name=tracking.run_name or experiment.setup_name,
-        params={name: str(value) for name, value in run_params(experiment).items()},
-        tags={**run_tags(experiment), **tags},
-        store=None if store is None else masked(store),
-        dataset=dataset_of(experiment),
-        parent_key=parent_key,
-        into_run=os.environ.get("MLFLOW_RUN_ID") if store is not None else None,
-        log_model=tracking.log_model,
-    )
+        """Lines that say how to open the run in MLflow."""
+        if self._uri is None or self.run_id is None:
+            return []
+        return how_to_open(self._uri, f"experiments/{self._delivery.experiment_id}/runs/{self.run_id}")
 
 
 def build_tracker(tracking: Tracking, card: RunCard, folder: Path) -> Tracker:
-    """The tracker of a run; its card is left in the run's folder, from which it can be delivered later, too."""
+    """The tracker of a new run, whose card is written to its folder."""
     card.write(folder)
-    store = store_of(tracking)
-    if store is None:
-        return NoTracker(card, folder)
-    from runner.track.mlflow_tracker import MlflowTracker
+    return Tracker(card, folder, store_of(tracking))
 
-    return MlflowTracker(card, folder, store)
+
+def how_to_open(uri: str, page: str) -> Sequence[str]:
+    """Lines that say how to open a page of a store: on a server, or with `runner.track ui` on this machine."""
+    page = f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"  # MLflow's menus for training
+    if uri.startswith(("http://", "https://")):
+        return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
+    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+    store = "" if uri == default_store(Path.cwd()) else f" --tracking-uri '{masked(uri)}'"
+    return [f"  MLflow: {python} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
+
+
+def warn(text: str) -> None:
+    """Print a warning on the error stream."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
+
+
+def error_summary(error: Exception | None) -> str:
+    """The first line of a store's error, credentials masked."""
+    return masked(str(error).strip().splitlines()[0])[:200] if error and str(error).strip() else "no answer"

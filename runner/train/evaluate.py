@@ -12,7 +12,7 @@ from runner.backends import Backend
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Prepared, Recipe
-from runner.folder.eval_progress import nobody_looks
+from runner.folder.eval_progress import ignore_progress
 from runner.plan.order import deal
 from runner.train.precision import Precision
 
@@ -29,7 +29,7 @@ def evaluate(
     precision: Precision,
     micro_batch: int,
     length_buckets: Sequence[int] | None,
-    progress: Callable[[int, int], None] = nobody_looks,
+    progress: Callable[[int, int], None] = ignore_progress,
 ) -> dict[str, float]:
     """The recipe's metrics over the evaluation part, the same on every worker. A collective.
 

@@ -21,7 +21,7 @@ from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
 from runner.exact import DropoutStreams
-from runner.folder.eval_progress import nobody_looks
+from runner.folder.eval_progress import ignore_progress
 from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
@@ -82,7 +82,7 @@ class Loop:
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
         #: Told how far an evaluation is.
-        self.eval_progress: Callable[[int, int], None] = nobody_looks
+        self.eval_progress: Callable[[int, int], None] = ignore_progress
         #: Whether common weights were reached just now; this worker's samples in the latest step; if it was skipped.
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)

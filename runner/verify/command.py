@@ -17,19 +17,18 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from runner.config.arguments import ArgumentParser
+from runner.backends.machine import threads_per_worker
+from runner.config.arguments import ArgumentParser, config_dirs
 from runner.config.choices import LedgerMode, TrackerName
 from runner.config.compose import compose, settings
 from runner.config.environment import is_external
-from runner.config.paths import config_dirs
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.launch.elastic import launch
-from runner.launch.worker import Job
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.placement import threads_per_worker
 from runner.plan.tables import certificate_table, plain_table
+from runner.train.build import Job
 from runner.verify.compare import Finding
 from runner.verify.lockstep import frames_compared, run_launched
 

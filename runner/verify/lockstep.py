@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 from runner.backends import Backend
-from runner.launch.worker import Job, build_loop, connect, launched
+from runner.launch.worker import launched
+from runner.train.build import Job, build_loop, connect
 from runner.train.ledger import LedgerError
 from runner.train.loop import Loop
 from runner.verify.compare import Comparison, Finding

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runner.plan.sync_words import sync_words
+from runner.plan.describe_sync import sync_labels
 from runner.train.loop import Loop
 
 #: By name, in the model's order; on the CPU.
@@ -120,9 +120,9 @@ def _weights_only(loop: Loop, step: int) -> Snapshot:
 def _gradients_of(loop: Loop) -> str:
     """Workers that step alone have gradients of their own share."""
     n, sync = loop.backend.world_size, loop.config.sync
-    if n == 1 or sync.averages_gradients_always:
+    if n == 1 or sync.always_synchronous:
         return "the global batch"
-    return f"worker 0 of {n}, {', '.join(sync_words(sync))}"
+    return f"worker 0 of {n}, {', '.join(sync_labels(sync))}"
 
 
 def _copy(tensor: Tensor) -> Tensor:

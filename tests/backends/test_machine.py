@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,25 @@ def test_this_machine_has_a_name() -> None:
     assert said.startswith("3 cores of ")
     assert len(said.splitlines()) == 1
     assert Path("/proc/cpuinfo").exists() is False or len(said) > len("3 cores of ")
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 8), (3, 2), (16, 1)])
+def test_cores_are_shared_by_the_workers(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: 8)
+    assert machine.threads_per_worker(workers) == threads
+
+
+def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container or a job can use fewer cores than the machine has."""
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 5, 6}, raising=False)
+    assert machine.available_cores() == 3
+
+
+def test_looking_for_a_tpu_imports_nothing_where_another_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_xla takes seconds to import."""
+    monkeypatch.setattr(machine, "xla_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch_xla", None)  # an import fails
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for look_for_tpu in (False, True):
+        assert machine.local_devices(look_for_tpu) == machine.LocalDevices(2, True, 0)

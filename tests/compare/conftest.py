@@ -1,16 +1,15 @@
-"""Real runs, made once by the runner itself: a sweep of two setups and two seeds, with its store."""
+"""One real sweep of two setups and two seeds, with its MLflow store, for all tests of this package."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from runner import cli
-
-#: Enough for every file of a run's folder, and quick.
-SWEEP = ["-m", "recipe=linear", "batch.micro_batch=4", "device=cpu,cpu2", "seed=0,1"]
+from runner.compare.from_folders import run_folders
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +18,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        assert cli.main(SWEEP, time.time()) == 0
+        assert cli.main(["-m", "recipe=linear", "batch.micro_batch=4", "device=cpu,cpu2", "seed=0,1"], time.time()) == 0
     return root
 
 
@@ -27,3 +26,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sweep_folder(sweep: Path) -> Path:
     (folder,) = (sweep / "outputs" / "sweeps").iterdir()
     return folder
+
+
+@pytest.fixture
+def jobs(sweep_folder: Path, tmp_path: Path) -> list[Path]:
+    """A copy of the sweep's four run folders, which a test may change."""
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep_folder, copy, ignore=shutil.ignore_patterns("model", "compare"))
+    return run_folders(copy)

@@ -1,4 +1,4 @@
-"""Runs made by hand, for tests that need known numbers."""
+"""Runs with known numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.compare.comparison import Block, Comparison, compare_runs
-from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, Found, K, Property, Run
+from runner.compare.comparison import compare_runs
+from runner.compare.results import Block, RunComparison
+from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, CertificateProperty, FoundRuns, K, Run
 
 KEY = BlockKey("task", (), 1000, 1, "accuracy", "max")
 
@@ -37,12 +38,12 @@ def runs(
     return [run(setup, seed, metric, time, **more) for seed, (metric, time) in enumerate(pairs)]
 
 
-#: A baseline without anything odd: metrics near 80, times within 1%.
+#: A baseline without flags: accuracies near 80, times within 1%.
 BASE = runs("one", [80.0, 80.4, 80.2], [400.0, 401.0, 402.0])
 
 
-def compared(*groups: Sequence[Run], baseline: str | None = None, margin: float = 1.0) -> Comparison:
-    return compare_runs(Found([one for group in groups for one in group]), baseline, margin)
+def compared(*groups: Sequence[Run], baseline: str | None = None, margin: float | None = None) -> RunComparison:
+    return compare_runs(FoundRuns([one for group in groups for one in group]), baseline, margin)
 
 
 def block(*groups: Sequence[Run], **options: Any) -> Block:
@@ -50,8 +51,8 @@ def block(*groups: Sequence[Run], **options: Any) -> Block:
     return only
 
 
-def certificate(**values: Any) -> dict[str, Property]:
-    """A small certificate; what is given differs from what all others have."""
+def certificate(**values: Any) -> dict[str, CertificateProperty]:
+    """A small certificate with some values replaced."""
     allows = {
         "recipe": "not comparable",
         "samples_seen": "not comparable",
@@ -59,7 +60,6 @@ def certificate(**values: Any) -> dict[str, Property]:
         "global_batch": "comparable",
         "data_order": "comparable",
         "learning_rate": "comparable",
-        "sync": "comparable",
         "precision": "comparable",
         "world_size": "equivalent",
         "device": "equivalent",
@@ -71,15 +71,14 @@ def certificate(**values: Any) -> dict[str, Property]:
         "global_batch": 48,
         "data_order": "seed 0, cut by 48",
         "learning_rate": 0.001,
-        "sync": "every step",
         "precision": "fp32",
         "world_size": 1,
         "device": "cpu",
     }
-    return {name: Property(values.get(name, value), allows[name]) for name, value in usual.items()}
+    return {name: CertificateProperty(values.get(name, value), allows[name]) for name, value in usual.items()}
 
 
-#: Columns of the published files, with their kinds of oddities: empty cells, a slow seed, a collapsed one, twins.
+#: A published file with a slow seed, a collapsed one, twins, and empty cells.
 PUBLISHED = """experiment,task,precision,learning_rate,gpus,train_samples,method,steps,seed,metric,train_seconds
 old,qa,,,1,1000,single,1,0,80.1,400
 old,qa,,,1,1000,single,1,1,80.3,402

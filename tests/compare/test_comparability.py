@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from runner.compare.comparability import comparability
-from runner.compare.runs import Property
+from runner.compare.runs import CertificateProperty
 from tests.compare.make import block, certificate, run
 
 BASE = [run("one", seed, 80.0 + seed, certificate=certificate(seed=seed)) for seed in (0, 1)]
 
 
 def test_only_workers_differ() -> None:
-    """World size and device alone: equivalent, and nothing to list."""
+    """World size and device: equivalent, nothing to list."""
     four = [run("four", seed, 80.0, certificate=certificate(seed=seed, world_size=4)) for seed in (0, 1)]
     assert comparability(four, BASE).text == "equivalent"
 
 
 def test_what_differs_is_listed_in_a_word() -> None:
-    """Numbers as ratios, short words as they are."""
+    """Numbers as ratios, short words unchanged."""
     changed = {"global_batch": 192, "learning_rate": 0.004, "precision": "bf16", "world_size": 4}
     four = [run("four", 0, 80.0, certificate=certificate(**changed))]
     assert comparability(four, BASE).text == "comparable: global_batch × 4, learning_rate × 4, precision bf16"
@@ -31,7 +31,7 @@ def test_a_pair_that_is_not_comparable_gets_no_verdict() -> None:
     assert (row.difference, row.speed_up) == (None, None)
     assert row.verdict is not None
     assert row.verdict.text == "no verdict: not comparable"
-    assert any("samples_seen 500, baseline 1,000" in finding.text for finding in found.findings)
+    assert any("samples_seen 500, baseline 1,000" in flag.text for flag in found.flags)
 
 
 def test_one_seed_is_enough_to_forbid_it() -> None:
@@ -63,10 +63,10 @@ def test_a_withdrawn_certificate_is_not_comparable() -> None:
 
 def test_certificates_of_different_versions() -> None:
     """A property that only one side records is unknown, no difference; without a certificate nothing is known."""
-    newer = {**certificate(), "compile": Property(False, "comparable")}
+    newer = {**certificate(), "compile": CertificateProperty(False, "comparable")}
     relation = comparability([run("four", 0, 80.0, certificate=newer)], BASE)
     assert (relation.level, relation.unknown) == ("equivalent", ("compile",))
-    assert comparability([run("four", 0, 80.0)], BASE).text == "not known: no certificate"
+    assert comparability([run("four", 0, 80.0)], BASE).text == "unknown: no certificate"
 
 
 def test_one_common_seed_judges_the_others_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,18 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from runner.compare.labels import place_labels
-from runner.compare.plots import loss_vs_samples, mean_phases, metric_vs_speed, smoothed, time_breakdown, write_plots
+from runner.compare.plots import (
+    loss_vs_samples,
+    mean_phases,
+    metric_vs_speed,
+    place_labels,
+    smoothed,
+    time_breakdown,
+    write_plots,
+)
 from runner.compare.runs import Phases
-from runner.compare.setups import Setup
-from tests.compare.make import BASE, compared, run, runs
+from runner.compare.setups import SetupRuns
+from tests.compare.make import BASE, KEY, compared, run, runs
 
 CURVE = tuple((48.0 * step, 1.0 / step) for step in range(1, 50))
 
@@ -31,17 +39,17 @@ def texts(figure: Figure | None) -> set[str]:
 
 
 def test_labels_do_not_overlap() -> None:
-    """Forty points in a cloud, some in one place: no label covers another, none leaves the frame."""
+    """Forty points, some in one place: no label covers another or leaves the frame."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     draw = np.random.default_rng(4)
     points = [(float(x), float(y)) for x, y in draw.normal(0, 1, (36, 2))] + [(0.0, 0.0)] * 4
     axes.set_xlim(-3, 3)
     axes.set_ylim(-3, 3)
-    place_labels(axes, points, [f"setup {i}" for i in range(40)], ["black"] * 40)
+    place_labels(axes, [(x, y, f"setup {i}", "black") for i, (x, y) in enumerate(points)])
     figure.draw_without_rendering()
-    # An annotation's own extent includes the line that joins it to its point; the text's does not.
-    boxes = [Text.get_window_extent(one) for one in axes.texts]
+    # The extent of an annotation includes its line; that of its text does not.
+    boxes = [Text.get_window_extent(one) for one in axes.texts if one.get_text()]
     frame = axes.get_window_extent()
     assert len(boxes) == 40
     assert all(frame.x0 - 1 <= box.x0 and box.x1 <= frame.x1 + 1 for box in boxes)
@@ -49,18 +57,18 @@ def test_labels_do_not_overlap() -> None:
 
 
 def test_labels_do_not_move_the_points() -> None:
-    """A label that sticks out of its panel makes no room for itself afterwards: it was placed beside a point."""
+    """A label that is wider than its panel must not change the layout afterwards."""
     figure = Figure(figsize=(3, 2), layout="constrained")
     axes = figure.subplots()
     figure.draw_without_rendering()
     before = axes.get_window_extent().extents
-    place_labels(axes, [(0.9, 0.5)], ["a name that is wider than the whole of this small picture"], ["black"])
+    place_labels(axes, [(0.9, 0.5, "a name that is wider than the whole of this small picture", "black")])
     figure.draw_without_rendering()
     assert axes.get_window_extent().extents == pytest.approx(before)
 
 
 def test_every_timed_setup_is_labelled_and_no_rehearsed_one() -> None:
-    """Setups with a speed-up by name, the baseline too; a rehearsed setup and one without times are not drawn."""
+    """A rehearsed setup and one without times are not drawn. Without a margin there is no band."""
     comparison = compared(
         BASE,
         runs("four", [80.0, 80.1], 200.0, workers=4),
@@ -70,10 +78,12 @@ def test_every_timed_setup_is_labelled_and_no_rehearsed_one() -> None:
     shown = texts(metric_vs_speed(comparison))
     assert {"one", "four", "baseline ± 1"} <= shown
     assert not {"tpu8", "short"} & shown
+    losses = [runs(name, [80.0, 80.1], block=replace(KEY, metric="loss", goal="min")) for name in ("a", "b")]
+    assert not any("baseline" in text for text in texts(metric_vs_speed(compared(*losses))))
 
 
 def test_a_series_is_labelled_by_its_steps() -> None:
-    """Three setups that differ in one number: what they share once, and each point by its number; others by name."""
+    """Three setups that differ in one number: the common part once, each point by its number; others by name."""
     groups = [runs(f"four · k = {k}", [80.0, 80.1], 200.0 / k, workers=4, k=k) for k in (2, 4, 16)]
     assert {"four · k", "2", "4", "16"} <= texts(metric_vs_speed(compared(BASE, *groups)))
     names = {"four", "four · bf16", "four · acc=4"}
@@ -81,59 +91,26 @@ def test_a_series_is_labelled_by_its_steps() -> None:
     assert names <= texts(metric_vs_speed(compared(BASE, *others)))
 
 
-def test_nothing_to_draw() -> None:
-    """One setup has no speed-up; lines of a table have no curves and no phases."""
-    comparison = compared(BASE)
-    assert [draw(comparison) for draw in (metric_vs_speed, loss_vs_samples, time_breakdown)] == [None, None, None]
-
-
-def test_smoothing_keeps_a_line_and_evens_noise() -> None:
-    """A straight line stays straight inside and as long as it was; alternating noise shrinks."""
+def test_smoothing() -> None:
+    """A straight line stays straight inside and keeps its length; alternating noise shrinks."""
     line = np.linspace(0, 1, 400)
     assert smoothed(line)[20:-20] == pytest.approx(line[20:-20])
-    noise = np.tile([1.0, -1.0], 200)
-    assert len(smoothed(noise)) == 400
-    assert np.abs(smoothed(noise)[20:-20]).max() < 0.1
+    assert np.abs(smoothed(np.tile([1.0, -1.0], 200))[20:-20]).max() < 0.1
     assert smoothed(np.array([3.0, 5.0])) == pytest.approx([3.0, 5.0])
 
 
 def test_the_parts_of_a_runs_time_add_up() -> None:
-    """Means over seeds; what a run waited is part of training and is drawn once; nothing is left over or out."""
-    phases = [Phases(2.0, 10.0, 15.0, stalled=4.0, evaluation=1.0), Phases(4.0, 12.0, 19.0, stalled=2.0)]
-    parts = mean_parts(*phases)
-    assert parts == {
-        "start-up to first step": 3.0,
-        "training": 8.0,
-        "communication": 3.0,
-        "evaluation": 0.5,
-        "saving and the rest": 2.5,
-    }
-    assert sum(parts.values()) == 17.0
-    assert mean_parts(Phases(2.0, 10.0, 11.0)) == {
-        "start-up to first step": 2.0,
-        "training": 10.0,
-        "evaluation": 0.0,
-        "saving and the rest": 0.0,
-    }
+    """Means over seeds; the time spent waiting is part of training and drawn once."""
+    parts = mean_parts(Phases(2.0, 10.0, 15.0, stalled=4.0, evaluation=1.0), Phases(4.0, 12.0, 19.0, stalled=2.0))
+    expected = (3.0, 8.0, 3.0, 0.5, 2.5)
+    names = ("start-up to first step", "training", "communication", "evaluation", "saving and the rest")
+    assert parts == dict(zip(names, expected, strict=True))
 
 
-def test_training_is_taken_apart() -> None:
-    """Where steps have phases these share the time of training, and what travelled meanwhile is not drawn."""
+def test_training_is_divided_by_the_phases_of_a_step() -> None:
     step = {"data": 0.1, "forward": 0.2, "backward": 0.4, "optimizer": 0.2, "communication": 0.1, "other": 0.0}
     parts = mean_parts(Phases(2.0, 10.0, 15.0, stalled=9.0, step=step, evaluation=1.0))
-    assert parts == pytest.approx(
-        {
-            "start-up to first step": 2.0,
-            "data": 1.0,
-            "forward": 2.0,
-            "backward": 4.0,
-            "optimizer": 2.0,
-            "communication": 1.0,
-            "other": 0.0,
-            "evaluation": 1.0,
-            "saving and the rest": 2.0,
-        }
-    )
+    assert {name: parts[name] for name in step} == pytest.approx({name: 10 * share for name, share in step.items()})
     assert sum(parts.values()) == pytest.approx(15.0)
     mixed = mean_parts(Phases(2.0, 10.0, 15.0, step=step), Phases(2.0, 10.0, 15.0))
     assert (mixed["backward"], mixed["training"], sum(mixed.values())) == pytest.approx((2.0, 5.0, 15.0))
@@ -141,28 +118,20 @@ def test_training_is_taken_apart() -> None:
 
 def mean_parts(*phases: Phases) -> dict[str, float]:
     """Of a setup whose runs had these."""
-    return mean_phases(Setup("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
+    return mean_phases(SetupRuns("x", tuple(run("x", seed, 80.0, phases=one) for seed, one in enumerate(phases))))
 
 
 def test_bars_and_curves_of_setups(tmp_path: Path) -> None:
-    """Each setup has its bar and its curve; rehearsed ones have a curve, and no bar; all three files are written."""
+    """Each setup has a bar and a curve, rehearsed ones only a curve. Names are drawn as they are, not as formulas."""
     more = {"phases": Phases(2.0, 10.0, 15.0), "curve": CURVE}
     comparison = compared(
         runs("one", [80.0, 80.1], 400.0, **more),
-        runs("four", [80.0, 80.1], 200.0, workers=4, **more),
+        runs("a $x_{ · k_2", [80.0, 80.1], 200.0, workers=4, **more),
         runs("tpu8", [80.0, 80.1], 10.0, workers=8, rehearsed=True, **more),
     )
-    assert {"one", "four"} <= texts(time_breakdown(comparison))
+    assert {"one", "a $x_{ · k_2"} <= texts(time_breakdown(comparison))
     assert "tpu8" not in texts(time_breakdown(comparison))
-    assert {"one", "four", "tpu8"} <= texts(loss_vs_samples(comparison))
-    assert [path.name for path in write_plots(comparison, tmp_path)] == [
-        "metric_vs_speed.png",
-        "loss_vs_samples.png",
-        "time_breakdown.png",
-    ]
-
-
-def test_names_are_no_formulas(tmp_path: Path) -> None:
-    """Dollar signs and underscores in names are drawn as they are, and do not end the command."""
-    odd = runs("a $x_{ · k_2", [80.0, 80.1], 200.0, workers=4, curve=CURVE)
-    assert len(write_plots(compared(BASE, odd), tmp_path)) == 2
+    assert {"one", "a $x_{ · k_2", "tpu8"} <= texts(loss_vs_samples(comparison))
+    names = ["metric_vs_speed.png", "loss_vs_samples.png", "time_breakdown.png"]
+    assert [path.name for path in write_plots(comparison, tmp_path)] == names
+    assert write_plots(compared(BASE), tmp_path) == []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from runner import __version__
-from runner.compare.comparison import Comparison
-from runner.compare.report import write_report
+from runner.compare.comparison import compare_runs
+from runner.compare.report import MAX_TAG_CHARACTERS, markdown, write_report
+from runner.compare.results import RunComparison
+from runner.compare.runs import FoundRuns, SkippedRun
 from tests.compare.make import BASE, compared, run, runs
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -44,7 +47,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def report(folder: Path, comparison: Comparison, command: str = "python -m runner.compare x") -> tuple[str, Page]:
+def report(folder: Path, comparison: RunComparison, command: str = "python -m runner.compare x") -> tuple[str, Page]:
     write_report(comparison, folder, command)
     text = (folder / "report.html").read_text(encoding="utf-8")
     return text, Page(text)
@@ -80,6 +83,7 @@ def test_it_says_everything(usual: tuple[str, Page]) -> None:
         "3 seeds rarely decide",
         "Schuirmann 1987",
         "of 20 setups",
+        "±1 (percentage points, default)",
         "python -m runner.compare x",
         f"runner {__version__}",
     ):
@@ -91,17 +95,11 @@ def test_it_says_everything(usual: tuple[str, Page]) -> None:
 def test_names_cannot_become_markup(tmp_path: Path) -> None:
     """Hostile names of setups, experiments, metrics, runs and commands stand in the text as they are."""
     evil = '<script>alert("1")</script>'
-    from dataclasses import replace
-
-    from runner.compare.runs import Found, Refused
-
     key = replace(BASE[0].block, experiment=evil, metric=f"{evil}m")
     one = [run("one", seed, 80.0 + seed, block=key) for seed in range(3)]
     four = [run(f"four{evil}", seed, 90.0 - 20 * seed, 10.0 + 50 * seed, block=key, workers=4) for seed in range(3)]
-    from runner.compare.comparison import compare_runs
-
-    found = Found([*one, *four], [Refused(evil, f"{evil}r")])
-    text, page = report(tmp_path, compare_runs(found, None, 1.0), f"python -m runner.compare '{evil}'")
+    found = FoundRuns([*one, *four], [SkippedRun(evil, f"{evil}r")])
+    text, page = report(tmp_path, compare_runs(found, None, 0.5), f"python -m runner.compare '{evil}'")
     assert "script" not in page.tags
     assert page.open == []
     assert "<script" not in text
@@ -131,7 +129,18 @@ def test_odd_comparisons_have_reports_too(tmp_path: Path) -> None:
     for name, group in cases.items():
         (tmp_path / name).mkdir()
         pages[name] = report(tmp_path / name, compared(group))[1].text
-    assert "One setup only, one." in pages["single"]
-    assert "no number" in pages["diverged"]
+    assert "Only one setup, one." in pages["single"]
+    assert "NaN" in pages["diverged"]
     assert "0.0000150" in pages["small"]
-    assert "equivalent: equal in every digit" in pages["zero"]
+    assert "equivalent: identical" in pages["zero"]
+
+
+def test_the_markdown_for_mlflow() -> None:
+    """Tables with escaped names; without the tables if they would be too long for a tag."""
+    four = runs("four|*x*", [80.1, 80.3, 80.2], 200.0, workers=4)
+    assert r"| four\|\*x\* | 3 | 80.20 ± 0.25 |" in markdown(compared(BASE, four))
+    many = [runs(f"setup {i}", [80.0, 80.1], 200.0, workers=4) for i in range(100)]
+    text = markdown(compared(BASE, *many))
+    assert len(text) <= MAX_TAG_CHARACTERS
+    assert "100" in text
+    assert "compare/report.html" in text

@@ -1,4 +1,4 @@
-"""Composing the configuration: every file of `conf/`, every promised setting, and what is said of misspelt ones."""
+"""Composing the configuration: every file of `conf/`, documented settings, and errors for misspelt ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from runner.config.compose import compose, known_keys, settings, sweep_points
-from runner.config.paths import conf_dir
+from runner.config.compose import compose, conf_dir, known_keys, settings, sweep_points
+from runner.config.setups import COUNTS
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from tests.recipes import zoo
@@ -24,7 +24,8 @@ GROUPS = (
 )
 FILES = sorted(path.relative_to(conf_dir()).with_suffix("").as_posix() for path in conf_dir().rglob("*.yaml"))
 CHOICES = [tuple(name.split("/", 1)) for name in FILES if "/" in name]
-#: The setting in which a choice of these groups states its own name.
+GENERATED = [("setup", f"{kind}{n}") for kind in ("acc", "k") for n in COUNTS]
+#: The setting that holds the name of a choice of these groups.
 NAMED_BY = {
     "batch": "mode",
     "accumulation": "mode",
@@ -40,7 +41,7 @@ NAMED_BY = {
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What choices need to be prepared without the Hub: small files, and a folder with a model."""
+    """Overrides with which choices can be prepared without the Hub: small files, and a folder with a model."""
     folder = tmp_path_factory.mktemp("offline")
     model = save_bert(folder / "model", ["It ran.", "It fell.", *zoo.texts()], positions=384)
     rows = "".join(f"It ran.\tIt fell.\t{label}\n" for label in ("neutral", "entailment", "contradiction", "-"))
@@ -72,25 +73,16 @@ def prepared(*overrides: str) -> Experiment:
     return prepare(settings(compose(overrides)))
 
 
-# --- the files ----------------------------------------------------------------------------------------------
-
-
 def test_every_file_is_composed_by_a_test() -> None:
     """No file lies outside the groups, so the next test composes each file but the defaults themselves."""
     assert len(CHOICES) + 1 == len(FILES) == len(list(conf_dir().rglob("*.*")))
-    assert len(set(CHOICES)) == len(CHOICES)
     assert set(FILES) - {"/".join(choice) for choice in CHOICES} == {"config"}
-    assert all("/" not in choice for _, choice in CHOICES), "a nested group: compose it as group/choice"
-
-
-def test_groups_and_devices_of_the_contract() -> None:
-    """All groups that the design promises are there, and all devices."""
-    assert {group for group, _ in CHOICES} >= set(GROUPS)
+    assert {group for group, _ in CHOICES} == set(GROUPS)
     devices = {choice for group, choice in CHOICES if group == "device"}
     assert devices >= {"auto", "cpu", "cpu2", "cpu4", "cpu8", "gpu", "gpu2", "gpu4", "gpu8", "tpu8"}
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
+@pytest.mark.parametrize(("group", "choice"), [*CHOICES, *GENERATED])
 def test_every_choice_can_be_composed_and_prepared(
     group: str,
     choice: str,
@@ -98,7 +90,7 @@ def test_every_choice_can_be_composed_and_prepared(
     accelerate_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every file composes with the defaults into checked settings, plan and certificate, and is what it is called."""
+    """Every choice composes with the defaults into settings, plan and certificate, and sets what its name says."""
     gpus = 8 if (group, choice) == ("precision", "tf32") else 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -123,7 +115,7 @@ def test_every_choice_can_be_composed_and_prepared(
 
 
 def test_defaults() -> None:
-    """Without a word the runner trains one fp32 worker per device on a global batch of 48, synchronously."""
+    """One fp32 worker per device, a global batch of 48, synchronous."""
     config = settings(compose([]))
     assert (config.seed, config.max_steps, config.sync.k, config.accumulation.steps) == (0, None, 1, 1)
     assert (config.batch.mode.name, config.batch.global_batch) == ("fixed_global", 48)
@@ -132,7 +124,6 @@ def test_defaults() -> None:
 
 
 def test_recipe_brings_what_it_was_tuned_with() -> None:
-    """Learning rate, reference batch, epochs, warm-up and metric follow the recipe."""
     config = settings(compose(["recipe=cola"]))
     assert (config.optimizer.lr, config.scaling.reference_batch, config.epochs) == (1e-4, 32, 2)
     assert (config.schedule.warmup_share, config.evaluation.metric) == (0.06, "matthews")
@@ -142,64 +133,17 @@ def test_recipe_brings_what_it_was_tuned_with() -> None:
     assert settings(compose(["recipe=causal_lm", "evaluation.micro_batch=2"])).evaluation.micro_batch == 2
 
 
-@pytest.mark.parametrize(
-    ("overrides", "label", "k", "accumulation_steps"),
-    [
-        (["setup=one"], "cpu", 1, 1),
-        (["setup=k4", "device=cpu4"], "cpu4", 4, 1),
-        (["setup=acc4", "device=cpu2"], "cpu2", 1, 4),
-        (["experiment=local_sgd"], "tpu8", 4, 1),
-        # The command line has the last word.
-        (["setup=k4", "sync.k=2", "device=cpu2"], "cpu2", 2, 1),
-        (["experiment=local_sgd", "device=cpu2"], "cpu2", 4, 1),
-        (["setup=acc4", "accumulation.steps=2"], "cpu", 1, 2),
-        (["setup=acc4", "experiment=local_sgd", "batch.global_batch=64"], "tpu8", 1, 4),
-        (["experiment=local_sgd", "setup=k8"], "tpu8", 8, 1),  # a setup says how an experiment is done
-    ],
-)
-def test_bundles(
-    overrides: list[str], label: str, k: int, accumulation_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bundle sets what it says, together with other choices, and gives way to the command line."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    experiment = prepared(*overrides)
-    assert experiment.placement.label == label
-    assert (experiment.plan.k, experiment.plan.accumulation_steps) == (k, accumulation_steps)
-
-
-# --- settings of the contract -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("override", "in_config", "in_plan"),
-    [
-        ("sync.k=4", ("sync.k", 4), ("k", 4)),
-        ("seed=1", ("seed", 1), None),
-        ("epochs=1", ("epochs", 1), ("optimizer_steps", 167)),  # 8000 ÷ 48, the tail counted
-        ("max_steps=50", ("max_steps", 50), ("optimizer_steps", 50)),
-        ("device.workers=3", ("device.workers", 3), ("world_size", 3)),
-        ("device.length_buckets=[8,16,32]", ("device.length_buckets", [8, 16, 32]), None),
-        ("batch.global_batch=96", ("batch.global_batch", 96), ("lr_factor", 2.0)),
-        ("accumulation.steps=2", ("accumulation.steps", 2), ("micro_batch", 24)),
-        ("optimizer.lr=2e-5", ("optimizer.lr", 2e-5), ("lr", 2e-5)),
-        ("scaling.reference_batch=24", ("scaling.reference_batch", 24), ("lr_factor", 2.0)),
-        ("schedule.warmup_share=0", ("schedule.warmup_share", 0.0), ("warmup_steps", 0)),
-        ("batch.drop_last=true", ("batch.drop_last", True), ("optimizer_steps", 6 * 166)),
-    ],
-)
-def test_setting_reaches_config_and_plan(
-    override: str, in_config: tuple[str, Any], in_plan: tuple[str, Any] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each promised setting works on the defaults and arrives where it takes effect."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    experiment = prepared(override)
-    value: Any = experiment.config
-    for name in in_config[0].split("."):
-        value = getattr(value, name)
-    assert value == in_config[1]
-    assert type(value) is type(in_config[1])
-    if in_plan is not None:
-        assert getattr(experiment.plan, in_plan[0]) == pytest.approx(in_plan[1])
+def test_settings_reach_config_and_plan() -> None:
+    experiment = prepared(
+        *("device=cpu", "device.workers=3", "seed=1", "epochs=2", "max_steps=50", "sync.k=4", "accumulation.steps=2"),
+        *("device.length_buckets=[8,16,32]", "batch.global_batch=96", "batch.drop_last=true", "optimizer.lr=2e-5"),
+        *("scaling.reference_batch=24", "schedule.warmup_share=0", "recipe.data.train_samples=960"),
+    )
+    config, plan = experiment.config, experiment.plan
+    assert (config.seed, config.device.length_buckets, config.optimizer.lr) == (1, [8, 16, 32], 2e-5)
+    assert (plan.world_size, plan.k, plan.global_batch, plan.micro_batch) == (3, 4, 96, 16)
+    assert (plan.epochs, plan.optimizer_steps, plan.warmup_steps, plan.drop_last) == (2, 20, 0, True)
+    assert plan.lr == pytest.approx(4 * 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +155,7 @@ def test_setting_reaches_config_and_plan(
     ],
 )
 def test_environment_variables(variable: str, value: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow's own variables and the cache's are honoured, and give way to the command line."""
+    """Variables of MLflow and of the cache set defaults; the command line takes precedence."""
     monkeypatch.setenv(variable, value)
     for overrides, expected in (([], value), ([f"{setting}=other"], "other")):
         found: Any = settings(compose(overrides))
@@ -220,8 +164,8 @@ def test_environment_variables(variable: str, value: str, setting: str, monkeypa
         assert found == expected
 
 
-def test_runs_have_folders_of_their_own() -> None:
-    """A run's folder is named by recipe, time and a suffix that differs from run to run, and stays during one."""
+def test_runs_have_separate_folders() -> None:
+    """A run's folder is named by recipe, time and a random suffix, which stays the same during the run."""
     composed = [compose([]) for _ in range(3)]
     folders = [cfg.hydra.run.dir for cfg in composed]
     pattern = r"outputs/acceptability/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-[0-9a-f]{4}"
@@ -230,8 +174,8 @@ def test_runs_have_folders_of_their_own() -> None:
     assert [cfg.hydra.run.dir[-4:] for cfg in composed] == [folder[-4:] for folder in folders]
 
 
-def test_choices_of_ones_own(tmp_path: Path) -> None:
-    """A folder given with --config-dir adds choices to a group, and the misspelt name of one is found there."""
+def test_config_dir(tmp_path: Path) -> None:
+    """A folder given with --config-dir adds choices to a group, also to the suggestions for a misspelt name."""
     (tmp_path / "device").mkdir()
     (tmp_path / "device" / "workstation.yaml").write_text("kind: gpu\nworkers: 3\nrehearse: auto\n")
     config = settings(compose(["device=workstation"], [str(tmp_path)]))
@@ -242,162 +186,64 @@ def test_choices_of_ones_own(tmp_path: Path) -> None:
         compose(["device=workstation"])
 
 
-# --- what is said of mistakes -------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def keys() -> list[str]:
     return known_keys()
 
 
-def said(*overrides: str) -> str:
-    """The one sentence with which settings are refused."""
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        # misspelt settings: top-level, in a group, added, without the group, in another group
+        ("epoch=3", ["'epoch'", "did you mean 'epochs'"]),
+        ("+epochz=3", ["'epochz'", "did you mean 'epochs'"]),
+        ("recipe.model.layer=3", ["'recipe.model.layer'", "did you mean 'recipe.model.layers'"]),
+        ("global_batch=96", ["'global_batch'", "did you mean 'batch.global_batch'"]),
+        ("schedule.reference_batch=32", ["'schedule.reference_batch'", "did you mean 'scaling.reference_batch'"]),
+        # misspelt groups and choices
+        ("optimiser=sgd", ["'optimiser'", "did you mean 'optimizer'"]),
+        ("device=cpu3", ["device=cpu3", "'cpu'"]),
+        ("setup=acc", ["setup=acc", "'acc4'"]),
+        ("schedule=xyz", ["schedule=xyz", "constant, cosine, linear"]),
+        ("device=null", ["device"]),
+        # values of the wrong type or out of range
+        ("sync.k=1.5", ["sync.k", "'1.5'", "whole number"]),
+        ("epochs=null", ["epochs", "null"]),
+        ("optimizer.betas=[0.9,x]", ["optimizer.betas", "'x'", "number"]),
+        ("compile=maybe", ["compile", "'maybe'", "true", "false"]),
+        ("scaling.rule=log", ["scaling.rule", "'log'", "linear", "sqrt", "none"]),
+        ("seed=-1", ["seed=-1"]),
+        ("device.length_buckets=16", ["device.length_buckets", "list"]),
+        ("device.length_buckets=16,32", ["device.length_buckets=16,32", "[16,32]", "-m"]),
+        ("seed=${nope}", ["seed", "'nope'"]),
+        # what is not a setting with a value
+        ("seed", ["'seed'", "setting=value"]),
+        ("cache_dir=~/x", ["cache_dir=~/x", "$HOME"]),
+        ("=3", ["=3"]),
+        ("~seed", ["seed"]),
+        ("+optimizer.foo=1", ["optimizer.foo"]),
+    ],
+)
+def test_mistakes(override: str, parts: list[str], keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence names the setting or choice, its value, and the nearest valid name."""
+    monkeypatch.setattr("runner.config.compose.known_keys", lambda overrides: keys)  # slow to compose each time
     with pytest.raises(UserError) as caught:
-        settings(compose(overrides))
+        settings(compose([override]))
     message = str(caught.value)
-    assert message
     assert "\n" not in message
-    return message
-
-
-@pytest.mark.parametrize(
-    ("override", "nearest"),
-    [
-        # top-level keys
-        ("epoch=3", "epochs"),
-        ("sed=1", "seed"),
-        ("max_step=5", "max_steps"),
-        ("+epochz=3", "epochs"),
-        # keys of a group
-        ("sync.K=4", "sync.k"),
-        ("batch.globalbatch=48", "batch.global_batch"),
-        ("optimizer.weight_dcay=0", "optimizer.weight_decay"),
-        ("evaluation.metrik=loss", "evaluation.metric"),
-        ("recipe.model.layer=3", "recipe.model.layers"),
-        # the key without its group, or in the wrong one
-        ("global_batch=96", "batch.global_batch"),
-        ("k=4", "sync.k"),
-        ("workers=4", "device.workers"),
-        ("schedule.reference_batch=32", "scaling.reference_batch"),
-        # groups
-        ("optimiser=sgd", "optimizer"),
-        ("setups=one", "setup"),
-    ],
-)
-def test_misspelt_settings(override: str, nearest: str, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt key or group is named, and the one that was meant comes first."""
-    monkeypatch.setattr(
-        "runner.config.compose.known_keys", lambda overrides: keys
-    )  # the same here, and slow to compose
-    key = override.lstrip("+").partition("=")[0]
-    assert said(override).startswith(f"there is no setting '{key}'; did you mean '{nearest}'")
-
-
-@pytest.mark.parametrize(
-    ("override", "nearest"),
-    [
-        ("recipe=colla", "cola"),
-        ("device=cpu3", "cpu"),
-        ("device=gpu5", "gpu"),
-        ("batch=fixed", "fixed_global"),
-        ("accumulation=autos", "auto"),
-        ("precision=bf61", "bf16"),
-        ("scaling=lin", "linear"),
-        ("optimizer=adam", "adamw"),
-        ("schedule=cosin", "cosine"),
-        ("tracking=mlfow", "mlflow"),
-        ("setup=acc", "acc4"),
-        ("experiment=local", "local_sgd"),
-        ("sweep=setup", "setups"),
-    ],
-)
-def test_misspelt_choices(override: str, nearest: str) -> None:
-    """A misspelt choice is named with its group, and the one that was meant is proposed."""
-    group = override.partition("=")[0]
-    message = said(override)
-    assert message.startswith(f"{override} is not a choice of the group '{group}'; did you mean '")
-    assert f"'{nearest}'" in message
-
-
-def test_choice_that_reads_like_none() -> None:
-    """Where nothing is near, all choices of a small group are listed, without the schema."""
-    message = said("schedule=xyz")
-    assert message.endswith("; there are: constant, cosine, linear")
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("sync.k=two", ("sync.k", "'two'", "whole number")),
-        ("sync.k=1.5", ("sync.k", "'1.5'", "whole number")),
-        ("seed=", ("seed", "whole number")),
-        ("epochs=null", ("epochs", "null")),
-        ("optimizer.lr=fast", ("optimizer.lr", "'fast'", "number")),
-        ("optimizer.betas=[0.9,x]", ("optimizer.betas", "'x'", "number")),
-        ("compile=maybe", ("compile", "'maybe'", "true", "false")),
-        ("device.kind=npu", ("device.kind", "'npu'", "auto, cpu, gpu, tpu")),
-        ("scaling.rule=log", ("scaling.rule", "'log'", "linear, sqrt, none")),
-        ("seed=-1", ("seed=-1", "at least 0")),
-        ("batch.micro_batch=8", ("batch.micro_batch=8", "batch.global_batch", "batch=per_device")),
-        ("seed=${nope}", ("seed", "'nope'")),
-        ("seed", ("'seed'", "setting=value")),
-        ("seed=[1", ("'seed=[1'", "setting=value")),
-        ("cache_dir=~/x", ("'cache_dir=~/x'", "write $HOME for ~")),
-        ("trusted_packages=recipes", ("trusted_packages",)),
-        ("device.length_buckets=[]", ("device.length_buckets=[]", "[32,64,128]", "null")),
-        ("device.length_buckets=[0,16]", ("device.length_buckets=[0, 16]", "at least 1 token")),
-        ("device.length_buckets=[16,-1]", ("device.length_buckets=[16, -1]", "at least 1 token")),
-        ("device.length_buckets=[16,x]", ("device.length_buckets", "'x'", "whole number")),
-        ("device.length_buckets=[16,1.5]", ("device.length_buckets", "'1.5'", "whole number")),
-        ("device.length_buckets=[16,null]", ("device.length_buckets[1]",)),
-        ("device.length_buckets=16", ("device.length_buckets", "it is a list (device.length_buckets=[…,…])")),
-        ("device.length_buckets=long", ("device.length_buckets", "it is a list (device.length_buckets=[…,…])")),
-        ("device.length_buckets=16,32", ("device.length_buckets=16,32", "write device.length_buckets=[16,32]", "-m")),
-        ("device.length_buckets='[16]'", ("device.length_buckets", "list")),
-        ("device.length_buckets={a:16}", ("device.length_buckets",)),
-    ],
-)
-def test_wrong_values(override: str, words: tuple[str, ...]) -> None:
-    """A value of the wrong type, outside its range or unreadable is refused by its setting, with what would do."""
-    message = said(override)
-    assert message.startswith(words[0])
-    for word in words:
-        assert word in message
-
-
-@pytest.mark.parametrize(
-    ("override", "word"),
-    [
-        pytest.param("+optimizer.foo=1", "optimizer.foo", id="added-key"),  # FrozenInstanceError
-        pytest.param("+sync.kk=1", "sync.k", id="added-misspelt-key"),  # FrozenInstanceError
-        pytest.param("~seed", "seed", id="deleted-key"),  # names no setting
-        pytest.param("device=null", "device", id="null-choice"),  # names no setting
-        pytest.param("=3", "=3", id="no-key"),  # names no setting
-    ],
-)
-def test_mistakes_that_are_not_yet_said_well(override: str, word: str) -> None:
-    """Keys added to a group, deleted keys and empty choices are refused by name too."""
-    message = said(override)
-    assert word in message
-    assert "'<=' not supported" not in message
-
-
-# --- sweeps -------------------------------------------------------------------------------------------------
+    assert all(part in message for part in parts), message
 
 
 @pytest.mark.parametrize(
     ("overrides", "values"),
     [
-        (["device=cpu,cpu2,tpu8"], {"device": {"cpu", "cpu2", "tpu8"}}),
-        (["seed=range(0,4)"], {"seed": {"0", "1", "2", "3"}}),
-        (["seed=choice(3,5)", "sync.k=1,2,4"], {"seed": {"3", "5"}, "sync.k": {"1", "2", "4"}}),
-        (["optimizer.lr=1e-3,1e-4", "seed=1,2", "epochs=1,2"], {"seed": {"1", "2"}, "epochs": {"1", "2"}}),
-        (["optimizer.betas=[0.9,0.95],[0.8,0.9]"], {"optimizer.betas": {"[0.9,0.95]", "[0.8,0.9]"}}),
-        (["setup=one,k4"], {"setup": {"one", "k4"}}),
+        (["device=glob(cpu*)"], {"device": {"cpu", "cpu2", "cpu4", "cpu8"}}),
+        (["seed=range(0,4)", "sync.k=1,2,4"], {"seed": {"0", "1", "2", "3"}, "sync.k": {"1", "2", "4"}}),
+        (["optimizer.betas=[0.9,0.95],[0.8,0.9]", "setup=one,k4"], {"setup": {"one", "k4"}}),
     ],
 )
 def test_sweep_points_cover_every_value(overrides: list[str], values: dict[str, set[str]]) -> None:
-    """Every swept value is in some point, each point has one value for each setting and can be composed."""
+    """Every swept value is in some point; each point has one value for each setting and can be composed."""
     points = [dict(o.split("=", 1) for o in point) for point in sweep_points(["max_steps=9", *overrides])]
     keys = {"max_steps", *(o.partition("=")[0] for o in overrides)}
     for key, expected in values.items():
@@ -409,48 +255,24 @@ def test_sweep_points_cover_every_value(overrides: list[str], values: dict[str, 
 
 
 def test_sweep_points_are_few() -> None:
-    """A grid of 3 × 4 × 5 jobs is checked with a point for each value, not one for each job."""
+    """A grid of 3 × 4 × 5 jobs has a point for each value, not for each job."""
     points = list(sweep_points(["seed=1,2,3", "sync.k=1,2,4,8", "epochs=1,2,3,4,5"]))
     assert len(points) == 1 + 2 + 3 + 4
 
 
 def test_command_without_a_sweep_is_one_point() -> None:
-    """Nothing swept leaves the overrides as they are; a value of several sweeps nothing if it is quoted."""
     assert list(sweep_points(["seed=1", "device=cpu"])) == [["seed=1", "device=cpu"]]
-    assert list(sweep_points([])) == [[]]
     assert list(sweep_points(["tracking.run_name='a,b'"])) == [["tracking.run_name='a,b'"]]
 
 
 def test_optimizing_sweepers_interval() -> None:
-    """An interval, which only an optimizing sweeper can draw from, is checked at its start."""
+    """An interval, from which only an optimizing sweeper can draw, is checked at its start."""
     (point,) = sweep_points(["schedule.warmup_share=interval(0.1,0.3)"])
     assert settings(compose(point)).schedule.warmup_share == 0.1
 
 
-def test_misspelt_value_in_a_sweep() -> None:
-    """The last value of a sweep is checked as well as the first."""
-    *good, bad = sweep_points(["device=cpu,cpu2,cpu3"])
-    for point in good:
-        compose(point)
-    with pytest.raises(UserError, match="device=cpu3 is not a choice"):
-        compose(bad)
-
-
-def test_glob_sweep() -> None:
-    """Hydra's glob() names choices by a pattern, and all of them are points."""
-    assert {point[0] for point in sweep_points(["device=glob(cpu*)"])} == {
-        "device=cpu",
-        "device=cpu2",
-        "device=cpu4",
-        "device=cpu8",
-    }
-
-
-# --- known keys ---------------------------------------------------------------------------------------------
-
-
 def test_known_keys(keys: list[str]) -> None:
-    """All settings are known by their dotted paths, groups and empty settings among them, and Hydra's own are not."""
+    """All settings by their dotted paths, and the groups; nothing of Hydra."""
     expected = {"seed", "max_steps", "sync.k", "optimizer.lr", "device.workers", "recipe.data.seed", "cache_dir"}
     assert set(keys) >= expected | set(GROUPS)
     assert not [key for key in keys if key.startswith("hydra")]

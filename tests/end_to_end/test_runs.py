@@ -14,6 +14,7 @@ import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from runner import cli
+from runner.run import job
 from tests.faulty_recipes import faulty
 from tests.runs import TRACKED, only_folder, read, run, store, stored_runs, summary_of
 
@@ -181,14 +182,12 @@ def test_user_error_in_a_worker_is_one_sentence(here: Path, capsys: pytest.Captu
 def test_folder_taken_after_preflight(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Another run has begun in the folder since it was checked: this one ends, and changes nothing there."""
     folder = here / "mine"
-    enter_hydra = cli._enter_hydra
 
-    def begin_another(*arguments: Any) -> None:
+    def start_another() -> None:
         folder.mkdir()
         (folder / "config.yaml").write_text("seed: 0")
-        enter_hydra(*arguments)
 
-    monkeypatch.setattr(cli, "_enter_hydra", begin_another)
+    monkeypatch.setattr(job, "handle_signals", start_another)  # the first call after the check
     assert run("device=cpu", f"hydra.run.dir={folder}") == cli.EXIT_USER_ERROR
     assert f"hydra.run.dir={folder}" in capsys.readouterr().err
     assert not (folder / "summary.json").exists()

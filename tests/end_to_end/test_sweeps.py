@@ -17,10 +17,10 @@ from mlflow.entities import Run
 
 from runner import cli
 from runner.config.compose import compose
-from runner.config.hydra_options import HydraOptions
+from runner.config.arguments import HydraOptions
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
-from runner.run.preflight import sweep_preflight
+from runner.sweep.preflight import prepare_sweep
 from runner.sweep import command
 from tests import processes, runs
 from tests.processes import left_of_session, output, wait_until
@@ -376,12 +376,12 @@ def test_optuna_follows_the_recipes_goal(here: Path, recipe: list[str], directio
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     drawn = ["-m", *recipe, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "optimizer.lr=interval(0.001,0.1)"]
     options = HydraOptions(drawn)
-    sweep_preflight(options, time.time())
+    prepare_sweep(options, time.time())
     given = [override for override in options.ordered if not override.startswith(("-", "optimizer.lr"))]
     assert direction in str(compose(given).hydra.sweeper.direction)
     other = {"maximize": "minimize", "minimize": "maximize"}[direction]
     with pytest.raises(UserError, match=f"hydra.sweeper.direction={other}"):
-        sweep_preflight(HydraOptions([*drawn, f"hydra.sweeper.direction={other}"]), time.time())
+        prepare_sweep(HydraOptions([*drawn, f"hydra.sweeper.direction={other}"]), time.time())
 
 
 # --- Other launchers ----------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ import pytest
 
 from runner import cli
 from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
-from runner.track import mlflow_tracker
+from runner.track import tracker as tracker_module
 from runner.track.card import RunCard
-from runner.track.mlflow_tracker import MlflowTracker
+from runner.track.tracker import Tracker
 from tests import processes
 from tests.processes import BIN, kill, output, wait_for_gate, wait_until
 from tests.runs import read
@@ -35,8 +35,8 @@ from tests.sweep.gated import GATED, hold, release
 IMPATIENT = """
 import sys, time
 from runner import cli
-from runner.track import mlflow_tracker
-mlflow_tracker._LAST_SHIPMENT_S = 2.0
+from runner.track import tracker
+tracker._FINISH_TIMEOUT_S = 2.0
 sys.exit(cli.main(sys.argv[1:], time.time()))
 """
 HELD, HELD_AGAIN, STEPS = 5, 10, 15
@@ -269,7 +269,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setattr(mlflow_tracker, "_SHIP_EVERY", 0.05)
+    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
     proxy = Proxy(server)
     yield proxy
     proxy.close()
@@ -287,7 +287,7 @@ def write(folder: Path, steps: range) -> None:
 def test_lost_answer(action: str, times: int, tmp_path: Path, server: Server, proxy: Proxy) -> None:
     """The server has acted and the answer is lost: there is one run, closed, with every value once."""
     name = f"{tmp_path.name}-{action}"
-    tracker = MlflowTracker(RunCard(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri), tmp_path, proxy.uri)
+    tracker = Tracker(RunCard(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri), tmp_path, proxy.uri)
     write(tmp_path, range(1, 51))
     proxy.drop = {action: times}
     tracker.start()
@@ -309,12 +309,12 @@ def test_server_that_stays_away(
     here: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run ends and names the command that uploads it later; that sends everything, and repeating it nothing."""
-    monkeypatch.setattr(mlflow_tracker, "_LAST_SHIPMENT_S", 0.5)
+    monkeypatch.setattr(tracker_module, "_FINISH_TIMEOUT_S", 0.5)
     folder = here / "outputs" / "run"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text("{}")
     card = RunCard(here.name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
-    tracker = MlflowTracker(card, folder, proxy.uri)
+    tracker = Tracker(card, folder, proxy.uri)
     write(folder, range(1, 51))
     tracker.start()
     wait_until(lambda: tracker.run_id and in_store(server, tracker.run_id), "no metrics are sent")
@@ -350,7 +350,7 @@ def test_nothing_is_sent_twice(
     MLflow prints nothing, which would show the address with its password.
     """
     uri = proxy.uri.replace("//", "//me:secret@")
-    tracker = MlflowTracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
+    tracker = Tracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
     write(tmp_path, range(1, 1201))
     original = proxy.note
 

@@ -1,18 +1,18 @@
-"""Files that others read while they are written."""
+"""Files that other processes read at any time."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from runner.folder.files import write_json, write_whole
+from runner.folder.files import started_ms, write_json
 
 
-def test_a_reader_finds_all_or_what_was_before(tmp_path: Path) -> None:
-    """While a file is written again and again, every look at it finds one of the whole contents."""
+def test_a_reader_sees_old_or_new_content(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     contents = [{"number": n, "text": str(n) * 20_000} for n in (1, 2)]
     write_json(path, contents[0])
@@ -26,7 +26,7 @@ def test_a_reader_finds_all_or_what_was_before(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for _ in range(300):
+        for _ in range(200):
             assert json.loads(path.read_text()) in contents
     finally:
         ended.set()
@@ -34,13 +34,19 @@ def test_a_reader_finds_all_or_what_was_before(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
-    """A content that is no JSON, and a folder that is gone: an error, and no half file."""
+def test_invalid_content_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    write_whole(path, "before")
+    write_json(path, "before")
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
-    with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "away" / "x.json", "after")
-    assert path.read_text() == "before"
+    assert json.loads(path.read_text()) == "before"
     assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_when_a_run_started(tmp_path: Path) -> None:
+    """By `tracking.json`, else by the time of `summary.json`."""
+    write_json(tmp_path / "summary.json", {})
+    os.utime(tmp_path / "summary.json", ns=(5_000_000_000, 5_000_000_000))
+    assert started_ms(tmp_path) == 5_000
+    write_json(tmp_path / "tracking.json", {"started": 17})
+    assert started_ms(tmp_path) == 17

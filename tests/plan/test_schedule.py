@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 
@@ -25,28 +24,22 @@ NAMES = ("linear", "cosine", "constant")
 @pytest.mark.parametrize(
     ("name", "share", "warmup_share", "factor"),
     [
-        # Warm-up is the same for all: from 0, a straight line.
+        # The warm-up is the same for all: a straight line from 0.
         *((name, 0.0, 0.2, 0.0) for name in NAMES),
         *((name, 0.05, 0.2, 0.25) for name in NAMES),
-        *((name, 0.1, 0.2, 0.5) for name in NAMES),
         *((name, 0.2, 0.2, 1.0) for name in NAMES),
-        # Without warm-up the peak comes first.
         *((name, 0.0, 0.0, 1.0) for name in NAMES),
-        ("linear", 0.25, 0.0, 0.75),
-        ("linear", 0.6, 0.2, 0.5),
         ("linear", 0.9, 0.2, 0.125),
         ("linear", 1.0, 0.2, 0.0),
         ("cosine", 0.4, 0.2, 0.8535533905932737),  # (1 + cos 45°) / 2
-        ("cosine", 0.6, 0.2, 0.5),
-        ("cosine", 0.8, 0.2, 0.14644660940672627),  # (1 + cos 135°) / 2
-        ("cosine", 0.5, 0.0, 0.5),
         ("cosine", 1.0, 0.2, 0.0),
-        ("constant", 0.6, 0.2, 1.0),
         ("constant", 1.0, 0.2, 1.0),
+        # Rounding can push the share above 1.
+        ("linear", 1.5, 0.1, 0.0),
+        ("cosine", 1.0 + 1e-9, 0.1, 0.0),
     ],
 )
 def test_values_by_hand(name: str, share: float, warmup_share: float, factor: float) -> None:
-    """The multiplier at corners and between them is the one worked out on paper."""
     assert lr_multiplier(name, share, warmup_share) == pytest.approx(factor, abs=1e-12)
 
 
@@ -59,7 +52,7 @@ def test_values_by_hand(name: str, share: float, warmup_share: float, factor: fl
     ],
 )
 def test_equals_transformers_at_whole_steps(name: str, theirs: Callable[[Optimizer], LRScheduler]) -> None:
-    """With 10 of 40 equal steps of warm-up, every step's learning rate is the one that transformers has."""
+    """With 10 of 40 equal steps of warm-up, every step's learning rate equals transformers'."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     scheduler = theirs(optimizer)
     for step in range(41):
@@ -71,37 +64,8 @@ def test_equals_transformers_at_whole_steps(name: str, theirs: Callable[[Optimiz
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("warmup_share", [0.0, 0.06, 0.5, 0.99])
-def test_rises_to_the_peak_and_never_rises_again(name: str, warmup_share: float) -> None:
-    """The multiplier stays within 0 and 1, rises strictly during warm-up, and never rises afterwards."""
-    shares = [i / 1000 for i in range(1001)]
-    factors = [lr_multiplier(name, share, warmup_share) for share in shares]
-    assert 0.0 <= min(factors) <= max(factors) <= 1.0
-    rising = [f for s, f in zip(shares, factors, strict=True) if s < warmup_share]
-    after = [f for s, f in zip(shares, factors, strict=True) if s >= warmup_share]
-    assert all(a < b for a, b in itertools.pairwise(rising))
-    assert all(a >= b for a, b in itertools.pairwise(after))
-    assert name == "constant" or all(a > b for a, b in itertools.pairwise(after))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_jump_where_the_warm_up_ends(name: str) -> None:
-    """The end of the warm-up and the beginning of what follows meet at the peak."""
-    below, at = (lr_multiplier(name, share, 0.3) for share in (0.3 - 1e-9, 0.3))
-    assert below == pytest.approx(1.0, abs=1e-7)
-    assert at == pytest.approx(1.0, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["linear", "cosine"])
-def test_never_negative_past_the_end(name: str) -> None:
-    """A share that rounding has pushed above 1 does not turn the learning rate negative."""
-    assert lr_multiplier(name, 1.0 + 1e-9, 0.1) == pytest.approx(0.0, abs=1e-12)
-    assert lr_multiplier(name, 1.5, 0.1) >= 0.0
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_same_learning_rate_at_the_same_sample(name: str) -> None:
-    """Runs with different global batches have the same multiplier whenever they have seen as many samples."""
+    """Runs with different global batches have the same multiplier after the same number of samples."""
     at_samples: dict[int, set[float]] = {}
     for global_batch in (20, 60, 120):
         plan = make_plan(

@@ -1,4 +1,4 @@
-"""After which steps workers meet: the schedules of local phases."""
+"""After which steps workers synchronise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONSTANT_LR = Schedule(ScheduleName.constant)
 
 
 def plan(steps: int, workers: int = 2, warmup_share: float = 0.0) -> Plan:
-    """A run of so many optimizer steps of ten samples each."""
+    """A run of `steps` optimizer steps of ten samples each."""
     return make_plan(
         samples_per_epoch=10 * steps,
         world_size=workers,
@@ -42,14 +42,14 @@ def steps(count: int, k: int, workers: int = 2) -> tuple[int, list[int]]:
 
 
 def test_constant() -> None:
-    """Every k-th step; what is left after the last is brought together at the end."""
+    """Every k-th step."""
     assert steps(10, 4) == (0, [3, 7])
     assert steps(8, 4) == (0, [3, 7])
     assert steps(5, 5) == (0, [4])
 
 
 def test_synchronous_runs_have_no_local_phase() -> None:
-    """k = 1, and a single worker whatever k says."""
+    """k = 1, and a single worker for any k."""
     assert steps(10, 1) == (10, [])
     assert steps(10, 4, workers=1) == (10, [])
     outer = Sync(SyncPolicyName.accumulated, 1)
@@ -65,9 +65,8 @@ def test_post_local() -> None:
 
 
 def test_post_local_needs_a_local_phase() -> None:
-    """A share that leaves no step is refused, with both numbers."""
     sync = Sync(SyncPolicyName.periodic, 2, schedule=SyncSchedule.post_local, synchronous_share=0.95)
-    with pytest.raises(UserError, match=r"^sync\.synchronous_share=0\.95 leaves none of the run's 10 optimizer steps"):
+    with pytest.raises(UserError, match=r"^sync\.synchronous_share=0\.95 .* 10 optimizer steps"):
         sync_steps(plan(10), sync, CONSTANT_LR)
 
 
@@ -99,33 +98,23 @@ def test_quadratic_rule_by_hand() -> None:
 
 
 def test_quadratic_rule_in_the_warm_up() -> None:
-    """Where the rate is small because it is still rising, phases are not long: the peak's length holds."""
+    """While the learning rate still rises, phases have the length of the peak."""
     due = quadratic(100, 4, None, Schedule(ScheduleName.linear, warmup_share=0.2))
     assert due[:5] == [3, 7, 11, 15, 19]
-
-
-def test_quadratic_rule_where_the_rate_is_nothing() -> None:
-    """A phase without end: workers meet once more, at the end of the run."""
-    due = quadratic(10, 2, 100.0, CONSTANT_LR)
-    assert due == []
 
 
 @pytest.mark.parametrize(
     ("alpha", "lr", "length"),
     [
         (None, 1e-200, 2),
-        (None, 1e200, 2),
-        (1e-200, 0.1, 2),
         (0.2, 1e200, 2),
-        (2e-200, 1e-200, 4),
         (3e200, 1e200, 9),
-        (0.2, 1e-200, None),
-        (1e200, 0.1, None),
+        (100.0, 0.1, None),
         (1e200, 1e-200, None),
     ],
 )
 def test_quadratic_rule_with_extreme_numbers(alpha: float | None, lr: float, length: int | None) -> None:
-    """No square overflows or comes to nothing: phases of k = 2 steps, or as many as asked for, or one without end."""
+    """No square overflows or underflows. `length`: steps of a phase; None for one to the end of the run."""
     sync = Sync(SyncPolicyName.periodic, 2, schedule=SyncSchedule.qsr, qsr_alpha=alpha)
     due = sync_steps(dataclasses.replace(plan(10), lr=lr), sync, CONSTANT_LR).due
     assert sorted(due) == ([] if length is None else list(range(length - 1, 10, length)))

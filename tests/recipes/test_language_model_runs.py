@@ -22,9 +22,9 @@ from runner.backends import Backend
 from runner.config.compose import compose, settings
 from runner.data.cache import Cache
 from runner.data.recipe import Prepared, label_counts
-from runner.launch.worker import Job, build_loop
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.order import permutation
+from runner.train.build import Job, build_loop
 from tests.pool import WorkerPool
 from tests.recipes.letters import perplexity_by_hand, save_gpt2, uneven_lines
 

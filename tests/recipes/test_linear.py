@@ -19,9 +19,9 @@ from runner.config.compose import compose, settings
 from runner.data.cache import Cache
 from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
 from runner.errors import UserError
-from runner.launch.worker import Job, build_loop
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
+from runner.train.build import Job, build_loop
 from tests.pool import WorkerPool
 
 #: What the article prints for two devices, and for accumulation over two batches.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.speed.diagnosis import STANDS_OUT, Diagnosis, diagnose, share_at, smallest_k
-from runner.speed.run_numbers import Baseline, Collectives, Reading, RunNumbers
+from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
 from runner.train.tokens import Tokens
 
 
@@ -43,7 +43,7 @@ USUAL = RunNumbers(
     samples_per_s=400.0,
     step_s=step(),
     tokens=Tokens(90, uneven=10),
-    reading=Reading(8551, 8551, 8551),
+    reading=SamplesRead(8551, 8551, 8551),
 )
 
 
@@ -67,20 +67,20 @@ def test_nothing_stands_out_and_yet_it_is_slow() -> None:
 #: What is changed; kind, sentence and the share of the run's time that is lost by it.
 CASES: list[tuple[dict[str, Any], str, str, float]] = [
     (
-        {"reading": Reading(8551, 4 * 8551, 8551)},
+        {"reading": SamplesRead(8551, 4 * 8551, 8551)},
         "not dealt out",
         "each worker read all 8,551 samples: the data were not dealt out, so 4 workers did 4 times the work",
         0.75 * 0.75,
     ),
     (
-        {"reading": Reading(96, 384, 96), "unit": "windows"},
+        {"reading": SamplesRead(96, 384, 96), "unit": "windows"},
         "not dealt out",
         "each worker read all 96 windows of the steps that were done: the data were not dealt out, so 4 workers did 4 "
         "times the work",
         0.75 * 0.75,
     ),
     (
-        {"reading": Reading(1000, 1000, 750)},
+        {"reading": SamplesRead(1000, 1000, 750)},
         "repeats",
         "250 of 1,000 samples read were repeats within the epoch: ledger.json has the counts",
         0.25 * 0.75,
@@ -224,8 +224,8 @@ def test_padding_comes_with_what_mends_its_largest_part(tokens: Tokens, changes:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"reading": Reading(8551, 8551 + 100, 8551)},  # a tail filled up so that all shares are as long
-        {"reading": Reading(8551, 8551, 8551), "world_size": 1, "local_workers": 1},
+        {"reading": SamplesRead(8551, 8551 + 100, 8551)},  # a tail filled up so that all shares are as long
+        {"reading": SamplesRead(8551, 8551, 8551), "world_size": 1, "local_workers": 1},
         {"step_s": step(communication=0.24), "evaluation_s": 39.0, "first_step_s": 59.0, "compile_s": 39.0},
         {"training_s": 111.0},  # 59 of 200 s are left
         {"step_s": step(communication=0.9), "world_size": 1},  # there is nobody to communicate with
@@ -244,14 +244,14 @@ def test_what_does_not_stand_out_is_not_said(changes: dict[str, Any]) -> None:
 
 def test_reading_the_same_share_is_not_reading_everything() -> None:
     """Two workers with the first's share: half of the data twice, half of them never."""
-    (said,) = found(world_size=2, reading=Reading(100, 100, 50))
+    (said,) = found(world_size=2, reading=SamplesRead(100, 100, 50))
     assert said.kind == "repeats"
 
 
 def test_the_costliest_comes_first() -> None:
     """After a run on wrong data and a rehearsal, which leave no other number its meaning, the order is by lost time."""
     everything = found(
-        reading=Reading(8551, 4 * 8551, 8551),
+        reading=SamplesRead(8551, 4 * 8551, 8551),
         rehearsed=True,
         cores=2,
         first_step_s=70.0,
@@ -269,7 +269,7 @@ def test_a_run_of_which_little_is_known() -> None:
     names = ("training_s", "first_step_s", "evaluation_s", "samples_per_s", "step_s", "tokens")
     unknown = dict.fromkeys(names)
     assert found(**unknown, rehearsed=True, cores=1, reading=None) == []
-    (said,) = found(**unknown, reading=Reading(8551, 4 * 8551, 8551))
+    (said,) = found(**unknown, reading=SamplesRead(8551, 4 * 8551, 8551))
     assert said.kind == "not dealt out"
     (said,) = found(step_s=None)
     assert said.sentence == "a step is one program here, whose parts have no times; nothing stands out"

@@ -1,4 +1,4 @@
-"""Folders of made-up sweeps: jobs that are waiting, running or done, without running any."""
+"""Folders as sweeps leave them, without running any job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.folder.metrics_log import MetricsLog
-from runner.sweep.states import note_start
-from runner.sweep.sweep import Sweep
+from runner.sweep.sweep import Sweep, write_job
 
 
 def sweep_in(folder: Path, **changes: Any) -> Sweep:
@@ -29,19 +28,19 @@ def sweep_in(folder: Path, **changes: Any) -> Sweep:
 
 
 def job_in(sweep: Path, number: str, name: str, started_at: float = 100.0, **summary: Any) -> Path:
-    """A job's folder; the job is running as long as nothing is said of its summary."""
+    """A job's folder; without a summary the job is running."""
     folder = sweep / number
     folder.mkdir(parents=True)
-    note_start(folder, name, name, started_at)
+    write_job(folder, name, name, started_at)
     if summary:
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
-def trains(folder: Path, step: int, of: int) -> None:
-    """The job has made so many of its optimizer steps."""
+def train_to(folder: Path, step: int, of: int) -> None:
+    """The job has done `step` of its `of` optimizer steps."""
     (folder / "plan.json").write_text(json.dumps({"optimizer_steps": of}))
     log = MetricsLog(folder)
     log.write(step, {"train/loss": 0.5, "train/lr": 0.1})
-    log.write(of, {"eval/loss": 0.5})  # which is not how far training is
+    log.write(of, {"eval/loss": 0.5})  # not a training step
     log.close()

@@ -1,4 +1,4 @@
-"""Empty MLflow stores: making one takes MLflow a second or more, copying one does not."""
+"""Empty MLflow stores: copies of one, since creating one takes MLflow seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _empty() -> bytes:
 
 
 def empty_store(path: Path) -> str:
-    """The tracking URI of a store in this file, which is made unless it is there."""
+    """The tracking URI of a store in this file, created if it does not exist."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_empty())

@@ -1,8 +1,8 @@
-"""A run's card: written whole, read back, refused when it is none."""
+"""`tracking.json`: written atomically, read back, refused when invalid; and what it says about a run."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import os
 import time
@@ -12,10 +12,9 @@ import pytest
 
 from runner.config.compose import compose, settings
 from runner.errors import UserError
-from runner.plan.experiment import prepare
+from runner.plan.experiment import Experiment, prepare
 from runner.track import card as module
-from runner.track.card import FILE_NAME, RunCard, dataset_of, ending, user_tags
-from runner.track.tracker import card_of
+from runner.track.card import FILE_NAME, RunCard, card_of, run_params, user_tags
 from tests.replicas import TINY
 
 FULL = RunCard(
@@ -34,130 +33,105 @@ FULL = RunCard(
     run_id="456",
     delivered=True,
 )
+KEYS = (
+    *("experiment", "run_name", "params", "tags", "store", "dataset", "parent_key", "into_run", "log_model", "key"),
+    *("started", "ended", "status", "last_tags", "run_id", "delivered"),
+)
 
 
-@pytest.mark.parametrize("card", [FULL, RunCard("e", "r", {}, {}, None)], ids=["full", "bare"])
-def test_round_trip(tmp_path: Path, card: RunCard) -> None:
-    """Everything on a card comes back as it was, and there is no other file."""
-    card.write(tmp_path)
-    assert RunCard.read(tmp_path) == card
+def test_round_trip(tmp_path: Path) -> None:
+    """All values are restored, under the documented keys."""
+    FULL.write(tmp_path)
+    assert RunCard.read(tmp_path) == FULL
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME] == ["tracking.json"]
+    assert tuple(json.loads((tmp_path / FILE_NAME).read_text())) == KEYS
 
 
-def test_every_card_has_a_key_of_its_own() -> None:
-    """Two runs that are equal in everything are two runs; a card's key and start stay through its changes."""
-    before = time.time() * 1000
-    one, other = (RunCard("e", "r", {}, {}, None) for _ in range(2))
-    assert one.key != other.key
-    assert before - 1 <= one.started <= time.time() * 1000
-    assert dataclasses.replace(one, status="FINISHED").key == one.key
-
-
-def test_a_change_is_in_the_folder(tmp_path: Path) -> None:
-    """A changed card is the one in the folder; what was not changed, and the card before, stay as they were."""
+def test_an_update_is_written(tmp_path: Path) -> None:
+    """The key stays; two cards with equal values have different keys."""
     card = RunCard("e", "r", {"a": "1"}, {}, None)
-    card.write(tmp_path)
-    changed = card.changed(tmp_path, **ending("FAILED", {"error": "x"}))
-    assert RunCard.read(tmp_path) == changed
-    assert (changed.status, changed.last_tags, changed.key, changed.params) == (
-        "FAILED",
-        {"error": "x"},
-        card.key,
-        {"a": "1"},
-    )
-    assert card.status is None
-    assert changed.ended is not None
-    assert card.started <= changed.ended <= time.time() * 1000
+    assert RunCard("e", "r", {"a": "1"}, {}, None).key != card.key
+    ended = card.mark_ended(tmp_path, "FAILED", {"error": "x"})
+    assert RunCard.read(tmp_path) == ended
+    assert (ended.status, ended.last_tags, ended.key, ended.params) == ("FAILED", {"error": "x"}, card.key, {"a": "1"})
+    assert ended.ended is not None
+    assert time.time() * 1000 - 60_000 < card.started <= ended.ended <= time.time() * 1000
 
 
-def test_a_card_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that ends while it writes leaves the card before: the new one appears by a rename."""
+def test_an_interrupted_write_leaves_the_old_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FULL.write(tmp_path)
 
-    def half(descriptor: int) -> None:
+    def interrupt(descriptor: int) -> None:
         os.ftruncate(descriptor, 20)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", half)
+    monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        FULL.changed(tmp_path, status="FINISHED")
-    monkeypatch.undo()
+        FULL.update(tmp_path, status="FINISHED")
     assert RunCard.read(tmp_path) == FULL
-    assert FULL.changed(tmp_path, status="FINISHED") == RunCard.read(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"3",
-        b"{}",
-        b'{"experiment": "e"}',
-        json.dumps({**dataclasses.asdict(FULL), "colour": "red"}).encode(),
-        b"\x00\x01",
-        b"\xff\xfe\x00",
-        None,
-    ],
-)
-def test_a_file_that_holds_no_card(tmp_path: Path, content: bytes | None) -> None:
-    """Whatever somebody has left there, or no file at all: one sentence that names the file."""
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"experiment": "e"}', b"\xff\xfe\x00"])
+def test_an_invalid_file(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / FILE_NAME).write_bytes(content)
-    with pytest.raises(UserError, match=r"tracking\.json") as caught:
+    with pytest.raises(UserError, match=r"tracking\.json"):
         RunCard.read(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
-def card(*overrides: str, parent_key: str | None = None) -> RunCard:
-    experiment = prepare(settings(compose([*TINY, "device=cpu", "tracking=mlflow", *overrides])))
-    return card_of(experiment, {"sweep.id": "mine"}, parent_key)
+@functools.lru_cache
+def experiment(*overrides: str) -> Experiment:
+    return prepare(settings(compose([*TINY, "device=cpu", "tracking=mlflow", *overrides])))
 
 
 def test_the_card_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Params are text; tags are the run's and those given; the store is said without its password."""
+    """Params are strings; tags are the run's and those given; the store is named without its password."""
     monkeypatch.chdir(tmp_path)
-    found = card("tracking.uri=http://me:word@host", "tracking.log_model=true", parent_key="of the sweep")
-    assert all(isinstance(value, str) for value in found.params.values())
-    assert (found.params["recipe"], found.params["seed"]) == ("acceptability", "0")
-    assert (found.tags["sweep.id"], found.tags["setup"], found.tags["device"]) == ("mine", "cpu · fp64 · s0", "cpu")
-    assert found.store == "http://***@host"
-    assert (found.parent_key, found.log_model, found.run_name) == ("of the sweep", True, "cpu · fp64 · s0")
-    assert card().store == f"sqlite:///{tmp_path}/outputs/mlflow.db"
-    assert card("tracking.run_name=mine").run_name == "mine"
+    of = experiment("tracking.uri=http://me:word@host", "tracking.log_model=true", "tracking.run_name=mine")
+    card = card_of(of, {"sweep.id": "s"}, "key of the sweep")
+    assert all(isinstance(value, str) for value in card.params.values())
+    assert (card.params["recipe"], card.params["seed"]) == ("acceptability", "0")
+    assert (card.tags["sweep.id"], card.tags["setup"], card.tags["device"]) == ("s", "cpu · fp64 · s0", "cpu")
+    assert (card.store, card.parent_key, card.log_model) == ("http://***@host", "key of the sweep", True)
+    assert card.run_name == "mine"
+    assert card.dataset is not None
+    assert (card.dataset["name"], len(card.dataset["digest"])) == ("acceptability", 16)
+    assert json.loads(card.dataset["profile"]) == {"train_samples": 100, "eval_samples": 30}
+    default = card_of(experiment(), {})
+    assert (default.store, default.run_name) == (f"sqlite:///{tmp_path}/outputs/mlflow.db", "cpu · fp64 · s0")
 
 
-def test_a_run_that_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLFLOW_RUN_ID is on the card, unless nothing is logged to a store."""
+def test_mlflow_run_id_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the run is not tracked."""
     monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
-    assert card().into_run == "abc"
-    without = card("tracking=none")
-    assert (without.into_run, without.store) == (None, None)
-    monkeypatch.delenv("MLFLOW_RUN_ID")
-    assert card().into_run is None
+    assert card_of(experiment(), {}).into_run == "abc"
+    untracked = card_of(experiment("tracking=none"), {})
+    assert (untracked.into_run, untracked.store) == (None, None)
 
 
-def test_the_data_are_named_without_secrets() -> None:
-    """The data set has a digest that MLflow's column holds, and its size."""
-    experiment = prepare(settings(compose([*TINY, "device=cpu"])))
-    named = dataset_of(experiment)
-    assert (named["name"], len(named["digest"])) == ("acceptability", 16)
-    assert json.loads(named["profile"]) == {"train_samples": 100, "eval_samples": 30}
+def test_params_are_few_and_tell_setups_apart() -> None:
+    one, other = (run_params(experiment(*o)) for o in ([], ["device.workers=2", "sync.k=4"]))
+    assert len(one) <= 20
+    assert {key for key in one if one[key] != other[key]} == {"device", "world_size", "micro_batch", "k"}
 
 
-def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container that knows no user, and outside a repository, a run has the other tags."""
+def test_tags_of_a_rehearsal() -> None:
+    tags = card_of(experiment("device=tpu8", "device.workers=8"), {}).tags
+    assert (tags["device"], tags["device.rehearsed"], tags["device.executed_on"]) == ("tpu8", "true", "cpu")
+    assert len(tags["plan.digest"]) == 16
+    assert tags["certificate"] == "comparable"
 
-    def nobody() -> str:
+
+def test_user_and_commit_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may not know its user, and an installed package is in no repository."""
+
+    def unknown() -> str:
         raise KeyError("uid not found: 1234")
 
-    monkeypatch.setattr(module.getpass, "getuser", nobody)
-    monkeypatch.setattr(module, "git_commit", lambda: None)
-    assert user_tags() == {"mlflow.source.name": "python -m runner", "mlflow.source.type": "LOCAL"}
     monkeypatch.setattr(module.getpass, "getuser", lambda: "me")
     monkeypatch.setattr(module, "git_commit", lambda: "c0ffee")
-    tags = user_tags()
-    assert (tags["mlflow.user"], tags["mlflow.source.git.commit"]) == ("me", "c0ffee")
+    program = {"mlflow.source.name": "python -m runner", "mlflow.source.type": "LOCAL"}
+    assert user_tags() == {**program, "mlflow.user": "me", "mlflow.source.git.commit": "c0ffee"}
+    monkeypatch.setattr(module.getpass, "getuser", unknown)
+    monkeypatch.setattr(module, "git_commit", lambda: None)
+    assert user_tags() == program

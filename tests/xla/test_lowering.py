@@ -13,9 +13,9 @@ from torch_xla.debug import metrics
 
 from runner.backends.xla import XlaBackend, compiled_all_reduce, host_all_reduce
 from runner.config.choices import Compress
-from runner.launch.worker import build_loop
 from runner.sync import StepFacts
 from runner.sync.local_phases import LocalPhases
+from runner.train.build import build_loop
 from runner.train.loop import Loop
 from tests.replicas import tiny_job
 

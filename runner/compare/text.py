@@ -1,0 +1,188 @@
+"""Table cells and sentences, the same in the terminal, the report and MLflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from runner.compare.results import Block, RunComparison, SetupResult
+from runner.compare.statistics import bootstrap_interval, t_quantile
+from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
+
+NOTHING = "–"
+FEW_SEEDS = 5
+#: Share of the baseline's metric above which a margin is called wide; 1 point of accuracy is one or two percent.
+WIDE_MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class RowText:
+    """A row of the table as text. Pairs are (value, interval), the second may be empty. `style`: a CSS class."""
+
+    setup: str
+    seeds: str
+    metric: tuple[str, str]
+    difference: tuple[str, str]
+    verdict: str
+    style: str
+    seconds: str
+    speed_up: tuple[str, str]
+    notes: str
+
+
+def row_text(block: Block, row: SetupResult) -> RowText:
+    digits = decimals(block)
+    verdict = row.verdict.text if row.verdict is not None else "baseline"
+    better = row.verdict is not None and row.verdict.better
+    return RowText(
+        setup=row.setup.name,
+        seeds=str(len(row.setup.runs)),
+        metric=_mean(row, digits),
+        difference=_difference(row, digits),
+        verdict=verdict,
+        style="better" if better else verdict.partition(":")[0].replace(" ", "-"),
+        seconds=_seconds(row),
+        speed_up=_speed_up(block, row),
+        notes=", ".join(str(flag.number) for flag in block.flags_of(row.setup)),
+    )
+
+
+def _mean(row: SetupResult, digits: int) -> tuple[str, str]:
+    interval = row.metric.interval(DIFFERENCE_LEVEL)
+    return (number(row.metric.value, digits), f"± {number(interval.half_width, digits)}" if interval.known else "")
+
+
+def _difference(row: SetupResult, digits: int) -> tuple[str, str]:
+    if row.difference is None or math.isnan(row.difference.value):
+        return (NOTHING, "")
+    interval, value = row.difference.interval(EQUIVALENCE_LEVEL), number(row.difference.value, digits, "+")
+    bounds = f"[{number(interval.low, digits, '+')}, {number(interval.high, digits, '+')}]"
+    return (value, bounds if interval.known else "")
+
+
+def _seconds(row: SetupResult) -> str:
+    if row.setup.rehearsed:
+        return "rehearsed"
+    if row.seconds is None:
+        return "no time"
+    text = f"{row.seconds:,.0f}" if row.seconds >= 100 else f"{row.seconds:.3g}"
+    return f"({text})" if row.setup.shared_machine else text
+
+
+def _speed_up(block: Block, row: SetupResult) -> tuple[str, str]:
+    if row.speed_up is None:
+        return (NOTHING, "")
+    value, interval = f"{_factor(row.speed_up.value)}×", row.speed_up.interval
+    bounds = f"[{_factor(interval.low)}, {_factor(interval.high)}]" if interval.known else ""
+    return (f"({value})", bounds and f"({bounds})") if block.uncertain_speed(row) else (value, bounds)
+
+
+def _factor(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def decimals(block: Block) -> int:
+    """Decimals of the metric: two for a percentage, more for a small number such as a loss or a fraction."""
+    size = abs(block.rows[0].metric.value)
+    return 2 if not size or not math.isfinite(size) else max(2, min(8, 3 - math.floor(math.log10(size))))
+
+
+def number(value: float, digits: int, sign: str = "") -> str:
+    return "NaN" if math.isnan(value) else f"{value:{sign}.{digits}f}".replace("-", "−")
+
+
+def direction(block: Block) -> str:
+    return f"{'lower' if block.key.goal == 'min' else 'higher'} {block.key.metric} is better"
+
+
+def summary(block: Block) -> str:
+    """Such as `Compared with cpu: 2 equivalent, 1 different (worse), 3 undecided.`"""
+    words = [row.verdict.short for row in block.rows if row.verdict is not None]
+    if not words:
+        return f"Only one setup, {block.baseline.name}."
+    counts = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+    return f"Compared with {block.baseline.name}: {counts}."
+
+
+def skipped_sentence(comparison: RunComparison) -> str:
+    """Such as `3 runs are not compared: a: FAILED; …`; empty if there are none."""
+    skipped = comparison.skipped
+    reasons = "; ".join(f"{one.source}: {one.reason}" for one in skipped)
+    return f"{len(skipped)} run{'s are' if len(skipped) > 1 else ' is'} not compared: {reasons}" if skipped else ""
+
+
+def remarks(block: Block) -> Iterator[str]:
+    """Sentences about a block as a whole, for below its table."""
+    if len(block.rows) > 1:
+        yield f"Margin of equivalence: {block.margin.text}."
+    yield from _comparability(block)
+    if block.baseline_note:
+        yield f"Baseline: {block.baseline_note}."
+    yield from _wide_margin(block)
+    yield from _few_seeds(block)
+    for row in block.rows:
+        name, pairs = row.setup.name, row.difference.pairs if row.difference is not None else ()
+        if row.left_out:
+            seeds = ", ".join(map(str, row.left_out))
+            yield f"{name}: the paired difference leaves out seed {seeds}, which only one of the two setups has."
+        if len(pairs) > 1 and pairs[0] and min(pairs) == max(pairs):
+            yield (
+                f"{name}: all {len(pairs)} seeds have the same difference, so its interval has no width. With few "
+                "evaluated samples this can be chance: run more seeds."
+            )
+        yield from _bootstrap(row)
+        if row.comparability is not None and row.comparability.unknown:
+            names = ", ".join(row.comparability.unknown)
+            yield f"{name}: only one of its certificate and the baseline's records {names}, so this is not compared."
+
+
+def _comparability(block: Block) -> Iterator[str]:
+    """One sentence for all setups with the same level and differences."""
+    groups: dict[str, list[str]] = {}
+    for row in block.rows:
+        if row.comparability is not None:
+            groups.setdefault(row.comparability.text, []).append(row.setup.name)
+    for text, names in groups.items():
+        level, colon, differences = text.partition(":")
+        relation = (
+            f"comparability {text}" if level == "unknown" else f"{level} to {block.baseline.name}{colon}{differences}"
+        )
+        yield f"{'; '.join(names)}: {relation}"
+
+
+def _wide_margin(block: Block) -> Iterator[str]:
+    margin, mean = block.margin.value, abs(block.rows[0].metric.value)
+    if len(block.rows) > 1 and margin is not None and mean and margin > WIDE_MARGIN * mean:
+        share = f"{100 * margin / mean:.0f}% of the baseline's {block.key.metric} ({mean:.3g})"
+        yield f"The margin of {margin:g} is {share}, so equivalent says little: choose a smaller --margin."
+
+
+def _few_seeds(block: Block) -> Iterator[str]:
+    few = min(len(row.setup.runs) for row in block.rows)
+    if few >= FEW_SEEDS or all(row.difference is None for row in block.rows):
+        return
+    if few == 1:
+        yield "A setup with one seed has no interval and stays undecided: run at least 2 more seeds."
+        return
+    intervals = [row.difference.interval(DIFFERENCE_LEVEL) for row in block.rows if row.difference is not None]
+    widths = [one.half_width for one in intervals if one.known]
+    factor = t_quantile(DIFFERENCE_LEVEL, few - 1) / math.sqrt(few)
+    sentence = f"{few} seeds rarely decide: a 95% interval of {few} pairs is ±{factor:.1f} standard deviations wide"
+    if widths and max(widths) > 0:
+        sentence += f", here ±{min(widths):.2g} to ±{max(widths):.2g} (median {median(widths):.2g})"
+    yield sentence + "."
+
+
+def _bootstrap(row: SetupResult) -> Iterator[str]:
+    pairs = row.difference.pairs if row.difference is not None else ()
+    intervals = [(level, bootstrap_interval(pairs, level)) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL)]
+    texts = [
+        f"{100 * level:.0f}% from {one.low:+.3g} to {one.high:+.3g}" for level, one in intervals if one is not None
+    ]
+    if texts and row.verdict is not None:
+        sentence = f"{row.setup.name}: the bootstrap interval is {' and '.join(texts)}"
+        if row.verdict.bootstrap is not None:
+            sentence += f"; it would decide {row.verdict.bootstrap}, but the t interval decides: {row.verdict.kind}"
+        yield sentence + "."

@@ -1,0 +1,90 @@
+"""A sync policy in words: in the names of setups, in the plan and in the certificate."""
+
+from __future__ import annotations
+
+from runner.config.choices import Average, Compress, SyncPolicyName, SyncSchedule
+from runner.config.schema import Schedule, Sync
+from runner.plan import Plan
+from runner.plan.sync_steps import sync_steps
+
+_PRESETS: dict[tuple[object, ...], str] = {(0.7, 0.9, True, False): "diloco", (1.0, 0.7, False, True): "slowmo"}
+
+
+def sync_labels(sync: Sync) -> list[str]:
+    """The settings that differ from plain synchronous training: `["diloco", "k=8", "bf16 wire"]`."""
+    policy = [] if sync.policy is SyncPolicyName.periodic or sync.always_synchronous else [_policy(sync)]
+    k = [f"k={sync.k}"] if sync.k > 1 or policy else []
+    return [*policy, *k, *_option_labels(sync)]
+
+
+def sync_name(sync: Sync) -> str:
+    """The policy with all its settings but k: `periodic, overlap=8, bf16 wire`."""
+    return ", ".join([_policy(sync), *_option_labels(sync)])
+
+
+def _option_labels(sync: Sync) -> list[str]:
+    labels = []
+    if sync.schedule is not SyncSchedule.constant:
+        value = sync.synchronous_share if sync.schedule is SyncSchedule.post_local else sync.qsr_alpha
+        labels.append(sync.schedule.name + (f"={value:g}" if value is not None else ""))
+    if sync.average is Average.weights_and_moments:
+        labels.append("moments")
+    if sync.overlap:
+        labels.append(f"overlap={sync.delay_steps}")
+    if sync.compress is not Compress.none:
+        labels.append(f"{sync.compress.name} wire")
+    return labels
+
+
+def _policy(sync: Sync) -> str:
+    if sync.policy is not SyncPolicyName.outer:
+        return sync.policy.name
+    values = (sync.outer_lr, sync.outer_momentum, sync.outer_nesterov, sync.outer_per_lr)
+    if values in _PRESETS:
+        return _PRESETS[values]
+    options = f"{' nesterov' if sync.outer_nesterov else ''}{' per lr' if sync.outer_per_lr else ''}"
+    return f"outer lr={sync.outer_lr:g} momentum={sync.outer_momentum:g}{options}"
+
+
+def describe_sync(sync: Sync, batch_length_sorted: bool) -> str:
+    """What workers average and when, for the certificate: `weights every 4 steps, dealt by length`."""
+    if sync.always_synchronous:
+        return "every step"
+    often = "every step" if sync.k == 1 else f"every {sync.k} steps"
+    if sync.schedule is SyncSchedule.post_local:
+        often += f" after {100 * sync.synchronous_share_or_default:g}% of the samples"
+    if sync.schedule is SyncSchedule.qsr:
+        alpha = "" if sync.qsr_alpha is None else f", alpha {sync.qsr_alpha:g}"
+        often += f" or more (quadratic rule{alpha})"
+    delay = f", applied {sync.delay_steps} steps later" if sync.overlap else ""
+    # Between synchronisations it matters which samples a worker gets.
+    dealt = ", dealt by length" if batch_length_sorted else ""
+    return f"{_averaged(sync)} {often}{delay}{dealt}"
+
+
+def _averaged(sync: Sync) -> str:
+    if sync.policy is SyncPolicyName.outer:
+        nesterov = ", nesterov" if sync.outer_nesterov else ""
+        per_lr = ", per learning rate" if sync.outer_per_lr else ""
+        return f"updates, outer SGD of lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}{nesterov}{per_lr}"
+    return {
+        SyncPolicyName.periodic: "weights" if sync.average is Average.weights else "weights and moments",
+        SyncPolicyName.accumulated: "accumulated updates",
+        SyncPolicyName.gradients: "gradients, weights never synchronised",
+    }[sync.policy]
+
+
+def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule, approximately: str = "") -> str:
+    """How often workers synchronise, for the plan's table. `approximately`: put before numbers that are estimated."""
+    if plan.world_size == 1:
+        return "one worker: nothing to synchronise"
+    if sync.always_synchronous:
+        return "synchronous: every step"
+    steps = sync_steps(plan, sync, schedule)
+    # A run ends with one more average of what is left, but not of gradients: then worker 0's weights are the result.
+    final = plan.optimizer_steps - 1 not in steps.due and sync.policy is not SyncPolicyName.gradients
+    count = len(steps.due) + final
+    first = f", after {approximately}{steps.first_local:,} synchronous steps" if steps.first_local else ""
+    at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
+    steps_each = f"{sync.k} step{'s' * (sync.k > 1)}"
+    return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {approximately}{count:,} in all"

@@ -1,0 +1,187 @@
+"""Show a run's progress while its workers train, by reading the files they write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from runner.folder.eval_progress import evaluation_under_way
+from runner.folder.metrics_log import Metric, MetricsReader
+from runner.plan.experiment import Experiment
+from runner.track.tracker import Tracker
+
+#: Seconds between two reads of the metrics file, and between two lines where the output is not a terminal.
+_READ_EVERY, _LINE_EVERY = 0.25, 5.0
+#: Seconds between two reads of the folders of a sweep's jobs.
+_SWEEP_EVERY = 2.0
+
+
+class Background:
+    """Runs `work` in a thread while a `with` block runs. `work` is given the event that is set when the block ends."""
+
+    def __init__(self, name: str, work: Callable[[threading.Event], None]) -> None:
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=work, args=(self._done,), name=name, daemon=True)
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+class ProgressDisplay:
+    """A thread of the parent that reads `metrics.jsonl` and updates the terminal. Used as a context."""
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        tracker: Tracker,
+        console: Console,
+        sweep: Callable[[], str] | None = None,
+    ) -> None:
+        """`sweep`: describes the state of the sweep that the run is a job of."""
+        self._folder = folder
+        self._reader = MetricsReader(folder)
+        self._tracker = tracker
+        self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
+        self._background = Background("progress", self._follow)
+
+    def __enter__(self) -> ProgressDisplay:
+        self._tracker.start()
+        self._background.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._background.__exit__()
+
+    def _follow(self, ended: threading.Event) -> None:
+        with self._display:
+            while True:
+                done = ended.wait(_READ_EVERY)
+                self._display.show(self._reader.read(), evaluation_under_way(self._folder))
+                if done:
+                    return
+
+
+class _Latest:
+    """The newest value of each metric."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.values: dict[str, float] = {}
+
+    def update(self, metrics: list[Metric]) -> None:
+        for metric in metrics:
+            self.values[metric.key] = metric.value
+            if metric.key == "train/loss":
+                self.step = metric.step
+
+    def text(self) -> str:
+        if "train/loss" not in self.values:
+            return ""
+        parts = [f"loss {self.values['train/loss']:.4f}", f"lr {self.values['train/lr']:.2e}"]
+        if "train/samples_per_s" in self.values:
+            parts.append(f"{self.values['train/samples_per_s']:,.0f} samples/s")
+        return "  ".join(parts)
+
+
+def _evaluation_text(metrics: list[Metric]) -> str:
+    shown = {m.key.removeprefix("eval/"): m.value for m in metrics if m.key.startswith("eval/")}
+    step = next((m.step for m in metrics if m.key.startswith("eval/")), 0)
+    return f"step {step:>6,}  evaluation  " + "  ".join(f"{k} {v:.4g}" for k, v in shown.items()) if shown else ""
+
+
+class Bar:
+    """A progress bar, for terminals; below it a line about the sweep, if the run is part of one."""
+
+    def __init__(self, experiment: Experiment, console: Console, sweep: Callable[[], str] | None) -> None:
+        self._console = console
+        self._sweep = sweep
+        self._sweep_read_at = 0.0
+        self._total = experiment.plan.optimizer_steps
+        self._latest = _Latest()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._overall = Text()
+        self._live = Live(Group(self._progress, self._overall), console=console, transient=True, refresh_per_second=10)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bar:
+        self._live.start()
+        self._task = self._progress.add_task("starting", total=self._total, numbers="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
+        assert self._task is not None
+        if self._sweep is not None and time.monotonic() - self._sweep_read_at > _SWEEP_EVERY:
+            self._overall.plain = f"sweep  {self._sweep()}"
+            self._sweep_read_at = time.monotonic()
+        if text := _evaluation_text(metrics):
+            self._console.print(text)
+        self._latest.update(metrics)
+        if evaluating is not None:
+            done, total = evaluating
+            after = f"batches, after step {self._latest.step:,}"
+            self._progress.update(self._task, description="evaluating", completed=done, total=total, numbers=after)
+        elif self._latest.step:
+            self._progress.update(
+                self._task,
+                description="training",
+                completed=self._latest.step,
+                total=self._total,
+                numbers=self._latest.text(),
+            )
+
+
+class Lines:
+    """Prints a line every few seconds, for logs."""
+
+    def __init__(self, experiment: Experiment, console: Console) -> None:
+        self._console = console
+        self._total = experiment.plan.optimizer_steps
+        self._latest = _Latest()
+        self._next = time.monotonic() + _LINE_EVERY
+        self._shown = 0
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
+        self._latest.update(metrics)
+        if text := _evaluation_text(metrics):
+            self._console.print(text, soft_wrap=True)
+        if time.monotonic() < self._next:
+            return
+        if evaluating is not None:
+            done, total = evaluating
+            self._print(f"step {self._latest.step:>6,}  evaluating  {done:,} of {total:,} batches")
+        elif self._latest.step > self._shown:
+            self._shown = self._latest.step
+            self._print(f"step {self._shown:>6,} of {self._total:,}  {self._latest.text()}")
+
+    def _print(self, line: str) -> None:
+        self._next = time.monotonic() + _LINE_EVERY
+        self._console.print(line, soft_wrap=True)

@@ -1,0 +1,204 @@
+"""The speed of a run in `summary.json`: its figures, those of one worker, and the diagnosis."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.backends.machine import available_cores
+from runner.config.choices import SyncSchedule
+from runner.config.plain import to_plain
+from runner.folder.files import started_ms
+from runner.plan.certificate import RunSetup
+from runner.plan.experiment import Experiment
+from runner.speed.diagnosis import diagnose
+from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
+from runner.train.result import RunResult
+
+#: Caches can make n workers a little more than n times as fast as one; beyond that the baseline was slowed down.
+_IMPLAUSIBLE = 1.1
+
+#: Settings of a recipe that do not change its speed. The data are identified by their digest.
+_NO_EFFECT = ("tuned", "metric", "goal", "data")
+
+
+def speed_key(setup: RunSetup, machine: str) -> str:
+    """Equal for runs that should be equally fast: the same work in the same pieces on the same machine.
+
+    Seed, length of the run, learning rate, evaluation, tracking and synchronisation are left out.
+    """
+    config, plan = setup.config, setup.plan
+    content = {
+        "recipe": {name: value for name, value in config.recipe.items() if name not in _NO_EFFECT},
+        "data": setup.data,
+        "device": [setup.device_type, machine, config.device.length_buckets],
+        "versions": dict(setup.versions),
+        "precision": to_plain(config.precision),
+        "optimizer": {name: value for name, value in to_plain(config.optimizer).items() if name != "lr"},
+        "model": [config.compile, config.gradient_checkpointing, to_plain(config.equivalence)],
+        "batch": [plan.micro_batch, plan.accumulation_steps, config.batch.length_sorted],
+        "workers": plan.world_size,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def find_baseline(folder: Path, key: str, micro_batch: int) -> Baseline | None:
+    """The newest finished run with this speed key among the folders next to `folder`; None if there is none.
+
+    Runs that were rehearsed, that shared the machine with other jobs, or that were too short to time are skipped.
+    """
+    summaries = [path for path in folder.resolve().parent.glob("*/summary.json") if path.parent != folder.resolve()]
+    for path in sorted(summaries, key=lambda path: started_ms(path.parent), reverse=True):
+        summary = _read(path)
+        timed = summary.get("status") == "FINISHED" and summary.get("samples_per_s")
+        alone = not summary.get("rehearsed") and summary.get("jobs_at_once") == 1
+        if timed and alone and summary.get("speed_key") == key:
+            compute_s = (summary.get("speed") or {}).get("compute_s_per_sample")
+            return Baseline(path.parent.name, summary["samples_per_s"], micro_batch, compute_s)
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Another run's summary; empty if it cannot be read, since it may be in any state."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def speed_of(
+    experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int
+) -> dict[str, Any]:
+    """The entries `speed_key`, `speed`, `diagnosis` and `diagnoses` of `summary.json`.
+
+    `wall_s`: seconds of the whole run. `jobs_at_once`: jobs of a sweep that share this machine.
+    """
+    numbers = _numbers(experiment, result, wall_s, folder, jobs_at_once)
+    key = None
+    if result.machine is not None:
+        key, one_worker = (speed_key(setup, result.machine) for setup in (experiment.setup, experiment.one_worker))
+        numbers = dataclasses.replace(numbers, baseline=_baseline(experiment, numbers, folder, key, one_worker))
+    found = diagnose(numbers)
+    return {
+        "speed_key": key,
+        "speed": _as_json(numbers),
+        "diagnosis": found[0].sentence if found else None,
+        "diagnoses": [dataclasses.asdict(one) for one in found],
+    }
+
+
+def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, one_worker: str) -> Baseline | None:
+    if run.rehearsed or run.jobs_at_once > 1 or run.samples_per_s is None:
+        return None
+    if key == one_worker:
+        return Baseline(folder.resolve().name, run.samples_per_s, run.micro_batch, run.compute_s)
+    return find_baseline(folder, one_worker, experiment.one_worker.plan.micro_batch)
+
+
+def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int) -> RunNumbers:
+    config, plan, placement = experiment.config, experiment.plan, experiment.placement
+    rate, compiled = result.samples_per_s, result.compilations
+    pads_to = config.recipe.get("padding")
+    training_s = None
+    if rate and result.optimizer_steps is not None:
+        training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(1)) / rate
+    return RunNumbers(
+        device=placement.label,
+        rehearsed=placement.rehearsed,
+        world_size=plan.world_size,
+        local_workers=placement.local_workers,
+        cores=available_cores() if placement.device_type == "cpu" or placement.rehearsed else None,
+        jobs_at_once=jobs_at_once,
+        unit=experiment.facts.unit,
+        samples_per_epoch=plan.samples_per_epoch,
+        micro_batch=plan.micro_batch,
+        replica_batch=plan.replica_batch,
+        k=plan.k,
+        largest_k=(
+            plan.optimizer_steps if plan.world_size > 1 and config.sync.schedule is SyncSchedule.constant else None
+        ),
+        length_sorted=config.batch.length_sorted,
+        few_lengths=config.device.length_buckets is not None or compiled is not None,
+        pads_to=str(pads_to) if pads_to not in (None, "longest") else None,
+        compiled=config.compile,
+        wall_s=wall_s,
+        training_s=training_s,
+        first_step_s=result.first_step_s,
+        evaluation_s=result.evaluation_s,
+        compile_s=compiled.seconds if compiled is not None else None,
+        samples_per_s=rate,
+        step_s=result.step_s,
+        collectives=_collectives(result),
+        tokens=result.tokens,
+        reading=_samples_read(folder),
+    )
+
+
+def _collectives(result: RunResult) -> Collectives | None:
+    if result.comm_s is None or result.synchronisations is None or result.comm_bytes is None:
+        return None
+    return Collectives(result.synchronisations, result.comm_bytes, result.comm_s)
+
+
+def _samples_read(folder: Path) -> SamplesRead | None:
+    """Of the longest epoch in `ledger.json`, also for a run that the ledger has ended."""
+    path = folder / "ledger.json"
+    epochs = json.loads(path.read_text())["epochs"] if path.exists() else []
+    if not epochs:
+        return None
+    epoch = max(epochs, key=lambda epoch: epoch["expected"])
+    return SamplesRead(epoch["expected"], epoch["samples_seen"], epoch["unique"])
+
+
+def _as_json(run: RunNumbers) -> dict[str, Any]:
+    read, base = run.reading, run.baseline
+    return {
+        "samples_per_epoch": read.seen if read is not None else None,
+        "samples_per_epoch_planned": read.expected if read is not None else None,
+        "samples_per_s": run.samples_per_s,
+        "scaling_efficiency": run.scaling_efficiency,
+        "baseline": base.folder if base is not None else None,
+        "baseline_samples_per_s": base.samples_per_s if base is not None else None,
+        "step_share": run.step_share,
+        "compute_s_per_sample": run.compute_s,
+        "link_gbit_per_s": run.link_gbit_per_s,
+        "start_up_share": _share(run, run.first_step_s),
+        "evaluation_share": _share(run, run.evaluation_s),
+        "ending_share": _share(run, run.ending_s),
+        "compile_share": _share(run, run.compile_s),
+        "padding_share": run.tokens.padding_share if run.tokens is not None else None,
+        "tokens": dataclasses.asdict(run.tokens) if run.tokens is not None else None,
+    }
+
+
+def _share(run: RunNumbers, seconds: float | None) -> float | None:
+    return run.of_wall(seconds) if seconds is not None else None
+
+
+def speed_metrics(speed: Mapping[str, Any]) -> dict[str, float]:
+    """The figures that are logged as metrics, so that a tracking store can sort runs by them."""
+    names = ("scaling_efficiency", "padding_share")
+    return {f"speed/{name}": speed[name] for name in names if speed[name] is not None}
+
+
+def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> str | None:
+    """How the speed of several workers compares with one worker's, in a line; None for one worker."""
+    speed = summary["speed"]
+    efficiency, baseline = speed["scaling_efficiency"], speed["baseline"]
+    if efficiency is not None and baseline != folder.resolve().name:
+        times, one = efficiency * workers, speed["baseline_samples_per_s"]
+        faster = f"{times:,.{0 if times >= 10 else 1}f} times as fast as one worker ({one:,.0f}/s)"
+        doubt = ", which must have been slowed down by something else" if efficiency > _IMPLAUSIBLE else ""
+        return f"scaling efficiency {efficiency:.0%}: {faster} in {baseline}{doubt}"
+    alone = not summary["rehearsed"] and summary["jobs_at_once"] == 1
+    if efficiency is None and workers > 1 and alone and speed["samples_per_s"] is not None:
+        return (
+            "scaling efficiency unknown: there is no run of one worker in this folder; run this command with setup=one "
+            "for comparison"
+        )
+    return None

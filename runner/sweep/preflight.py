@@ -1,0 +1,81 @@
+"""What is wrong with a sweep's settings or tracking store, found before a folder is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+
+from runner.config.arguments import RESUME_SWEEP, HydraOptions
+from runner.config.compose import compose, parsed, settings, sweep_points, with_sweeper_params
+from runner.errors import UserError
+from runner.run.preflight import check_folder
+from runner.sweep.command import SweepRequest
+from runner.sweep.grid import grid_of, sweeper_overrides
+from runner.sweep.resume import find_sweep
+from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
+from runner.track.secrets import masked, names_a_secret
+from runner.track.store import check_tracking
+
+
+def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
+    """Which jobs a sweep has, and its folder. Adds what an optimizing sweeper needs to `options`. Raises UserError.
+
+    Only the composition is checked, over every value that is swept: a combination that cannot be run is a failed job,
+    and the others run.
+    """
+    for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
+        _refuse_written_secret(override, meant.value())
+    first = compose(next(sweep_points(options.overrides)), options.config_dirs)
+    overrides = with_sweeper_params(options.overrides, first.hydra)
+    points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
+    hydra, config = points[0].hydra, settings(points[0])
+    folder = Path(hydra.sweep.dir)
+    check_folder("hydra.sweep.dir", str(folder))
+    options.overrides += sweeper_overrides(hydra, config.evaluation.goal, options.overrides)
+    check_tracking(config.tracking)
+    if "MLFLOW_RUN_ID" in os.environ:
+        raise UserError("MLFLOW_RUN_ID is set, but the jobs of a sweep cannot share one MLflow run: unset it")
+    if options.resumed:
+        folder = find_sweep(options.resumed, folder.parent)
+    elif (folder / SWEEP_FILE).exists():
+        raise UserError(
+            f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
+        )
+    return SweepRequest(
+        command=tuple(options.overrides),
+        grid=grid_of(parsed(overrides), hydra),
+        hydra=hydra,
+        tracking=config.tracking,
+        evaluation=config.evaluation,
+        folder=folder,
+        started_at=started_at,
+    )
+
+
+def _refuse_written_secret(override: str, value: object) -> None:
+    """Refuse a credential in an override: Hydra, `sweep.json` and the tracking store write a sweep's overrides down."""
+    written = "and a sweep's overrides are written to files"
+    if masked(override) != override:
+        raise UserError(f"{masked(override)} holds credentials, {written}: put the address into MLFLOW_TRACKING_URI")
+    for name in _written_secrets(override.partition("=")[0], value):
+        raise UserError(f"{name}=*** is a credential, {written}: read it from the environment, '${{oc.env:NAME}}'")
+
+
+def _written_secrets(key: str, value: object) -> Iterator[str]:
+    """The settings in `key=value` whose name says that they hold a secret, unless the value is a reference to it."""
+    if isinstance(value, QuotedString):
+        value = value.text
+    if isinstance(value, ChoiceSweep):
+        value = value.list
+    secret = names_a_secret(key.rpartition(".")[2])
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _written_secrets(key if secret else f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _written_secrets(key, item)
+    elif secret and value not in ("", None) and not str(value).startswith("${"):
+        yield key

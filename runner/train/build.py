@@ -1,0 +1,192 @@
+"""Build one worker's replica with everything that trains it, and train it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from runner.backends import Backend, build_backend
+from runner.backends.machine import available_cores, describe_machine
+from runner.config.choices import EquivalenceMode
+from runner.config.instantiate import build_recipe
+from runner.config.plain import from_plain, to_plain
+from runner.config.schema import Config
+from runner.data.cache import Cache
+from runner.data.recipe import DataFacts, Prepared, Recipe
+from runner.errors import UserError
+from runner.exact import check_model, exact_streams, standard_streams
+from runner.folder.eval_progress import EvalProgress
+from runner.folder.files import write_json
+from runner.folder.metrics_log import MetricsLog
+from runner.plan import Plan
+from runner.sync import build_sync_policy
+from runner.sync.telemetry import sync_summary
+from runner.train import ledger
+from runner.train.loop import Log, Loop
+from runner.train.moving import moved
+from runner.train.optim import build_optimizer
+from runner.train.precision import Precision
+from runner.train.result import RunResult
+from runner.train.seeds import set_seed, worker_seed
+from runner.train.tokens import Tokens, over_all_workers
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a worker needs to know.
+
+    `folder`: of the run. `local_workers`: on each machine. `threads`: for each worker's computations on a CPU.
+    `started_at`: when the command started, in seconds since the epoch.
+    """
+
+    config: Config
+    plan: Plan
+    facts: DataFacts
+    folder: Path
+    device_type: str
+    local_workers: int
+    threads: int
+    started_at: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: to_plain(value) for name, value in vars(self).items()}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Job:
+        typed = {
+            "config": from_plain(Config, data["config"]),
+            "plan": from_plain(Plan, data["plan"]),
+            "facts": from_plain(DataFacts, data["facts"]),
+            "folder": Path(data["folder"]),
+        }
+        return Job(**{**data, **typed})
+
+
+def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
+    """This worker's device, connected to the other workers through `store`."""
+    torch.set_num_threads(job.threads)
+    return build_backend(
+        job.device_type,
+        rank,
+        world_size,
+        local_rank,
+        store,
+        local_workers=job.local_workers,
+        cache=Cache(job.config.cache_dir).root,
+        threads=job.threads,
+    )
+
+
+def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
+    """One worker's training loop: data, model, optimizer and sync policy. A collective."""
+    config = job.config
+    recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
+    prepared = _prepare_data(recipe, job, backend)
+    set_seed(config.seed)  # the same on all workers, so that new parameters are the same
+    precision = Precision(config.precision.name, backend.device.type)
+    model = precision.cast(recipe.build_model(prepared)).to(backend.eager_device)
+    _apply_options(config, model)
+    exact = config.equivalence.mode is EquivalenceMode.exact
+    if exact:
+        check_model(recipe, prepared, model, backend.eager_device)
+    model = moved(model, backend.device)
+    optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused=not backend.compiles)
+    policy = build_sync_policy(config, job.plan, model, optimizer, backend)
+    own_seed = worker_seed(config.seed, backend.rank)
+    set_seed(own_seed)
+    backend.seed(own_seed)
+    dropout = exact_streams(config.seed) if exact else standard_streams
+    return Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
+
+
+def train(job: Job, backend: Backend) -> RunResult | None:
+    """Train to the end, and leave `metrics.jsonl`, `ledger.json` and `model/` in the run's folder; rank 0's result."""
+    log = MetricsLog(job.folder) if backend.rank == 0 else None
+    loop = build_loop(job, backend, log.write if log is not None else _no_log)
+    if log is not None:
+        loop.eval_progress = EvalProgress(job.folder)
+    try:
+        loop.train()
+        loop.finish()
+    finally:
+        # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
+        if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
+            write_json(job.folder / "ledger.json", ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups))
+    loop.policy.close()
+    warnings = _gather_warnings(loop)
+    tokens = over_all_workers(loop.tokens, backend)
+    if log is None:
+        return None
+    log.close()
+    if loop.best.weights is not None:
+        loop.model.load_state_dict(loop.best.weights)
+    result = _result(loop, job, tokens, warnings)
+    loop.recipe.save(moved(loop.model, torch.device("cpu")), loop.prepared, job.folder / "model")
+    return result
+
+
+def _gather_warnings(loop: Loop) -> tuple[str, ...]:
+    """All workers' warnings about compilation. A collective."""
+    text = (loop.compilations.warning() or "").encode()
+    of_rank = loop.backend.gather_rows(torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()))
+    texts = [bytes(rows.numpy()).decode() for rows in of_rank]
+    return tuple(f"worker {rank}: {text}" for rank, text in enumerate(texts) if text)
+
+
+def _no_log(step: int, metrics: dict[str, float]) -> None:
+    """Only rank 0 logs."""
+
+
+def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
+    # One worker of each machine tokenises; the others wait, then map the same cache entry.
+    cache = Cache(job.config.cache_dir)
+    entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
+    backend.barrier()
+    # The entry's name, not its path: another machine may keep its cache elsewhere.
+    return Prepared.load(cache.root / backend.share(entry.name if entry is not None else None))
+
+
+def _apply_options(config: Config, model: torch.nn.Module) -> None:
+    if config.gradient_checkpointing:
+        enable = getattr(model, "gradient_checkpointing_enable", None)
+        if enable is None or not getattr(model, "supports_gradient_checkpointing", False):
+            raise UserError(
+                f"gradient_checkpointing=true is not supported by {type(model).__name__}: "
+                "use gradient_checkpointing=false"
+            )
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.compile:
+        model.compile(dynamic=True)  # padding makes shapes vary: one program for all of them
+
+
+def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ...]) -> RunResult:
+    meter, stats, best = loop.meter, loop.policy.stats(), loop.best
+    return RunResult(
+        optimizer_steps=loop.optimizer_step,
+        samples_seen=sum(record.samples_seen for record in loop.ledger.epochs),
+        samples_per_s=meter.timed_samples / meter.timed_seconds if meter.timed_seconds else None,
+        first_step_s=(loop.first_step_at or time.time()) - job.started_at,
+        synchronisations=stats.synchronisations,
+        comm_bytes=stats.bytes,
+        comm_s=stats.seconds,
+        comm_stall_s=stats.stall_seconds,
+        sync=sync_summary(loop.synchronisations),
+        step_s=meter.mean_step_seconds,
+        evaluation_s=meter.paused_seconds,
+        tokens=tokens,
+        compilations=loop.compilations.total(),
+        train_loss=meter.loss_total / max(meter.count_total, 1),
+        eval=best.metrics if best.weights is not None else loop.eval_metrics,
+        best={"step": best.step, job.config.evaluation.metric: best.value},
+        batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
+        stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
+        machine=describe_machine(job.device_type, available_cores()),
+        warnings=warnings,
+    )

@@ -1,0 +1,52 @@
+"""What a run measured, from the worker that trained it to `summary.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.backends import Compilations
+from runner.train.tokens import Tokens
+
+#: What the summary reports elsewhere: in its block `speed`, and in the certificate.
+_NOT_IN_SUMMARY = ("tokens", "batch_statistics")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The measurements of rank 0 at the end of training; None: unknown, as in a run that failed.
+
+    `optimizer_steps`, `samples_seen`: completed. `samples_per_s`: over all workers, after the first step.
+    `first_step_s`: from the start of the command to the end of the first step. `comm_*`: of this worker's collectives
+    for training; `sync`: statistics of local phases. `step_s`: seconds of an optimizer step by phase. `evaluation_s`:
+    of all evaluations. `train_loss`: mean over the run. `eval`: the metrics of the saved weights. `best`: the step and
+    value of the best evaluation. `batch_statistics`: whether the model has batch normalisation. `machine`: the
+    hardware, in words.
+    """
+
+    optimizer_steps: int | None = None
+    samples_seen: int | None = None
+    samples_per_s: float | None = None
+    first_step_s: float | None = None
+    synchronisations: int | None = None
+    comm_bytes: int | None = None
+    comm_s: float | None = None
+    comm_stall_s: float | None = None
+    sync: Mapping[str, Any] | None = None
+    step_s: Mapping[str, float] | None = None
+    evaluation_s: float | None = None
+    tokens: Tokens | None = None
+    compilations: Compilations | None = None
+    train_loss: float | None = None
+    eval: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, Any] | None = None
+    batch_statistics: bool = False
+    stopped_early: bool | None = None
+    machine: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def as_summary(self) -> dict[str, Any]:
+        """The part of `summary.json` that was measured."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_SUMMARY}

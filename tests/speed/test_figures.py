@@ -1,0 +1,247 @@
+"""Which runs a run's speed is set beside, and what `summary.json` says of it. tests/end_to_end has the real runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.compose import compose, settings
+from runner.plan.experiment import Experiment, prepare
+from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of
+from runner.speed.run_numbers import Baseline
+from tests.replicas import TINY
+
+SETTINGS = [override for override in TINY if not override.startswith("precision")]
+MACHINE = "2 cores of a processor"
+
+
+def experiment(*overrides: str) -> Experiment:
+    device = [] if any(override.startswith("device=") for override in overrides) else ["device=cpu"]
+    return prepare(settings(compose([*SETTINGS, *device, *overrides])))
+
+
+def key(*overrides: str) -> str:
+    return speed_key(experiment(*overrides).setup, MACHINE)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seed=3"],
+        ["epochs=1"],
+        ["max_steps=2"],
+        ["optimizer.lr=0.1"],
+        ["schedule=cosine"],
+        ["evaluation.every_steps=2", "evaluation.micro_batch=3", "evaluation.keep_best=true"],
+        ["ledger=warn"],
+        ["cache_dir=elsewhere"],
+        ["sync.k=4"],
+        ["device.rehearse=never"],
+        ["recipe.tuned.lr=0.1"],
+    ],
+)
+def test_what_has_no_part_in_speed(overrides: list[str]) -> None:
+    """One worker's run serves as the baseline of runs that differ from it in these."""
+    assert key(*overrides) == key()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["recipe.model.layers=2"],
+        ["recipe.data.seed=1"],
+        ["++recipe.padding=max_length"],
+        ["precision=bf16"],
+        ["optimizer=sgd"],
+        ["optimizer.clip_norm=null"],
+        ["gradient_checkpointing=true"],
+        ["equivalence=exact"],
+        ["batch.global_batch=48"],
+        ["batch.length_sorted=false"],
+        ["accumulation.steps=2"],
+        ["accumulation.steps=2", "batch.global_batch=48"],
+        ["device.length_buckets=[16]"],
+        ["device.workers=2"],
+        ["device.workers=2", "batch.global_batch=48"],
+    ],
+)
+def test_what_has_a_part_in_speed(overrides: list[str]) -> None:
+    """Two runs that differ in one of these need not be equally fast; nor runs on two machines."""
+    assert key(*overrides) != key()
+    assert speed_key(experiment().setup, "8 cores of another") != key()
+
+
+@pytest.mark.parametrize(
+    ("device", "others"),
+    [
+        (["device=cpu4"], []),
+        (["device=cpu4"], ["sync.k=2", "seed=1"]),
+        (["device=cpu2"], ["precision=bf16"]),
+        (["device=cpu2", "accumulation.steps=3"], ["gradient_checkpointing=true"]),
+        (["device=cpu2"], ["batch=per_device", "batch.global_batch=null", "batch.micro_batch=6"]),
+    ],
+)
+def test_setup_one_is_the_baseline(device: list[str], others: list[str]) -> None:
+    """What the report advises, `setup=one` in place of workers and accumulation, makes the run that is looked for."""
+    assert speed_key(experiment(*device, *others).one_worker, MACHINE) == key("device=cpu4", *others, "setup=one")
+
+
+def left(root: Path, name: str, age: int = 0, **changes: Any) -> None:
+    """A run's folder, of which the summary is so many seconds old."""
+    summary = {
+        "status": "FINISHED",
+        "rehearsed": False,
+        "jobs_at_once": 1,
+        "samples_per_s": 100.0,
+        "speed_key": "right",
+        "speed": {"compute_s_per_sample": 0.01},
+    }
+    (root / name).mkdir()
+    path = root / name / "summary.json"
+    path.write_text(json.dumps({**summary, **changes}))
+    os.utime(path, ns=(10**18 - age * 10**9, 10**18 - age * 10**9))
+
+
+def test_the_newest_run_of_one_worker_is_the_baseline(tmp_path: Path) -> None:
+    """Of those beside a run, and never the run itself."""
+    left(tmp_path, "old", age=3, samples_per_s=50.0)
+    left(tmp_path, "new", age=2)
+    left(tmp_path, "own", age=1)
+    assert find_baseline(tmp_path / "own", "right", 24) == Baseline("new", 100.0, 24, 0.01)
+    assert find_baseline(tmp_path / "own", "wrong", 24) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "FAILED"},
+        {"rehearsed": True},
+        {"jobs_at_once": 2},
+        {"samples_per_s": None},
+        {"speed_key": "another"},
+        {"speed_key": None},
+    ],
+)
+def test_runs_that_are_no_baseline(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A run that failed, was rehearsed, had company, was too short or is another is passed over for an older one."""
+    left(tmp_path, "good", age=9)
+    left(tmp_path, "bad", **changes)
+    (tmp_path / "own").mkdir()
+    found = find_baseline(tmp_path / "own", "right", 24)
+    assert found is not None
+    assert found.folder == "good"
+
+
+def test_what_cannot_be_read_is_no_baseline(tmp_path: Path) -> None:
+    """Other tools' files, summaries of earlier versions and half a file end no run that has been trained."""
+    (tmp_path / "own").mkdir()
+    for name, text in (("half", '{"status": "FIN'), ("list", "[1]"), ("early", '{"status": "FINISHED"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(text)
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "summary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "folder" / "summary.json").mkdir(parents=True)
+    assert find_baseline(tmp_path / "own", "right", 24) is None
+
+
+STEP = {"data": 0.0, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "communication": 0.02, "other": 0.01}
+RESULT: dict[str, Any] = {
+    "optimizer_steps": 10,
+    "samples_seen": 200,
+    "samples_per_s": 150.0,
+    "first_step_s": 1.0,
+    "synchronisations": 10,
+    "comm_bytes": 10**9,
+    "comm_s": 4.0,
+    "step_s": STEP,
+    "evaluation_s": 0.5,
+    "tokens": {"of_samples": 90, "uneven": 10, "beyond": 0, "fillers": 0},
+    "compilations": None,
+    "machine": MACHINE,
+}
+
+
+def test_the_block_of_a_run_with_a_baseline(tmp_path: Path) -> None:
+    """Each number by hand: 150 samples/s on two workers where one has 100 is an efficiency of 75%."""
+    of = experiment("device=cpu2")
+    left(tmp_path, "one", speed_key=key())
+    (tmp_path / "own").mkdir()
+    epoch = {"expected": 100, "samples_seen": 100, "unique": 100}
+    (tmp_path / "own" / "ledger.json").write_text(json.dumps({"epochs": [{**epoch, "expected": 24}, epoch]}))
+    found = speed_of(of, RESULT, 10.0, tmp_path / "own", 1)
+    speed = found["speed"]
+    assert speed["scaling_efficiency"] == pytest.approx(0.75)
+    assert (speed["baseline"], speed["baseline_samples_per_s"], speed["samples_per_s"]) == ("one", 100.0, 150.0)
+    assert (speed["samples_per_epoch"], speed["samples_per_epoch_planned"]) == (100, 100)
+    assert speed["step_share"] == pytest.approx({phase: 10 * seconds for phase, seconds in STEP.items()})
+    assert speed["compute_s_per_sample"] == pytest.approx(0.06 / 12)
+    assert speed["link_gbit_per_s"] == pytest.approx(2.0)
+    assert (speed["start_up_share"], speed["evaluation_share"]) == (0.1, 0.05)
+    assert speed["ending_share"] == pytest.approx(1 - 0.1 - 0.05 - (200 - 24) / 150 / 10)  # the first step is start-up
+    assert (speed["padding_share"], speed["compile_share"]) == (0.1, None)
+    assert found["speed_key"] == speed_key(of.setup, MACHINE)
+    assert found["diagnosis"] == found["diagnoses"][0]["sentence"]
+    compiling = {**RESULT, "compilations": {"count": 2, "seconds": 3.0}}
+    shares = speed_of(of, compiling, 10.0, tmp_path / "own", 1)["speed"]
+    assert shares["compile_share"] == 0.3
+    assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
+    assert speed_metrics(speed) == {"speed/scaling_efficiency": speed["scaling_efficiency"], "speed/padding_share": 0.1}
+
+
+def summary_of(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"rehearsed": False, "jobs_at_once": 1, **found, **changes}
+
+
+def test_how_the_report_says_it(tmp_path: Path) -> None:
+    """With a baseline, without one, for one worker by itself, and where no comparison would mean anything."""
+    own = tmp_path / "own"
+    own.mkdir()
+    two, one = experiment("device=cpu2"), experiment()
+    lonely = summary_of(speed_of(two, RESULT, 10.0, own, 1))
+    advice = "scaling efficiency unknown: no run of one worker lies beside this one; setup=one with all but "
+    assert efficiency_words(lonely, 2, own) == f"{advice}workers and accumulation as here makes one"
+    assert efficiency_words({**lonely, "rehearsed": True}, 2, own) is None
+    assert efficiency_words({**lonely, "jobs_at_once": 2}, 2, own) is None
+    itself = summary_of(speed_of(one, RESULT, 10.0, own, 1))
+    assert (itself["speed"]["scaling_efficiency"], itself["speed"]["baseline"]) == (1.0, "own")
+    assert efficiency_words(itself, 1, own) is None
+    left(tmp_path, "one", speed_key=key())
+    beside = summary_of(speed_of(two, RESULT, 10.0, own, 1))
+    said = "scaling efficiency 75%: 1.5 times as fast as one worker (100/s) in one"
+    assert efficiency_words(beside, 2, own) == said
+    left(tmp_path, "hindered", age=-1, speed_key=key(), samples_per_s=60.0)
+    said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
+    doubt = "which something must have slowed down"
+    assert said == f"scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered, {doubt}"
+    many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
+    assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
+
+
+@pytest.mark.parametrize(("overrides", "jobs"), [(["device=tpu8"], 1), (["device=cpu2"], 2)])
+def test_no_efficiency_of_a_rehearsal_or_in_company(tmp_path: Path, overrides: list[str], jobs: int) -> None:
+    """Though there is a run of one worker."""
+    left(tmp_path, "one", speed_key=speed_key(experiment(*overrides).one_worker, MACHINE))
+    (tmp_path / "own").mkdir()
+    speed = speed_of(experiment(*overrides), RESULT, 10.0, tmp_path / "own", jobs)["speed"]
+    assert (speed["scaling_efficiency"], speed["baseline"]) == (None, None)
+
+
+def test_a_run_that_came_to_nothing(tmp_path: Path) -> None:
+    """Interrupted before its first step: nothing is known, and nothing is said."""
+    found = speed_of(experiment("device=cpu2"), {}, 3.0, tmp_path, 1)
+    assert (found["diagnosis"], found["diagnoses"], found["speed_key"]) == (None, [], None)
+    assert set(found["speed"].values()) == {None}
+    assert speed_metrics(found["speed"]) == {}
+    assert efficiency_words(summary_of(found), 2, tmp_path) is None
+
+
+def test_too_short_to_time(tmp_path: Path) -> None:
+    """One step has a start-up and no speed, and so no efficiency."""
+    result = {**RESULT, "samples_per_s": None, "step_s": None, "first_step_s": 9.0}
+    found = speed_of(experiment("device=cpu2"), result, 10.0, tmp_path, 1)
+    assert [one["kind"] for one in found["diagnoses"]] == ["start-up"]
+    assert found["speed"]["scaling_efficiency"] is None

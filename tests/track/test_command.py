@@ -1,0 +1,206 @@
+"""`python -m runner.track`: which runs it finds, to which store it uploads them, and wrong input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from runner import cli
+from runner.errors import UserError
+from runner.folder.metrics_log import MetricsLog
+from runner.track.card import RunCard
+from runner.track.command import runs_below, store_and_runs
+from tests.sweep.stores import empty_store
+
+DOWN = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def database(name: str = "x") -> str:
+    return empty_store(Path.cwd() / f"{name}-store" / "mlflow.db")
+
+
+def run_in(folder: Path, status: str | None = "FINISHED", **changes: Any) -> RunCard:
+    """A folder as a run leaves it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    card = dataclasses.replace(RunCard("mine", folder.name, {"seed": "0"}, {"device": "cpu"}, None), **changes)
+    card.write(folder)
+    if status is not None:
+        card.mark_ended(folder, status, {"certificate": "equivalent"})
+    log = MetricsLog(folder)
+    for step in (1, 2, 3):
+        log.write(step, {"train/loss": 1 / step})
+    log.close()
+    (folder / "summary.json").write_text(json.dumps({"mlflow_run_id": None}))
+    return card
+
+
+def in_store(uri: str) -> dict[str, Any]:
+    """Runs by name."""
+    client = MlflowClient(uri)
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert len({run.info.run_name for run in found}) == len(found)
+    return {run.info.run_name: run for run in found}
+
+
+def everything(uri: str) -> dict[str, Any]:
+    """All that a store contains, files included."""
+    root = Path(uri.removeprefix("sqlite:///")).parent
+    content: dict[str, Any] = {path: path.read_bytes() for path in root.glob("mlartifacts/**/*") if path.is_file()}
+    client = MlflowClient(uri)
+    for name, run in in_store(uri).items():
+        history = client.get_metric_history(run.info.run_id, "train/loss")
+        content[f"{name} metrics"] = sorted((m.step, m.value, m.timestamp) for m in history)
+        content[name] = (run.info.to_proto().SerializeToString(), run.data.to_dictionary(), str(run.inputs))
+    return content
+
+
+def sync(*arguments: str) -> int:
+    return cli.track_main(["sync", *arguments])
+
+
+def test_a_sweep_comes_before_its_jobs(here: Path) -> None:
+    """Jobs look up their parent in the store; folders without a card are skipped."""
+    for name in ("b/a/deep", "b", "b/0", "a", "a/10"):
+        run_in(here / "outputs" / name)
+    (here / "outputs" / "b" / "compare").mkdir()
+    found = [str(path.relative_to(here / "outputs")) for path in runs_below(here / "outputs")]
+    assert found == ["a", "b", "a/10", "b/0", "b/a/deep"]
+    assert runs_below(here / "outputs" / "a" / "10") == [here / "outputs" / "a" / "10"]
+
+
+def test_the_store_is_the_one_that_runs_were_logged_to(here: Path) -> None:
+    """Untracked runs are skipped, unless a store is given."""
+    tracked, untracked = here / "s" / "0", here / "s" / "1"
+    store = database()
+    run_in(tracked, store=store)
+    run_in(untracked, store=None)
+    assert store_and_runs(here / "s", None) == (store, [tracked])
+    assert store_and_runs(here / "s", DOWN) == (DOWN, [tracked, untracked])
+
+
+@pytest.mark.parametrize(
+    ("stores", "why"),
+    [
+        ([None, None], "not tracked"),
+        (["sqlite:///a.db", None, "sqlite:///b.db"], "several stores"),
+        (["sqlite:///moved.db"], "does not exist"),
+        (["http://***@host/x"], "credentials"),
+        (["postgresql://host/x?password=***"], "credentials"),
+    ],
+)
+def test_a_store_that_must_be_given(here: Path, stores: list[str | None], why: str) -> None:
+    for number, store in enumerate(stores):
+        run_in(here / "s" / str(number), store=store)
+    with pytest.raises(UserError, match=f"{why}.*--tracking-uri"):
+        store_and_runs(here / "s", None)
+    assert store_and_runs(here / "s", DOWN)[0] == DOWN
+
+
+def test_an_untracked_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of `tracking=none` is uploaded completely, with its own times; a second upload changes nothing."""
+    dataset = {"name": "cola", "digest": "d", "source": "s", "profile": "{}"}
+    run_in(here / "run", started=1_000, dataset=dataset)
+    uri = database()
+    assert sync("run", "--tracking-uri", uri) == 0
+    (run,) = in_store(uri).values()
+    assert run.info.run_id in capsys.readouterr().out
+    card = RunCard.read(here / "run")
+    assert card.delivered
+    assert json.loads((here / "run" / "summary.json").read_text()) == {"mlflow_run_id": run.info.run_id}
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1_000, card.ended)
+    assert run.data.params == {"seed": "0"}
+    assert (run.data.tags["device"], run.data.tags["certificate"]) == ("cpu", "equivalent")
+    assert run.inputs.dataset_inputs[0].dataset.name == "cola"
+    before = everything(uri)
+    assert before["run metrics"][-1][:2] == (3, 1 / 3)
+    assert sync("run", "--tracking-uri", uri) == 0
+    assert everything(uri) == before
+
+
+def test_the_environment_chooses_the_store(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line takes precedence."""
+    run_in(here / "run")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database("environment"))
+    assert sync("run") == 0
+    run_in(here / "second")
+    assert sync("second", "--tracking-uri", database("typed")) == 0
+    assert [list(in_store(database(name))) for name in ("environment", "typed")] == [["run"], ["second"]]
+
+
+def test_a_run_that_has_not_ended(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stays RUNNING; `--killed` closes it, and no run that has ended."""
+    uri = database()
+    run_in(here / "runs" / "lost", None, store=uri)
+    run_in(here / "runs" / "done", store=uri)
+    assert sync("runs") == 0
+    assert "--killed" in capsys.readouterr().out
+    assert in_store(uri)["lost"].info.status == "RUNNING"
+    assert in_store(uri)["lost"].data.metrics["train/loss"] == 1 / 3
+    assert sync("runs", "--killed") == 0
+    assert {name: run.info.status for name, run in in_store(uri).items()} == {"done": "FINISHED", "lost": "KILLED"}
+    card = RunCard.read(here / "runs" / "lost")
+    assert (card.status, card.delivered) == ("KILLED", True)
+
+
+def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Invalid metrics, an invalid card: named, exit code 1. Every folder goes to its own store."""
+    for name in ("a", "b", "c"):
+        run_in(here / "runs" / name, store=database())
+    run_in(here / "more", store=database("more"))
+    (here / "runs" / "a" / "metrics.jsonl").write_text("not JSON\n")
+    (here / "runs" / "b" / "tracking.json").write_text("")
+    assert sync("runs", "more") == 1
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if "not delivered" in line] == ["runs/a", "runs/b"]
+    assert "Traceback" not in out
+    assert in_store(database())["c"].info.status == "FINISHED"
+    assert list(in_store(database("more"))) == ["more"]
+
+
+WRONG: list[tuple[list[str], list[str]]] = [
+    ([], ["command"]),
+    (["sync", "nowhere"], ["nowhere"]),
+    (["sync", "empty"], ["empty", "tracking.json"]),
+    (["sync", "secret"], ["credentials", "--tracking-uri"]),
+    (["sync", "invalid"], ["invalid", "tracking.json"]),
+    (["sync", "run"], ["127.0.0.1:9"]),
+    (["sync", "run", "--tracking-uri", "http://me:word@127.0.0.1:9"], ["***@127.0.0.1:9"]),
+    (["sync", "run", "--kill"], ["--kill"]),
+    (["ui", "--port", "many"], ["many"]),
+    (["ui", "--tracking-uri", "sqlite:///there.db", "--port", "99999"], ["--port=99999"]),
+    (["ui"], ["outputs/mlflow.db"]),
+    (["ui", "--tracking-uri", DOWN], [DOWN]),
+]
+
+
+@pytest.mark.parametrize(("typed", "named"), WRONG, ids=[" ".join(typed) or "nothing" for typed, _ in WRONG])
+def test_wrong_input(typed: list[str], named: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and one line that names the cause; no file is created or changed."""
+    run_in(here / "run", store=DOWN)
+    run_in(here / "secret", store="http://***@host")
+    (here / "there.db").touch()
+    (here / "empty").mkdir()
+    (here / "invalid").mkdir()
+    (here / "invalid" / "tracking.json").write_text('{"experiment":')
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert cli.track_main(typed) == cli.EXIT_USER_ERROR
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert "word" not in line
+    for part in named:
+        assert part in line
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before

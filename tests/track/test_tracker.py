@@ -1,0 +1,162 @@
+"""The tracker of a run against a real SQLite store, and against one that fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from runner.config.choices import TrackerName
+from runner.config.schema import Tracking
+from runner.folder.metrics_log import MetricsLog
+from runner.track import tracker as module
+from runner.track.card import RunCard
+from runner.track.tracker import Tracker, build_tracker, how_to_open
+from tests.sweep.stores import empty_store
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "_SEND_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "_FINISH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "_FINISH_TIMEOUT_FAILED_S", 0.3)
+    empty_store(tmp_path / "outputs" / "mlflow.db")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{tmp_path / 'outputs' / 'mlflow.db'}")
+
+
+def tracker_in(folder: Path, kind: TrackerName = TrackerName.mlflow) -> Tracker:
+    dataset = {"name": "cola", "digest": "d", "source": "", "profile": "{}"}
+    card = RunCard("mine", "a run", {"seed": "0"}, {"device": "cpu"}, None, dataset)
+    return build_tracker(Tracking(kind), card, folder)
+
+
+def history(store: MlflowClient, run_id: str | None) -> list[tuple[int, float]]:
+    return sorted((metric.step, metric.value) for metric in store.get_metric_history(run_id, "train/loss"))
+
+
+def test_metrics_files_and_status_arrive(folder: Path, store: MlflowClient) -> None:
+    """And the card says so."""
+    tracker = tracker_in(folder)
+    log = MetricsLog(folder)
+    tracker.start()
+    for step in range(1, 51):
+        log.write(step, {"train/loss": 1 / step})
+        time.sleep(0.002)
+    run_id = tracker.wait_until_open()
+    tracker.tag("certificate", "not comparable")
+    tracker.finish("FINISHED")
+    assert history(store, run_id) == [(step, 1 / step) for step in range(1, 51)]
+    run = store.get_run(run_id)
+    assert [item.path for item in store.list_artifacts(run_id)] == ["metrics.jsonl"]
+    card = RunCard.read(folder)
+    assert (card.run_id, card.status, card.delivered) == (run_id, "FINISHED", True)
+    assert (run.info.run_name, run.info.status) == ("a run", "FINISHED")
+    assert (run.info.start_time, run.info.end_time) == (card.started, card.ended)
+    assert (run.data.tags["certificate"], run.data.tags["runner.key"]) == ("not comparable", card.key)
+    assert run_id in "\n".join(tracker.how_to_open())
+
+
+def test_how_to_open(tmp_path: Path) -> None:
+    """The command names a store other than the default; a server has its own pages; no password is shown."""
+    command, _ = how_to_open(f"sqlite:///{tmp_path}/outputs/mlflow.db", "experiments/1/runs/abc")
+    assert command.endswith("-m runner.track ui")
+    uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    command, page = how_to_open(uri, "experiments/1/runs/abc")
+    assert f"runner.track ui --tracking-uri '{uri}'" in command
+    assert "http://127.0.0.1:5000/#/experiments/1/runs/abc" in page
+    (line,) = how_to_open("https://me:word@host/x/", "experiments/1/runs/abc")
+    assert "https://***@host/x/#/experiments/1/runs/abc" in line
+
+
+@pytest.mark.parametrize("method", ["log_inputs", "log_batch"])
+def test_a_store_that_fails_for_a_while(
+    folder: Path, store: MlflowClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    """While the run is opened: there is one run with every value once, after one warning."""
+    original, refused = getattr(MlflowClient, method), []
+
+    def call(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(method)
+            raise ConnectionError("the server is down")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, method, call)
+    tracker = tracker_in(folder)
+    MetricsLog(folder).write(1, {"train/loss": 1.0})
+    tracker.start()
+    while len(refused) < 3:
+        time.sleep(0.01)
+    tracker.finish("FINISHED")
+    (run,) = store.search_runs([e.experiment_id for e in store.search_experiments()])
+    assert run.info.status == "FINISHED"
+    assert history(store, run.info.run_id) == [(1, 1.0)]
+    assert capsys.readouterr().err.count("MLflow cannot be reached") == 1
+
+
+def test_a_store_that_stays_down(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`finish` gives up after its timeout, and says how to upload the run later."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", refuse)
+    tracker = tracker_in(folder)
+    tracker.start()
+    assert tracker.wait_until_open() is None
+    tracker.finish("FINISHED")
+    assert f"runner.track sync {folder}" in capsys.readouterr().err
+    assert tracker.how_to_open() == []
+    assert (RunCard.read(folder).status, RunCard.read(folder).delivered) == ("FINISHED", False)
+
+
+def test_a_methodthat_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`finish` returns all the same, and the card has the status for a later upload."""
+    asked, released = threading.Event(), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> Any:
+        asked.set()
+        released.wait(60)
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", hang)
+    tracker = tracker_in(folder)
+    tracker.start()
+    assert asked.wait(60)
+    try:
+        tracker.finish("KILLED")
+        assert RunCard.read(folder).status == "KILLED"
+    finally:
+        released.set()
+
+
+def test_tracking_none_writes_only_the_card(folder: Path, store: MlflowClient) -> None:
+    tracker = tracker_in(folder, TrackerName.none)
+    tracker.start()
+    assert tracker.wait_until_open() is None
+    tracker.tag("certificate", "comparable")
+    tracker.finish("FINISHED")
+    assert tracker.how_to_open() == []
+    assert [path.name for path in folder.iterdir()] == ["tracking.json"]
+    card = RunCard.read(folder)
+    assert (card.run_id, card.status, card.delivered) == (None, "FINISHED", False)
+    assert card.last_tags == {"certificate": "comparable"}
+    assert [experiment.name for experiment in store.search_experiments()] == ["Default"]
