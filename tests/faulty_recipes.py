@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from recipes.synthetic.acceptability import GrammarCorpus
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
-from runner.backends.torch_distributed import TorchBackend
 from runner.data.recipe import Batch, Prepared
 from runner.errors import UserError
 from runner.plan import order
@@ -115,10 +115,10 @@ class SlowOptimizer(SequenceClassification):
 
 @dataclass(frozen=True)
 class SlowAllReduce(SequenceClassification):
-    """Gradients are averaged later than they could be."""
+    """Averages of gradients are available later than they could be."""
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        wrap = TorchBackend.data_parallel
+        init = DistributedDataParallel.__init__
 
         def delayed(future):  # type: ignore[no-untyped-def]  # as for the hook
             time.sleep(STEP_S)
@@ -127,12 +127,11 @@ class SlowAllReduce(SequenceClassification):
         def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that it cannot resolve
             return allreduce_hook(state, bucket).then(delayed)
 
-        def data_parallel(self: TorchBackend, *arguments: Any) -> Any:
-            wrapped = wrap(self, *arguments)
-            wrapped.register_comm_hook(None, hook)
-            return wrapped
+        def init_slow(self: DistributedDataParallel, *arguments: Any, **settings: Any) -> None:
+            init(self, *arguments, **settings)
+            self.register_comm_hook(None, hook)
 
-        TorchBackend.data_parallel = data_parallel
+        DistributedDataParallel.__init__ = init_slow  # type: ignore[method-assign]
         return super().build_model(prepared)
 
 

@@ -1,6 +1,6 @@
-"""The grid of setups that must end alike: world sizes × accumulation, for two model shapes and two optimizers.
+"""Setups that must end alike: world sizes × accumulation, for two model shapes and two optimizers.
 
-`python -m tests.grid [fp64|fp32]` prints the tables of docs/equivalence.md; tests/test_grid.py holds them to bounds.
+`python -m tests.grid [fp64|fp32]` prints the tables of docs/equivalence.md; tests/train/test_grid.py checks bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runner.backends import Backend
 from tests.pool import WorkerPool
 from tests.replicas import make_loop, outcome
 
-#: 500 samples in global batches of 96: five whole ones and a tail of 20, nine times over.
+#: 500 samples in global batches of 96: five whole ones and a tail of 20, for nine epochs.
 BASE = [
     "recipe=acceptability",
     "recipe.data.train_samples=500",
@@ -43,7 +43,7 @@ def overrides(shape: str, optimizer: str, precision: str, accumulation: int) -> 
 
 
 def train(backend: Backend, settings: list[str]) -> dict[str, Any]:
-    """Train to the end; weights, metrics, ledger digest, every step's loss, and the logits of the evaluation part."""
+    """Train to the end; weights, metrics, ledger digest, the loss of each step, and logits of the evaluation part."""
     logged: list[Any] = []
     loop = make_loop(backend, settings, logged)
     loop.train()
@@ -65,7 +65,7 @@ def weight_differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]
 
 
 def without_gradient(name: str) -> bool:
-    """Attention key biases: a softmax does not notice them. GPT-2 has them in the middle of a longer vector."""
+    """Attention key biases, which a softmax ignores. In GPT-2 they are the middle of a longer vector."""
     return name.endswith(("key.bias", "c_attn.bias"))
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from recipes.tasks.classification import METRICS, SequenceClassification
 from runner.data.cache import Cache
-from runner.data.padding import padded
+from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import ROW, Table, write_table
 

@@ -1,4 +1,4 @@
-"""Sizes of well-known models, for runs that take nothing but a model's cost: no file of theirs is needed.
+"""Sizes of well-known models, for timing runs with random weights where the model's config.json is not available.
 
 GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (the smallest of the four). BERT:
 Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding". DistilBERT: Sanh
@@ -11,7 +11,7 @@ from typing import Any
 
 _BERT = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2}
 
-#: Name on the Hub -> what its config.json says of its size, in transformers' words. Dropouts are the classes' own, 0.1.
+#: Name on the Hub -> the sizes in its config.json. Dropouts are the defaults of the classes, 0.1.
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {
         "model_type": "gpt2",
@@ -46,16 +46,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
-#: Who has them on the Hub today; the names without an owner are the old ones, and still lead there.
-_OWNERS = {
-    "gpt2": "openai-community",
-    "bert-base-uncased": "google-bert",
-    "bert-large-uncased": "google-bert",
-    "distilbert-base-uncased": "distilbert",
-}
+#: The owners on the Hub. The bare names are older, and still valid there.
+_OWNERS = ("openai-community", "google-bert", "distilbert")
 
 
 def published_shape(name: str) -> dict[str, Any] | None:
-    """The configuration of a model by its name on the Hub, with or without owner; None for a model not known here."""
+    """The configuration of a model by its name on the Hub, with or without owner; None if it is not in the table."""
     owner, _, model = name.rpartition("/")
-    return SHAPES.get(model) if owner in ("", _OWNERS.get(model)) else None
+    return SHAPES.get(model) if owner in ("", *_OWNERS) else None

@@ -1,21 +1,24 @@
-"""Linguistic acceptability on a corpus made from a small grammar, with a small transformer: nothing to download."""
+"""Linguistic acceptability on a synthetic corpus with a small transformer: nothing to download."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from recipes.synthetic.grammar import Row, generate
-from recipes.tasks.classification import Corpus, LabelledText
-from runner.errors import UserError, did_you_mean
+from recipes.synthetic.grammar import generate
+from recipes.tasks.classification import ClassifierSource, Corpus, LabelledText
+from runner.errors import UserError, require
+
+#: Positions of the small model; the longest sentence of the grammar has 14 tokens.
+_POSITIONS = 32
 
 
 @dataclass(frozen=True)
 class GrammarCorpus:
-    """The corpus of `recipes.synthetic.grammar`. `seed` makes the corpus, not the training."""
+    """The corpus of `recipes.synthetic.grammar`. `seed` determines the corpus, not the training."""
 
     seed: int
     train_samples: int
@@ -23,31 +26,24 @@ class GrammarCorpus:
 
     def read(self) -> Corpus:
         for name in ("train_samples", "eval_samples"):
-            if getattr(self, name) < 2:
-                raise UserError(f"recipe.data.{name}={getattr(self, name)} cannot be: it must be at least 2 sentences")
+            require(getattr(self, name) >= 2, f"recipe.data.{name}", getattr(self, name), "use at least 2 sentences")
         try:
-            train, evaluation = generate(self.seed, self.train_samples, self.eval_samples)
+            parts = generate(self.seed, self.train_samples, self.eval_samples)
         except ValueError as error:
-            raise UserError(f"recipe.data.train_samples={self.train_samples} cannot be: {error}") from error
-        return Corpus(_labelled(train), _labelled(evaluation), f"grammar, seed {self.seed}")
-
-
-def _labelled(rows: Sequence[Row]) -> LabelledText:
-    return LabelledText([row.sentence for row in rows], [row.label for row in rows])
-
-
-#: Tokens that the small model has positions for; the longest sentence of the grammar has 14.
-_POSITIONS = 32
+            raise UserError(f"recipe.data.train_samples={self.train_samples} is invalid: {error}") from error
+        train, evaluation = (
+            LabelledText([row.sentence for row in rows], [row.label for row in rows]) for rows in parts
+        )
+        return Corpus(train, evaluation, f"grammar, seed {self.seed}")
 
 
 @dataclass(frozen=True)
-class SmallTransformer:
-    """A BERT- or GPT-2-shaped model from scratch over whole words.
+class SmallTransformer(ClassifierSource):
+    """A BERT- or GPT-2-shaped model with random weights, over whole words.
 
-    `hidden_size` and `feed_forward_size` in units; dropouts as shares, `attention_dropout` of attention weights and
-    `dropout` of all else; `initializer_range`: standard deviation of new weights. BERT's and GPT-2's own 0.02 is made
-    for wider models: here it keeps the loss flat for epochs. `shape`: `bert` reads the first token's state and looks
-    both ways; `gpt2` reads the last token's and looks back.
+    `hidden_size` and `feed_forward_size` in units. `attention_dropout`: of attention weights; `dropout`: of everything
+    else. `initializer_range`: standard deviation of new weights; with the 0.02 of wider models the loss stays flat for
+    epochs. `shape`: `bert` is bidirectional and reads the first token, `gpt2` is causal and reads the last one.
     """
 
     hidden_size: int
@@ -60,21 +56,15 @@ class SmallTransformer:
     shape: str = "bert"
 
     def check(self) -> None:
-        if self.shape not in _BUILD:
-            raise UserError(f"recipe.model.shape={self.shape} is not a shape{did_you_mean(self.shape, _BUILD)}")
+        require(self.shape in ("bert", "gpt2"), "recipe.model.shape", self.shape, "use bert or gpt2")
         for name in ("hidden_size", "feed_forward_size", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"recipe.model.{name}={getattr(self, name)} cannot be: it must be at least 1")
-        if self.hidden_size % self.heads:
-            raise UserError(
-                f"recipe.model.hidden_size={self.hidden_size} does not divide by recipe.model.heads={self.heads}"
-            )
+            require(getattr(self, name) >= 1, f"recipe.model.{name}", getattr(self, name), "use at least 1")
+        rule = f"use a multiple of recipe.model.heads={self.heads}"
+        require(self.hidden_size % self.heads == 0, "recipe.model.hidden_size", self.hidden_size, rule)
         for name in ("dropout", "attention_dropout"):
             share = getattr(self, name)
-            if not 0 <= share < 1:
-                raise UserError(f"recipe.model.{name}={share} cannot be: it must be at least 0 and below 1")
-        if self.initializer_range <= 0:
-            raise UserError(f"recipe.model.initializer_range={self.initializer_range} cannot be: it must be above 0")
+            require(0 <= share < 1, f"recipe.model.{name}", share, "must be at least 0 and below 1")
+        require(self.initializer_range > 0, "recipe.model.initializer_range", self.initializer_range, "must be above 0")
 
     @property
     def has_dropout(self) -> bool:
@@ -100,59 +90,51 @@ class SmallTransformer:
             pair="[CLS] $A [SEP] $B [SEP]",
             special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
         )
-        return PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            pad_token="[PAD]",
-            unk_token="[UNK]",
-            cls_token="[CLS]",
-            sep_token="[SEP]",
-        )
+        names = ("pad_token", "unk_token", "cls_token", "sep_token")
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(names, special, strict=True)))
 
     def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        return _BUILD[self.shape](self, vocab_size=vocabulary, num_labels=classes, pad_token_id=pad_id)
+        # GPT-2 needs the pad token too: it reads the last token that is not padding.
+        sizes = {"vocab_size": vocabulary, "num_labels": classes, "pad_token_id": pad_id}
+        return self._bert(**sizes) if self.shape == "bert" else self._gpt2(**sizes)
 
+    def _bert(self, **sizes: int) -> nn.Module:
+        from transformers import BertConfig, BertForSequenceClassification
 
-def _bert(of: SmallTransformer, **sizes: int) -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    module: nn.Module = BertForSequenceClassification(
-        BertConfig(
-            **sizes,
-            hidden_size=of.hidden_size,
-            num_hidden_layers=of.layers,
-            num_attention_heads=of.heads,
-            intermediate_size=of.feed_forward_size,
-            max_position_embeddings=_POSITIONS,
-            hidden_dropout_prob=of.dropout,
-            attention_probs_dropout_prob=of.attention_dropout,
-            initializer_range=of.initializer_range,
+        module: nn.Module = BertForSequenceClassification(
+            BertConfig(
+                **sizes,
+                hidden_size=self.hidden_size,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                intermediate_size=self.feed_forward_size,
+                max_position_embeddings=_POSITIONS,
+                hidden_dropout_prob=self.dropout,
+                attention_probs_dropout_prob=self.attention_dropout,
+                initializer_range=self.initializer_range,
+            )
         )
-    )
-    return module
+        return module
 
+    def _gpt2(self, **sizes: int) -> nn.Module:
+        from transformers import GPT2Config, GPT2ForSequenceClassification
 
-def _gpt2(of: SmallTransformer, **sizes: int) -> nn.Module:
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    module: nn.Module = GPT2ForSequenceClassification(
-        GPT2Config(
-            **sizes,  # the pad token too: the last token is found as the last that is none
-            n_embd=of.hidden_size,
-            n_layer=of.layers,
-            n_head=of.heads,
-            n_inner=of.feed_forward_size,
-            n_positions=_POSITIONS,
-            resid_pdrop=of.dropout,
-            embd_pdrop=of.dropout,
-            attn_pdrop=of.attention_dropout,
-            initializer_range=of.initializer_range,
-            # GPT-2's own end of text is beyond this vocabulary, and nothing is generated.
-            bos_token_id=None,
-            eos_token_id=None,
-            use_cache=False,
+        module: nn.Module = GPT2ForSequenceClassification(
+            GPT2Config(
+                **sizes,
+                n_embd=self.hidden_size,
+                n_layer=self.layers,
+                n_head=self.heads,
+                n_inner=self.feed_forward_size,
+                n_positions=_POSITIONS,
+                resid_pdrop=self.dropout,
+                embd_pdrop=self.dropout,
+                attn_pdrop=self.attention_dropout,
+                initializer_range=self.initializer_range,
+                # GPT-2's default ids are beyond this vocabulary, and nothing is generated.
+                bos_token_id=None,
+                eos_token_id=None,
+                use_cache=False,
+            )
         )
-    )
-    return module
-
-
-_BUILD: dict[str, Callable[..., nn.Module]] = {"bert": _bert, "gpt2": _gpt2}
+        return module

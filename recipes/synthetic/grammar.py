@@ -1,9 +1,8 @@
 """A seeded corpus of linguistic acceptability, written by a small grammar of English.
 
-The rows have the columns of CoLA, so a recipe for CoLA can be tried without downloading anything. Every
-sentence comes in a minimal pair: an acceptable one, and one that differs in just the thing that makes it bad.
-Every word is found with both labels, and counting words gets the label right in about six sentences of ten,
-so a model has to learn the grammar:
+A stand-in for CoLA without a download. Sentences come in minimal pairs: an acceptable one, and one that differs only in
+what makes it unacceptable. Every word occurs with both labels, and counting words classifies about six sentences of ten
+correctly, so a model has to learn the grammar:
 
     agreement            the keys near the vase are dirty        * the keys near the vase is dirty
     reflexive            the king behind the nun praised himself * the king behind the nun praised herself
@@ -22,8 +21,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun in its two numbers."""
-
     singular: str
     plural: str
 
@@ -38,11 +35,10 @@ class Verb:
 
 
 def _nouns(text: str) -> tuple[Noun, ...]:
-    """Read nouns from `singular/plural` entries."""
     return tuple(Noun(*entry.split("/")) for entry in text.split())
 
 
-# Only these nouns fix the gender of a reflexive: "the teacher" may be a himself or a herself.
+# Only these nouns determine the gender of a reflexive: "the teacher" can be himself or herself.
 MALE = _nouns("boy/boys king/kings uncle/uncles prince/princes monk/monks")
 FEMALE = _nouns("girl/girls queen/queens aunt/aunts princess/princesses nun/nuns")
 PROFESSIONS = _nouns("teacher/teachers doctor/doctors pilot/pilots artist/artists")
@@ -63,7 +59,7 @@ THING_ADJECTIVES = ("heavy", "dirty", "expensive", "beautiful", "modern", "cheap
 # All of them can stand before the verb.
 ADVERBS = ("often", "never", "rarely", "suddenly", "secretly", "sometimes", "always", "quietly")
 
-# These never have an object. Left out on purpose: "walked the dog", "vanished the coin", "fell the tree".
+# These never have an object. Left out: "walked the dog", "vanished the coin", "fell the tree".
 INTRANSITIVE = (
     Verb("sleeps", "sleep", "slept"),
     Verb("sneezes", "sneeze", "sneezed"),
@@ -72,7 +68,7 @@ INTRANSITIVE = (
     Verb("shivers", "shiver", "shivered"),
 )
 
-# These have one object, no less and no more. Left out on purpose: "the boy ate", "the aunt bought him a key".
+# These have exactly one object. Left out: "the boy ate", "the aunt bought him a key".
 PERSON_OR_THING_VERBS = ("admired", "ignored", "described", "praised")
 THING_VERBS = (*PERSON_OR_THING_VERBS, "repaired", "damaged")
 GIVING = ("gave", "handed")  # have two objects: "the aunt handed the boy" lacks one
@@ -80,8 +76,8 @@ MACHINE_VERBS = ("repaired", "damaged", "restarted")  # what a machine can do to
 
 REFLEXIVES = ("himself", "herself", "itself", "themselves")
 
-# Words that have to come before the next one. An adjective of a thing is none of them, for "ignored the vase
-# dirty" can be read as "while it was dirty". Nor is an adverb, which may follow its verb.
+# Words that must precede the next word. Not adjectives of things, since "ignored the vase dirty" can be read as "while
+# it was dirty", and not adverbs, which may follow their verbs.
 LEADING = {*SINGULAR_DETERMINERS, *PLURAL_DETERMINERS, *PERSON_ADJECTIVES, "will", "did", "not", "in", "near"}
 
 # --- phrases ------------------------------------------------------------------------------------------------
@@ -89,72 +85,67 @@ LEADING = {*SINGULAR_DETERMINERS, *PLURAL_DETERMINERS, *PERSON_ADJECTIVES, "will
 
 @dataclass(frozen=True)
 class Phrase:
-    """The words of a noun phrase, and the number that its verb has to agree with."""
+    """A noun phrase, and the number that its verb must agree with."""
 
     text: str
     plural: bool
 
 
 def maybe(rng: random.Random, text: str) -> str:
-    """`text` or nothing, evenly: what makes sentences differ in length."""
+    """`text` or nothing with equal probability, so that sentences differ in length."""
     return text if rng.random() < 0.5 else ""
 
 
 def join(*parts: str) -> str:
-    """Put the parts that are not empty together into a sentence."""
     return " ".join(part for part in parts if part)
 
 
 def noun_phrase(rng: random.Random, nouns: Sequence[Noun], adjective: str = "") -> Phrase:
-    """A determiner and a noun, in either number."""
     noun, plural = rng.choice(nouns), rng.random() < PLURAL_SHARE
     determiner = rng.choice(PLURAL_DETERMINERS if plural else SINGULAR_DETERMINERS)
     return Phrase(join(determiner, adjective, noun.plural if plural else noun.singular), plural)
 
 
 def person(rng: random.Random) -> Phrase:
-    """Someone who can be the subject of any verb here: `these tall pilots`."""
+    """A subject for any verb: `these tall pilots`."""
     return noun_phrase(rng, PEOPLE, adjective=maybe(rng, rng.choice(PERSON_ADJECTIVES)))
 
 
 def thing(rng: random.Random) -> Phrase:
-    """Something that one can hand on: `every expensive vase`."""
+    """An object: `every expensive vase`."""
     return noun_phrase(rng, THINGS, adjective=maybe(rng, rng.choice(THING_ADJECTIVES)))
 
 
 def place(rng: random.Random) -> str:
-    """Where something happens: `in rome`."""
     return join(rng.choice(("in", "near")), rng.choice(PLACES))
 
 
 def attractor(rng: random.Random, nouns: Sequence[Noun]) -> str:
-    """Another noun, in either number, which is not the one that the verb belongs to: `the keys`."""
+    """A noun in either number between the subject and its verb: `the keys`."""
     noun = rng.choice(nouns)
     return join("the", rng.choice((noun.singular, noun.plural)))
 
 
 def person_modifier(rng: random.Random) -> str:
-    """What can follow a person, and puts another noun (an attractor) between that person and the verb."""
     other = attractor(rng, PEOPLE)
     verb = rng.choice(PERSON_OR_THING_VERBS)
     return rng.choice((f"near {other}", f"behind {other}", f"who {verb} {other}", f"who {other} {verb}"))
 
 
 def thing_modifier(rng: random.Random) -> str:
-    """What can follow a thing or machine, with an attractor in it."""
     near = attractor(rng, THINGS + MACHINES)
     owner = attractor(rng, PEOPLE)
     return rng.choice((f"near {near}", f"behind {near}", f"that {owner} {rng.choice(THING_VERBS)}"))
 
 
-# --- the phenomena: each draws one minimal pair -------------------------------------------------------------
+# --- the phenomena: each draws a minimal pair --------------------------------------------------------------
 
-Pair = tuple[str, str]  # the acceptable sentence, and its unacceptable partner
-Forms = tuple[str, str]  # a verb in the singular, and in the plural
+Pair = tuple[str, str]  # acceptable, unacceptable
+Forms = tuple[str, str]  # singular, plural
 
 
 def person_predicate(rng: random.Random) -> tuple[Forms, str]:
-    """The two forms of a verb that goes with a person, and the rest of the sentence."""
+    """Both forms of a verb for a person, and the rest of the sentence."""
     kind = rng.randrange(3)
     if kind == 0:
         verb = rng.choice(INTRANSITIVE)
@@ -166,12 +157,11 @@ def person_predicate(rng: random.Random) -> tuple[Forms, str]:
 
 
 def thing_predicate(rng: random.Random) -> tuple[Forms, str]:
-    """The two forms of a verb that goes with a thing, and the rest of the sentence."""
     return rng.choice((("is", "are"), ("was", "were"))), rng.choice(THING_ADJECTIVES)
 
 
 def agreement(rng: random.Random) -> Pair:
-    """The verb has the number of its subject, and not that of a noun which happens to stand nearer."""
+    """The verb agrees with its subject, not with a noun that is closer."""
     if rng.random() < 0.5:
         subject, modifier = person(rng), person_modifier(rng)
         (singular, plural), rest = person_predicate(rng)
@@ -184,10 +174,7 @@ def agreement(rng: random.Random) -> Pair:
 
 
 def reflexive_subject(rng: random.Random, pronoun: str) -> tuple[str, str]:
-    """A subject that `pronoun` can refer to, and a verb for it.
-
-    "every" is kept out: many speakers accept "every boy praised themselves".
-    """
+    """A subject for `pronoun`, and a verb. Not "every": many speakers accept "every boy praised themselves"."""
     plural = pronoun == "themselves"
     determiner = rng.choice(PLURAL_DETERMINERS if plural else ("the", "this"))
     if pronoun == "itself" or (plural and rng.random() < 0.25):
@@ -200,7 +187,7 @@ def reflexive_subject(rng: random.Random, pronoun: str) -> tuple[str, str]:
 
 
 def reflexive(rng: random.Random) -> Pair:
-    """The reflexive has the number and gender of the subject, and not those of another noun."""
+    """The reflexive has the number and gender of the subject."""
     good, bad = rng.sample(REFLEXIVES, 2)
     subject, verb = reflexive_subject(rng, good)
     start = join(subject, maybe(rng, rng.choice(ADVERBS)), verb)
@@ -208,7 +195,7 @@ def reflexive(rng: random.Random) -> Pair:
 
 
 def word_order(rng: random.Random) -> Pair:
-    """A word that has to come before the next one comes after it: `the nun old`, `sleep will`, `rome in`."""
+    """A word follows the one that it must precede: `the nun old`, `sleep will`, `rome in`."""
     subject, auxiliary = person(rng).text, rng.choice(("", "will", "did not", rng.choice(ADVERBS)))
     verb = rng.choice(INTRANSITIVE)
     if auxiliary in ("will", "did not"):
@@ -219,12 +206,8 @@ def word_order(rng: random.Random) -> Pair:
         rest = join(rng.choice(THING_VERBS), thing(rng).text, maybe(rng, place(rng)))
     words = join(subject, auxiliary, rest).split()
     swaps = [at for at, word in enumerate(words) if word in LEADING]
-    return " ".join(words), " ".join(_swapped(words, rng.choice(swaps)))
-
-
-def _swapped(words: Sequence[str], at: int) -> list[str]:
-    """The words with those at `at` and `at + 1` exchanged."""
-    return [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
+    at = rng.choice(swaps)
+    return " ".join(words), " ".join([*words[:at], words[at + 1], words[at], *words[at + 2 :]])
 
 
 def no_object(rng: random.Random) -> tuple[str, str, str]:
@@ -248,13 +231,13 @@ def person_object(rng: random.Random) -> tuple[str, str, str]:
     return rng.choice(PERSON_OR_THING_VERBS), rng.choice(GIVING), person(rng).text
 
 
-# Every class of verbs is right in one frame and wrong in another one, so no verb gives the label away. The
-# frames are not drawn evenly: where verbs lean a little to one label, a small model gets a hold on them.
+# Every class of verbs is right in one frame and wrong in another, so no verb determines the label. The frames have
+# different frequencies: a small model learns them only if verbs correlate a little with the label.
 FRAMES = (no_object, *[one_object] * 3, *[two_objects] * 2, person_object)
 
 
 def argument_structure(rng: random.Random) -> Pair:
-    """A verb stands with just the objects that it needs."""
+    """A verb has exactly the objects that it needs."""
     good, bad, complement = rng.choice(FRAMES)(rng)
     start = join(person(rng).text, maybe(rng, rng.choice(ADVERBS)))
     return join(start, good, complement), join(start, bad, complement)
@@ -269,27 +252,24 @@ PHENOMENA: dict[str, Callable[[random.Random], Pair]] = {
 
 # --- the corpus ---------------------------------------------------------------------------------------------
 
-MOST_DRAWS = 50_000  # pairs drawn of one phenomenon before it counts as used up
+MOST_DRAWS = 50_000  # draws of one phenomenon before it counts as exhausted
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the corpus, with CoLA's columns."""
+    """`source`: the phenomenon. `label`: 1 for acceptable."""
 
     source: str
     label: int
-    mark: str
     sentence: str
 
 
 def generate(seed: int, train_size: int, eval_size: int) -> tuple[list[Row], list[Row]]:
-    """Write a training and an evaluation part of just these sizes; the same seed gives the same rows.
+    """A training and an evaluation set of these sizes; the same seed gives the same rows.
 
-    No sentence comes twice, in one part or in both, and a minimal pair is never divided between the parts, so
-    that unseen pairs are evaluated. A part of odd size has one sentence whose partner is in neither part.
+    No sentence occurs twice, and no minimal pair is split between the sets, so that the pairs of the evaluation set are
+    unseen. In a set of odd size one sentence has no partner. Raises ValueError if the grammar has too few sentences.
     """
-    if train_size < 0 or eval_size < 0:
-        raise ValueError(f"sizes cannot be negative: train_size={train_size}, eval_size={eval_size}")
     rng = random.Random(seed)
     seen: set[str] = set()
     train: list[Row] = []
@@ -298,22 +278,26 @@ def generate(seed: int, train_size: int, eval_size: int) -> tuple[list[Row], lis
         pairs = _fresh_pairs(rng, source, for_train + for_eval, seen)
         if len(pairs) < for_train + for_eval:
             raise ValueError(
-                f"{train_size + eval_size} sentences were asked for, "
-                f"but the grammar gives only about {2 * len(pairs) * len(PHENOMENA)}"
+                f"of {train_size + eval_size} sentences the grammar can generate only about "
+                f"{2 * len(pairs) * len(PHENOMENA)}"
             )
-        train += _rows(source, pairs[:for_train])
-        held_out += _rows(source, pairs[for_train:])
-    return _part(rng, train, train_size), _part(rng, held_out, eval_size)
+        rows = [Row(source, label, pair[1 - label]) for pair in pairs for label in (1, 0)]
+        train += rows[: 2 * for_train]
+        held_out += rows[2 * for_train :]
+    train, held_out = train[:train_size], held_out[:eval_size]  # one less than there are, if the size is odd
+    rng.shuffle(train)
+    rng.shuffle(held_out)
+    return train, held_out
 
 
 def _shares(size: int) -> list[int]:
-    """How many pairs each phenomenon gives to a part of `size` sentences: as even as can be."""
+    """Pairs of each phenomenon for a set of `size` sentences, as evenly as possible."""
     pairs, kinds = (size + 1) // 2, len(PHENOMENA)
     return [pairs // kinds + (kind < pairs % kinds) for kind in range(kinds)]
 
 
 def _fresh_pairs(rng: random.Random, source: str, wanted: int, seen: set[str]) -> list[Pair]:
-    """Draw pairs of sentences not in `seen`, and add them to it: `wanted` of them, or what can be found."""
+    """Up to `wanted` pairs of sentences that are not in `seen`, which they are added to."""
     pairs: list[Pair] = []
     for _ in range(MOST_DRAWS):
         if len(pairs) == wanted:
@@ -323,15 +307,3 @@ def _fresh_pairs(rng: random.Random, source: str, wanted: int, seen: set[str]) -
             seen.update(pair)
             pairs.append(pair)
     return pairs
-
-
-def _rows(source: str, pairs: Sequence[Pair]) -> list[Row]:
-    """Both rows of each pair, one after the other."""
-    return [row for good, bad in pairs for row in (Row(source, 1, "", good), Row(source, 0, "*", bad))]
-
-
-def _part(rng: random.Random, rows: list[Row], size: int) -> list[Row]:
-    """Cut `rows` to `size` (one less than there are, if that is odd) and shuffle them."""
-    rows = rows[:size]
-    rng.shuffle(rows)
-    return rows

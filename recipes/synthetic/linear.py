@@ -1,7 +1,7 @@
-"""One linear layer on 64 random numbers: the model on which ways of splitting a batch are compared by hand.
+"""One linear layer on 64 random numbers: the model on which an article compares ways of splitting a batch by hand.
 
-An article trains it on one device, with data parallel, with distributed data parallel and with gradient accumulation,
-and prints the weights that each ends with. Nothing in it is random but the data: every weight starts at 1.
+It trains it on one device, with data parallel, with distributed data parallel and with gradient accumulation, and
+prints the final weights of each. Only the data are random: every weight starts at 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.data.cache import Cache
-from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
+from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared, Recipe
 from runner.data.table import Table, write_table
 
 #: Rows of the data, and numbers in each of them.
@@ -26,7 +26,7 @@ _ROWS, _INPUTS = 8, 8
 #: The article sums the outputs of a batch of this many rows and averages over batches.
 _ROWS_PER_SUM = 4
 
-#: Tables hold whole numbers. Those of `torch.rand` are multiples of 2**-24, so this times as much loses nothing.
+#: Tables hold integers. The numbers of `torch.rand` are multiples of 2**-24, so this factor loses nothing.
 _SCALE = 2**24
 
 
@@ -36,8 +36,8 @@ def _inputs() -> Tensor:
 
 
 @dataclass(frozen=True)
-class LinearLayer:
-    """Lower the sum of the outputs of one layer. The evaluation part is the training part."""
+class LinearLayer(Recipe):
+    """Minimise the sum of the outputs of one layer. The evaluation set is the training set."""
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -56,7 +56,7 @@ class LinearLayer:
         return DataFacts(_ROWS, _ROWS, digest, "torch.rand, seed 0")
 
     def check_model(self) -> None:
-        """It is made here: nothing could be missing."""
+        """Nothing can be missing."""
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         return cache.get({"task": "linear", "data": facts.digest}, self._write)
@@ -75,13 +75,13 @@ class LinearLayer:
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         inputs = torch.stack([torch.from_numpy(row.astype("int64")) for row in rows["inputs"]])
-        # There is no target; a label of 0 says that a row counts, as against one of a filler batch.
+        # There is no target. The label only distinguishes rows that count from those of a filler batch.
         return {"inputs": inputs.float() / _SCALE, "labels": torch.zeros(len(inputs), dtype=torch.int64)}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         labelled = batch["labels"] != IGNORED_LABEL
-        # The article divides the sum of outputs by a count of samples ÷ 4, which need not be whole. 4 times the sum
-        # over a count of samples is the same, bit for bit: 4 is a power of two.
+        # The article divides the sum of outputs by samples ÷ 4, which may not be an integer. 4 × the sum over the
+        # number of samples is bitwise equal, since 4 is a power of two.
         return _ROWS_PER_SUM * _outputs(model, batch).where(labelled, 0).sum(), labelled.sum()
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -99,7 +99,7 @@ class LinearLayer:
 
 
 def _outputs(model: nn.Module, batch: Batch) -> Tensor:
-    # In the weights' own precision, on the way in and, under autocast, on the way out.
+    # Inputs and, under autocast, outputs are cast to the precision of the weights.
     dtype = next(model.parameters()).dtype
     outputs: Tensor = model(batch["inputs"].to(dtype))
     return outputs.squeeze(-1).to(dtype)

@@ -1,38 +1,50 @@
-"""Predict the next token: a source of documents, a model source, and perplexity over all tokens."""
+"""Causal language modelling: predict the next token of plain text."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from recipes.models.transformer import ModelSource, check_model, notes_of, outputs, save, text_batch, widened
-from recipes.tasks.packing import PACKINGS, Size, expected_rows, packed, size_of, token_ids
-from runner.data.cache import Cache
-from runner.data.padding import padded
-from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
-from runner.data.table import Table, write_table
-from runner.errors import Unavailable, UserError, did_you_mean
-
-_SEES_AHEAD = (
-    "sees the tokens it is to predict: give a model that reads from left to right, such as recipe.model.name=gpt2"
+from recipes.tasks.transformer_recipe import (
+    ModelSource,
+    TransformerRecipe,
+    at_least_fp32,
+    check_model,
+    check_unchanged,
+    outputs,
+    text_batch,
+    write_prepared,
 )
+from runner.data.cache import Cache
+from runner.data.layout import padded
+from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
+from runner.data.table import Table
+from runner.errors import UserError, require
 
-#: What logits may differ by, as a share of the largest, when a later token is another one. Rounding gives 1e-6.
+#: `packing` -> what a row is, in the plural.
+_UNITS = {"blocks": "blocks", "documents": "rows"}
+
+#: Documents tokenised together: enough for all cores, few enough for the memory of long lists.
+_CHUNK = 1000
+
+_NOT_CAUSAL = "sees the tokens that it has to predict: use a causal model, such as recipe.model.name=gpt2"
+
+#: Largest change of logits, as a share of the largest logit, when a later token changes. Rounding causes 1e-6.
 _CAUSAL = 1e-4
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Training and evaluation part, in order. `source`: where they came from, in words."""
+    """Training and evaluation set, in order. `source`: where they came from, for people."""
 
     train: Sequence[str]
     eval: Sequence[str]
@@ -40,7 +52,7 @@ class Documents:
 
     @property
     def digest(self) -> str:
-        """A hash over every document of both parts, in order."""
+        """A hash over every document of both sets, in order."""
         digest = hashlib.sha256()
         for part in (self.train, self.eval):
             digest.update(b"%d documents;" % len(part))
@@ -50,28 +62,15 @@ class Documents:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class ExpectedText:
-    """What is known of text that is not here. `source`: how, in words."""
-
-    train: Size
-    eval: Size
-    source: str
-
-
 class DocumentSource(Protocol):
     def read(self) -> Documents:
-        """Read and check the data; no part is empty. Raises UserError, and Unavailable for data that are not here."""
-        ...
-
-    def expected(self) -> ExpectedText | None:
-        """What is known of data that are not here; None if that is nothing."""
+        """Read and check the data; no set is empty. Raises UserError, Unavailable."""
         ...
 
 
 class LanguageModelSource(ModelSource, Protocol):
-    def sees_both_ways(self) -> bool:
-        """Whether it is known, before the model is loaded, that it sees the tokens it would have to predict."""
+    def is_bidirectional(self) -> bool:
+        """Whether it is known, before the model is loaded, that it sees the tokens that it would have to predict."""
         ...
 
     def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
@@ -80,11 +79,11 @@ class LanguageModelSource(ModelSource, Protocol):
 
 
 @dataclass(frozen=True)
-class CausalLanguageModel:
-    """Every token of a row but its first is predicted from those before it.
+class CausalLanguageModel(TransformerRecipe):
+    """Every token of a row but the first is predicted from those before it.
 
-    `block_size`: tokens of the longest row. `packing`: `blocks` joins all documents and cuts the whole into blocks;
-    `documents` gives each document rows of its own.
+    `block_size`: tokens of the longest row. `packing`: `blocks` joins all documents and cuts the result into blocks;
+    `documents` gives each document its own rows.
     """
 
     data: DocumentSource
@@ -93,13 +92,8 @@ class CausalLanguageModel:
     packing: str = "blocks"
 
     def __post_init__(self) -> None:
-        if self.packing not in PACKINGS:
-            raise UserError(f"recipe.packing={self.packing} is no packing{did_you_mean(self.packing, PACKINGS)}")
-        if self.block_size < 2:
-            raise UserError(
-                f"recipe.block_size={self.block_size} cannot be: it must be at least 2 tokens, the second of which is "
-                "predicted from the first"
-            )
+        require(self.packing in _UNITS, "recipe.packing", self.packing, f"use one of {', '.join(_UNITS)}")
+        require(self.block_size >= 2, "recipe.block_size", self.block_size, "use at least 2 tokens")
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -109,59 +103,22 @@ class CausalLanguageModel:
     def minimised(self) -> Sequence[str]:
         return ["perplexity", "loss"]
 
-    @property
-    def has_dropout(self) -> bool:
-        return self.model.has_dropout
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return notes_of(self.model)
-
     def facts(self, cache: Cache) -> DataFacts:
         documents = self.data.read()
-        self.check_model()  # before anything is tokenised, which only then tells how many rows there are
-        digest = documents.digest  # a hash over all texts
+        self.check_model()  # before the data are tokenised, which is what tells the number of rows
+        digest = documents.digest
         prepared = Prepared.load(self._entry(cache, digest, lambda: documents))
         rows = len(prepared.train), len(prepared.eval)
-        groups = (_last_group(prepared.train) + 1, _last_group(prepared.eval) + 1) if self._grouped else None
-        return self._facts(rows, groups, digest, documents.source)
-
-    def expected_facts(self) -> DataFacts | None:
-        """What `runner.plan` can say without data, or without the tokenizer that cuts them."""
-        try:
-            documents = self.data.read()
-        except Unavailable:
-            digest, known = "not read", self.data.expected()
-        else:
-            source = f"{documents.source}, and tokens from the number of bytes"
-            digest = documents.digest
-            known = ExpectedText(size_of(documents.train), size_of(documents.eval), source)
-        if known is None:
-            return None
-        train, evaluation = known.train, known.eval
-        rows = self._expected_rows(train), self._expected_rows(evaluation)
-        groups = (train.documents, evaluation.documents) if self._grouped else None
-        return self._facts(rows, groups, digest, known.source, estimated=True)
-
-    @property
-    def _grouped(self) -> bool:
-        return self.packing == "documents"
-
-    def _expected_rows(self, size: Size) -> int:
-        return expected_rows(size, self.packing, self.block_size)
-
-    def _facts(
-        self, rows: tuple[int, int], groups: tuple[int, int] | None, digest: str, source: str, estimated: bool = False
-    ) -> DataFacts:
-        facts = DataFacts(*rows, digest, source, PACKINGS[self.packing], estimated=estimated)
-        if groups is None:
+        facts = DataFacts(*rows, digest, documents.source, _UNITS[self.packing])
+        if self.packing == "blocks":
             return facts
-        return dataclasses.replace(facts, groups="documents", train_groups=groups[0], eval_groups=groups[1])
+        train, evaluation = (int(table.column("group")[-1]) + 1 for table in (prepared.train, prepared.eval))
+        return dataclasses.replace(facts, groups="documents", train_groups=train, eval_groups=evaluation)
 
     def check_model(self) -> None:
         check_model(self.model, "recipe.block_size", self.block_size)
-        if self.model.sees_both_ways():
-            raise UserError(f"recipe.model {_SEES_AHEAD}")
+        if self.model.is_bidirectional():
+            raise UserError(f"recipe.model {_NOT_CAUSAL}")
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         return self._entry(cache, facts.digest, self.data.read)
@@ -177,31 +134,27 @@ class CausalLanguageModel:
         return cache.get(key, lambda folder: self._tokenize(folder, read(), digest))
 
     def _tokenize(self, folder: Path, documents: Documents, digest: str) -> None:
-        if documents.digest != digest:
-            # The entry is named by the facts: other content under that name would mislead every later run.
-            raise UserError(f"the data ({documents.source}) changed after the run was planned: start it again")
+        check_unchanged(documents.digest, digest, documents.source)
         tokenizer = self.model.tokenizer(documents.train)
-        for name, texts in (("train", documents.train), ("eval", documents.eval)):
-            columns = packed(list(token_ids(tokenizer, texts)), self.packing, self.block_size)
+        train, evaluation = (
+            packed(list(token_ids(tokenizer, texts)), self.packing, self.block_size)
+            for texts in (documents.train, documents.eval)
+        )
+        for name, columns in (("train", train), ("eval", evaluation)):
             if not columns["input_ids"]:
-                raise UserError(
-                    f"recipe.data.{name} has no row of two tokens, so that there is nothing to predict: give more text"
-                )
-            write_table(folder / name, columns)
-        properties = {"vocabulary": len(tokenizer), "pad_id": tokenizer.pad_token_id}
-        (folder / "properties.json").write_text(json.dumps(properties))
-        tokenizer.save_pretrained(folder / "tokenizer")
+                raise UserError(f"recipe.data.{name} has no row of two tokens, so nothing to predict: give more text")
+        write_prepared(folder, train, evaluation, tokenizer)
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         of = prepared.properties
         model = self.model.build_language_model(of["vocabulary"], of["pad_id"])
         if sees_ahead(model):
-            raise UserError(f"recipe.model is a {type(model).__name__}, which {_SEES_AHEAD}")
+            raise UserError(f"recipe.model is a {type(model).__name__}, which {_NOT_CAUSAL}")
         return model
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         labels = padded(rows["input_ids"], IGNORED_LABEL, length)
-        labels[:, 0] = IGNORED_LABEL  # nothing stands before it
+        labels[:, 0] = IGNORED_LABEL  # there is no token before it
         return {**text_batch(rows, prepared.properties["pad_id"], length), "labels": labels}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -209,27 +162,62 @@ class CausalLanguageModel:
         return losses.sum(), is_target.sum()
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of each row and how many targets it has, fp64 of shape [rows, 2]."""
+        """The loss of each row and its number of targets, fp64 of shape [rows, 2]."""
         losses, is_target = _losses(model, batch)
         return torch.stack([losses.double().sum(1), is_target.sum(1).double()], dim=1)
 
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
-        """The loss of a target in nats, over all targets and not a mean over rows; perplexity is its exponential."""
+        """The mean loss over all targets, in nats, and its exponential, the perplexity."""
         loss_sum, targets = predictions.double().sum(0)
         loss = loss_sum / targets
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
 
-    def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        save(model, prepared, folder)
+
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[np.ndarray]:
+    """The tokens of each text and then the end-of-text token; int32 of shape [tokens].
+
+    A tokenizer without one (`eos`) ends texts with its separator (`sep`). Raises UserError if it has neither.
+    """
+    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    if end is None:
+        raise UserError(
+            "recipe.model has a tokenizer with neither an end-of-text token nor a separator, one of which has to end "
+            "documents: set eos_token in its tokenizer_config.json"
+        )
+    for start in range(0, len(texts), _CHUNK):
+        # verbose would warn of texts longer than the model's positions, but they are cut later.
+        encoded = tokenizer(list(texts[start : start + _CHUNK]), return_attention_mask=False, verbose=False)
+        for ids in encoded["input_ids"]:
+            # Some tokenizers add the end token themselves.
+            yield np.asarray(ids if ids and ids[-1] == end else [*ids, end], dtype=np.int32)
 
 
-def _last_group(table: Table) -> int:
-    return int(table.column("group")[-1])
+def packed(documents: Sequence[np.ndarray], packing: str, block_size: int) -> dict[str, list[Any]]:
+    """The columns of a table of these documents' tokens, with rows of at most `block_size` tokens.
+
+    `blocks` joins the documents, so that only the last row may be shorter. `documents` cuts each one separately, and a
+    column `group` numbers the documents that have rows, from 0.
+    """
+    groups: dict[str, list[int]] = {}
+    if packing == "blocks":
+        rows = _cut(np.concatenate(documents), block_size)
+    else:
+        of_document = [pieces for document in documents if (pieces := _cut(document, block_size))]
+        rows = [row for pieces in of_document for row in pieces]
+        groups["group"] = [number for number, pieces in enumerate(of_document) for _ in pieces]
+    lengths = [len(row) for row in rows]
+    return {"input_ids": rows, "length": lengths, "label_count": [length - 1 for length in lengths], **groups}
+
+
+def _cut(tokens: np.ndarray, block_size: int) -> list[np.ndarray]:
+    """Pieces of `block_size` tokens; the last may be shorter, and is dropped if a single token, which has no target."""
+    pieces = (tokens[start : start + block_size] for start in range(0, len(tokens), block_size))
+    return [piece for piece in pieces if len(piece) > 1]
 
 
 def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """At each place, [rows, length]: the loss of the next token, 0 where that is no target; and whether it is one."""
-    # It is the labels that are shifted: logits without their last place would be a copy, rows × length × vocabulary.
+    """For each position, [rows, length]: the loss of the next token, 0 if that is no target; and whether it is one."""
+    # The labels are shifted, not the logits: logits without the last position would be a copy of the largest tensor.
     labels = pad(batch["labels"][:, 1:], (0, 1), value=IGNORED_LABEL)
     logits = _logits(model, batch)
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
@@ -238,16 +226,12 @@ def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
     """[rows, length, vocabulary], in fp32 or fp64."""
-    # Nothing is generated, so that keys and values need not be kept.
-    return widened(outputs(model, batch, use_cache=False).logits)
+    return at_least_fp32(outputs(model, batch, use_cache=False).logits)
 
 
 @torch.no_grad()
 def sees_ahead(model: nn.Module) -> bool:
-    """Whether logits depend on later tokens, as those of a model made to fill gaps do.
-
-    Its perplexity would come near 1 and mean nothing.
-    """
+    """Whether logits depend on later tokens, as in masked language models. The perplexity would mean nothing."""
     was_training = model.training
     model.eval()
     ids = torch.tensor([[0, 1, 0], [0, 1, 1]])

@@ -1,9 +1,10 @@
-"""Extractive question answering: the answer to a question is a span of its paragraph, read in windows of tokens."""
+"""Extractive question answering: the answer to a question is a span of its paragraph, which is read in windows."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,30 +14,80 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from recipes.models.transformer import ModelSource, check_model, notes_of, outputs, save, text_batch, widened
-from recipes.sources.squad_files import Paragraphs, QuestionCorpus
-from recipes.sources.squad_sizes import windows_of, windows_per_question
-from recipes.tasks.spans import best_rows, best_spans
-from recipes.tasks.windows import Window, WindowSizes, windows
+from recipes.tasks.transformer_recipe import (
+    ModelSource,
+    TransformerRecipe,
+    at_least_fp32,
+    check_model,
+    check_unchanged,
+    outputs,
+    text_batch,
+    write_prepared,
+)
 from runner.data.cache import Cache
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
-from runner.data.table import Table, write_table
-from runner.errors import Unavailable, UserError
+from runner.data.table import Table
+from runner.errors import UserError, require
 
-#: In an evaluation table's folder: what metrics need to know of questions, beside the numbers of the table.
+#: In the folder of an evaluation table: contexts, ids and answers, which a table of integers cannot hold.
 _QUESTIONS = "questions.json"
 
 #: Special tokens around a question and a paragraph, at most: RoBERTa has four, BERT three.
 _SPECIAL = 4
 
+#: Questions tokenised together: enough for all cores, few enough for the memory of long lists.
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Question:
+    """`context`: its index in the list of paragraphs. `answers`: text, and index of its first character."""
+
+    id: str
+    text: str
+    context: int
+    answers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Paragraphs:
+    """Paragraphs, each once, and the questions about them."""
+
+    contexts: list[str]
+    questions: list[Question]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def first(self, count: int | None) -> Paragraphs:
+        """The first `count` questions, and the paragraphs up to the last one that they are about."""
+        if count is None or count >= len(self):
+            return self
+        questions = self.questions[:count]
+        return Paragraphs(self.contexts[: 1 + max(question.context for question in questions)], questions)
+
+
+@dataclass(frozen=True)
+class QuestionCorpus:
+    """Training and evaluation set. `source`: where they came from, for people."""
+
+    train: Paragraphs
+    eval: Paragraphs
+    source: str
+
+    @property
+    def digest(self) -> str:
+        """A hash over every paragraph, question and answer, in order."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.eval):
+            rows = [(one.id, one.text, one.context, one.answers) for one in part.questions]
+            digest.update(json.dumps([part.contexts, rows]).encode())
+        return digest.hexdigest()
+
 
 class QuestionSource(Protocol):
     def read(self) -> QuestionCorpus:
-        """Read and check the data. Raises UserError, Unavailable for data that are not here."""
-        ...
-
-    def expected_sizes(self) -> tuple[int, int, str] | None:
-        """Questions to train on and to evaluate where the data are not here, and who says so; None if not known."""
+        """Read and check the data. Raises UserError, and Unavailable for data that are not on this machine."""
         ...
 
 
@@ -47,14 +98,14 @@ class SpanModelSource(ModelSource, Protocol):
 
 
 @dataclass(frozen=True)
-class QuestionAnswering:
-    """Spans of paragraphs as answers.
+class QuestionAnswering(TransformerRecipe):
+    """The answer is a span of the paragraph.
 
-    Long paragraphs are read in windows of `max_length` tokens, question and special tokens included, of which
-    neighbours share `doc_stride` (the meaning of transformers' `stride`; BERT's first script called the distance
-    between their beginnings so). A question is cut to `max_query_length` tokens, an answer found is no longer than
-    `max_answer_length`. A window without the whole answer is trained to point at its first special token (Devlin et al.
-    2018, "BERT: Pre-training of Deep Bidirectional Transformers").
+    A long paragraph is read in windows of `max_length` tokens, question and special tokens included. Neighbouring
+    windows share `doc_stride` tokens (as in transformers; in BERT's script it is the distance between their starts).
+    Questions are truncated to `max_query_length` tokens, and predicted answers have at most `max_answer_length`. The
+    target of a window without the whole answer is its first special token (Devlin et al. 2018, "BERT: Pre-training of
+    Deep Bidirectional Transformers").
     """
 
     data: QuestionSource
@@ -66,24 +117,14 @@ class QuestionAnswering:
 
     def __post_init__(self) -> None:
         for name in ("max_query_length", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"recipe.{name}={getattr(self, name)} cannot be: it must be at least 1 token")
-        # The paragraph's part of a window has to be longer than what windows share, or they would never move on.
+            require(getattr(self, name) >= 1, f"recipe.{name}", getattr(self, name), "use at least 1 token")
         room = self.max_length - self.max_query_length - _SPECIAL
-        if room < 1:
-            least = self.max_query_length + _SPECIAL + 1
-            raise UserError(
-                f"recipe.max_length={self.max_length} leaves no room for a paragraph beside a question of "
-                f"recipe.max_query_length={self.max_query_length} tokens: set {least} or more"
-            )
-        if self.doc_stride < 0:
-            raise UserError(f"recipe.doc_stride={self.doc_stride} cannot be: windows share at least 0 tokens")
-        if self.doc_stride >= room:
-            raise UserError(
-                f"recipe.doc_stride={self.doc_stride} cannot be: of recipe.max_length={self.max_length} tokens a "
-                f"question of recipe.max_query_length={self.max_query_length} leaves {room} to the paragraph, and "
-                f"windows have to share fewer: set recipe.doc_stride={room // 2} or so"
-            )
+        least = self.max_query_length + _SPECIAL + 1
+        rule = f"recipe.max_query_length={self.max_query_length} leaves no room for a paragraph; use at least {least}"
+        require(room >= 1, "recipe.max_length", self.max_length, rule)
+        # Windows that share all of their paragraph tokens would never advance.
+        rule = f"windows have room for {room} tokens of a paragraph and must share fewer; use {room // 2}, for example"
+        require(0 <= self.doc_stride < room, "recipe.doc_stride", self.doc_stride, rule)
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -93,78 +134,45 @@ class QuestionAnswering:
     def minimised(self) -> Sequence[str]:
         return []
 
-    @property
-    def has_dropout(self) -> bool:
-        return self.model.has_dropout
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return notes_of(self.model)
-
-    @property
-    def _sizes(self) -> WindowSizes:
-        return WindowSizes(self.max_length, self.doc_stride, self.max_query_length)
+    def facts(self, cache: Cache) -> DataFacts:
+        corpus = self.data.read()
+        self.check_model()  # before the data are tokenised, which is what tells the number of windows
+        digest = corpus.digest
+        entry = self._entry(cache, digest, lambda: corpus)
+        windows = json.loads((entry / "properties.json").read_text())["windows"]
+        questions = (len(corpus.train), len(corpus.eval))
+        return DataFacts(windows["train"], windows["eval"], digest, corpus.source, "windows", "questions", *questions)
 
     def check_model(self) -> None:
         check_model(self.model, "recipe.max_length", self.max_length)
 
-    def facts(self, cache: Cache) -> DataFacts:
-        corpus = self.data.read()
-        self.check_model()  # before anything is tokenised, which only then tells how many windows there are
-        digest = corpus.digest  # a hash over all texts
-        entry = self._entry(cache, corpus, digest)
-        windows = json.loads((entry / "properties.json").read_text())["windows"]
-        questions = (len(corpus.train), len(corpus.eval))
-        return _facts((windows["train"], windows["eval"]), questions, digest, corpus.source)
-
-    def expected_facts(self) -> DataFacts | None:
-        """What `runner.plan` can say without data, or without the tokenizer that cuts them."""
-        try:
-            corpus = self.data.read()
-        except Unavailable:
-            sizes = self.data.expected_sizes()
-            if sizes is None:
-                return None
-            train, evaluation, whose = sizes
-            share = windows_per_question(self._sizes)
-            source = f"{whose}, and windows as paragraphs of SQuAD's lengths make them"
-            rows = (round(train * share), round(evaluation * share))
-            return _facts(rows, (train, evaluation), "not read", source, estimated=True)
-        rows = (windows_of(corpus.train, self._sizes), windows_of(corpus.eval, self._sizes))
-        source = f"{corpus.source}, windows from the number of words"
-        return _facts(rows, (len(corpus.train), len(corpus.eval)), corpus.digest, source, estimated=True)
-
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        return self._entry(cache, None, facts.digest)
+        return self._entry(cache, facts.digest, self.data.read)
 
-    def _entry(self, cache: Cache, corpus: QuestionCorpus | None, digest: str) -> Path:
+    def _entry(self, cache: Cache, digest: str, read: Callable[[], QuestionCorpus]) -> Path:
         key = {
             "task": "question answering",
             "data": digest,
             "tokenizer": self.model.tokenizer_identity(),
             "windows": [self.max_length, self.doc_stride, self.max_query_length],
         }
-        return cache.get(key, lambda folder: self._tokenize(folder, corpus or self.data.read(), digest))
+        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest))
 
     def _tokenize(self, folder: Path, corpus: QuestionCorpus, digest: str) -> None:
-        if corpus.digest != digest:
-            raise UserError(f"the data ({corpus.source}) changed after the run was planned: start it again")
+        check_unchanged(corpus.digest, digest, corpus.source)
         texts = [*corpus.train.contexts, *(question.text for question in corpus.train.questions)]
         tokenizer = self.model.tokenizer(texts)
         if not tokenizer.is_fast:
-            raise UserError(
-                "recipe.model has a slow tokenizer, which cannot tell where tokens stand in a text: give a model "
-                "whose folder has a tokenizer.json"
-            )
-        counts = {}
-        for name, part in (("train", corpus.train), ("eval", corpus.eval)):
-            rows = list(windows(part, tokenizer, self._sizes))
-            write_table(folder / name, _columns(rows, with_offsets=name == "eval"))
-            counts[name] = len(rows)
+            raise UserError("recipe.model has a slow tokenizer, without character offsets: give it a tokenizer.json")
+        train, evaluation = (
+            list(windows(part, tokenizer, self.max_length, self.doc_stride, self.max_query_length))
+            for part in (corpus.train, corpus.eval)
+        )
+        counts = {"train": len(train), "eval": len(evaluation)}
+        write_prepared(
+            folder, _columns(train), {**_columns(evaluation), **_places(evaluation)}, tokenizer, windows=counts
+        )
         (folder / "eval" / _QUESTIONS).write_text(json.dumps(_for_metrics(corpus.eval)))
-        properties = {"windows": counts, "vocabulary": len(tokenizer), "pad_id": tokenizer.pad_token_id}
-        (folder / "properties.json").write_text(json.dumps(properties))
-        tokenizer.save_pretrained(folder / "tokenizer")
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         return self.model.build_span_model(prepared.properties["vocabulary"], prepared.properties["pad_id"])
@@ -194,35 +202,143 @@ class QuestionAnswering:
 
         questions = json.loads((table.folder / _QUESTIONS).read_text())
         texts = answers(predictions.numpy(), table, questions["contexts"])
-        found = [
-            {"id": one["id"], "prediction_text": text} for one, text in zip(questions["asked"], texts, strict=True)
-        ]
-        wanted = [{"id": one["id"], "answers": one["answers"]} for one in questions["asked"]]
-        return {name: float(value) for name, value in squad(found, wanted).items()}
-
-    def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        save(model, prepared, folder)
+        asked = questions["asked"]
+        predicted = [{"id": one["id"], "prediction_text": text} for one, text in zip(asked, texts, strict=True)]
+        return {name: float(value) for name, value in squad(predicted, asked).items()}
 
 
-def _facts(
-    windows: tuple[int, int], questions: tuple[int, int], digest: str, source: str, estimated: bool = False
-) -> DataFacts:
-    return DataFacts(*windows, digest, source, "windows", "questions", *questions, estimated=estimated)
+@dataclass(frozen=True)
+class TokenWindow:
+    """A question with a part of its paragraph, one row of a table.
+
+    `group`, `paragraph`: indices of the question and of its paragraph. `types`: None if the tokenizer makes none.
+    `context`: first and last token of the paragraph's part. `offsets`: [tokens, 2], characters of the paragraph that
+    each token covers, valid within `context`. `answer`: first and last token of the target.
+    """
+
+    group: int
+    paragraph: int
+    ids: list[int]
+    types: list[int] | None
+    context: tuple[int, int]
+    offsets: np.ndarray
+    answer: tuple[int, int]
+
+
+def windows(
+    part: Paragraphs, tokenizer: Any, max_length: int, doc_stride: int, max_query_length: int
+) -> Iterator[TokenWindow]:
+    """All windows, question by question. Sizes as in `QuestionAnswering`."""
+    for start in range(0, len(part), _CHUNK):
+        questions = part.questions[start : start + _CHUNK]
+        encoded = tokenizer(
+            _truncated([question.text for question in questions], tokenizer, max_query_length),
+            [part.contexts[question.context] for question in questions],
+            truncation="only_second",
+            max_length=max_length,
+            stride=doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        types = encoded.get("token_type_ids")
+        samples = encoded["overflow_to_sample_mapping"]
+        for row, sample in enumerate(samples):
+            ids = encoded["input_ids"][row]
+            question = questions[sample]
+            sequences = encoded.sequence_ids(row)
+            if 1 not in sequences:
+                raise UserError(f"question '{question.id}' has a paragraph without a single token: remove it")
+            context = (sequences.index(1), len(sequences) - 1 - sequences[::-1].index(1))
+            offsets = np.asarray(encoded["offset_mapping"][row], dtype=np.int32)
+            no_answer = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
+            is_first, is_last = samples[row - 1 : row] != [sample], samples[row + 1 : row + 2] != [sample]
+            answer = answer_tokens(question, context, offsets, is_first, is_last) or (no_answer, no_answer)
+            kinds = types[row] if types else None
+            yield TokenWindow(start + sample, question.context, ids, kinds, context, offsets, answer)
+
+
+def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
+    """The beginnings of texts that have at most `longest` tokens."""
+
+    def offsets_of(text: str | list[str]) -> Any:
+        return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+
+    found = []
+    for text, offsets in zip(texts, offsets_of(texts), strict=True):
+        # A part of a text can have more tokens by itself than within the whole: shorten it until it fits.
+        keep = longest
+        while len(offsets) > longest:
+            text = text[: offsets[keep - 1][1]] if keep else ""
+            offsets = offsets_of(text)
+            keep -= 1
+        found.append(text)
+    return found
+
+
+def answer_tokens(
+    question: Question, context: tuple[int, int], offsets: np.ndarray, is_first: bool, is_last: bool
+) -> tuple[int, int] | None:
+    """First and last token of the question's first answer, or None if the window does not contain all of it.
+
+    `is_first`, `is_last`: whether the paragraph begins or ends in this window.
+    """
+    first, last = context
+    text, start = question.answers[0]
+    end = start + len(text.rstrip())
+    start += len(text) - len(text.lstrip())
+    inside = offsets[first : last + 1]
+    # Characters that a tokenizer drops, such as accents, belong to no token, so that edges of answer and tokens can
+    # differ: take the first token that ends after the answer's start, and the last that begins before its end.
+    begins = int(np.searchsorted(inside[:, 1], start, side="right"))
+    ends = int(np.searchsorted(inside[:, 0], end, side="left")) - 1
+    whole = (is_first or start >= inside[0, 0]) and (is_last or end <= inside[-1, 1])
+    return (first + begins, first + ends) if whole and begins <= ends else None
+
+
+def best_spans(start: Tensor, end: Tensor, context: Tensor, max_answer_length: int) -> Tensor:
+    """The span with the highest start score plus end score in each row; [rows, 3]: score, first and last token.
+
+    `start`, `end`: scores, [rows, tokens]. `context`: first and last token that an answer may contain, [rows, 2]. All
+    spans of 1 to `max_answer_length` tokens are compared; the first of equal ones is taken.
+    """
+    tokens = start.shape[1]
+    longest = min(max_answer_length, tokens)
+    place = torch.arange(tokens, device=start.device)
+    inside = (context[:, :1] <= place) & (place <= context[:, 1:])
+    lowest = torch.finfo(start.dtype).min
+    # Half of the lowest number, so that the sum of two is still finite.
+    start, end = (scores.masked_fill(~inside, lowest / 2) for scores in (start, end))
+    beyond = end.new_full((len(end), longest - 1), lowest / 2)
+    # sums[r, s, w]: the span from token s to token s + w.
+    sums = start[:, :, None] + torch.cat([end, beyond], dim=1).unfold(1, longest, 1)
+    score, at = sums.flatten(1).max(dim=1)
+    first = torch.div(at, longest, rounding_mode="floor")
+    return torch.stack([score, first.to(score.dtype), (first + at % longest).to(score.dtype)], dim=1)
+
+
+def best_rows(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """For each group, from 0 on, the row with the highest score, the first of equal ones; int64 of shape [groups].
+
+    `scores`, `groups`: [rows]; every group has a row.
+    """
+    order = np.lexsort((np.arange(len(scores)), -scores, groups))
+    found = order[np.unique(groups[order], return_index=True)[1]]
+    assert np.array_equal(groups[found], np.arange(len(found)))
+    return found
 
 
 def answers(predictions: np.ndarray, table: Table, contexts: Sequence[str]) -> list[str]:
-    """The text of each question's best span, by question number. `predictions`: [windows, 3], from `predict`."""
-    groups = np.asarray(table.column("group"))
+    """The text of each question's best span, in the order of questions. `predictions`: [windows, 3], from `predict`."""
     texts = []
-    for row in best_rows(predictions[:, 0], groups):
+    for row in best_rows(predictions[:, 0], np.asarray(table.column("group"))):
         window = table[[int(row)]]
-        first, last = (int(place) for place in predictions[row, 1:])
+        first, last = (int(token) for token in predictions[row, 1:])
         context = contexts[int(window["paragraph"][0])]
         texts.append(context[window["char_first"][0][first] : window["char_last"][0][last]])
     return texts
 
 
-def _columns(rows: Sequence[Window], with_offsets: bool) -> dict[str, Sequence[Any]]:
+def _columns(rows: Sequence[TokenWindow]) -> dict[str, Sequence[Any]]:
     columns: dict[str, Sequence[Any]] = {
         "input_ids": [row.ids for row in rows],
         "length": [len(row.ids) for row in rows],
@@ -235,24 +351,24 @@ def _columns(rows: Sequence[Window], with_offsets: bool) -> dict[str, Sequence[A
     }
     if rows[0].types is not None:
         columns["token_type_ids"] = [row.types for row in rows]
-    if with_offsets:
-        columns["char_first"] = [row.offsets[:, 0] for row in rows]
-        columns["char_last"] = [row.offsets[:, 1] for row in rows]
-        columns["paragraph"] = [row.paragraph for row in rows]
     return columns
 
 
+def _places(rows: Sequence[TokenWindow]) -> dict[str, Sequence[Any]]:
+    """What the metrics need to turn tokens back into text."""
+    return {
+        "char_first": [row.offsets[:, 0] for row in rows],
+        "char_last": [row.offsets[:, 1] for row in rows],
+        "paragraph": [row.paragraph for row in rows],
+    }
+
+
 def _for_metrics(part: Paragraphs) -> dict[str, Any]:
-    asked = [
-        {
-            "id": question.id,
-            "answers": {
-                "text": [text for text, _ in question.answers],
-                "answer_start": [start for _, start in question.answers],
-            },
-        }
-        for question in part.questions
-    ]
+    """Contexts, and questions in the form that torchmetrics takes."""
+    asked = []
+    for question in part.questions:
+        texts, starts = zip(*question.answers, strict=True)
+        asked.append({"id": question.id, "answers": {"text": texts, "answer_start": starts}})
     return {"contexts": part.contexts, "asked": asked}
 
 
@@ -261,10 +377,10 @@ def _pairs(rows: Mapping[str, Sequence[Any]], first: str, second: str) -> Tensor
 
 
 def _scores(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Start and end scores, [rows, tokens]; padding cannot be chosen, or the loss would depend on how much there is."""
-    out = outputs(model, batch)
+    """Start and end scores, [rows, tokens]; -inf for padding, or the loss would depend on how much there is."""
+    output = outputs(model, batch)
     padding = batch["attention_mask"] == 0
-    return (
-        widened(out.start_logits).masked_fill(padding, -torch.inf),
-        widened(out.end_logits).masked_fill(padding, -torch.inf),
+    start, end = (
+        at_least_fp32(scores).masked_fill(padding, -torch.inf) for scores in (output.start_logits, output.end_logits)
     )
+    return start, end

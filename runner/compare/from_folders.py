@@ -33,7 +33,7 @@ from runner.folder.metrics_log import MetricsReader
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
 _SEED_SUFFIX = re.compile(r" · s\d+$")
 #: Settings that do not belong to the setup.
-_NOT_THE_SETUP = ("seed", "tracking", "cache_dir")
+_NOT_THE_SETUP = ("seed", "log_every", "tracking", "cache_dir", "plan")
 
 
 def run_folders(path: Path) -> list[Path]:

@@ -23,6 +23,19 @@ TUNED_KEYS = (
     "evaluation_micro_batch",
 )
 
+#: Modules of recipes that moved -> where they are now.
+MOVED = {
+    "recipes.acceptability": "recipes.synthetic.acceptability",
+    "recipes.classification": "recipes.tasks.classification",
+    "recipes.language_model": "recipes.tasks.language_model",
+    "recipes.linear": "recipes.synthetic.linear",
+    "recipes.plain_text": "recipes.sources.plain_text",
+    "recipes.pretrained": "recipes.models.pretrained",
+    "recipes.question_answering": "recipes.tasks.question_answering",
+    "recipes.squad_files": "recipes.sources.squad_files",
+    "recipes.text_files": "recipes.sources.text_files",
+}
+
 _PLAIN = (str, int, float, bool)
 _DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -73,6 +86,8 @@ def _hints(factory: Any) -> dict[str, Any]:
 def _resolve(target: str, trusted: tuple[str, ...], shown: str) -> Any:
     module_name, _, name = target.rpartition(".")
     _check_trust(module_name, trusted, shown)
+    if module_name in MOVED:
+        raise UserError(f"{shown} is invalid: the class moved; use {MOVED[module_name]}.{name}")
     try:
         factory = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -333,12 +333,24 @@ class Equivalence:
 
 
 @dataclass(frozen=True)
+class PlanOverrides:
+    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine."""
+
+    train_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        ok = self.train_samples is None or self.train_samples >= 1
+        require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
 
     seed: int = MISSING
     epochs: int = MISSING
     max_steps: int | None = None
+    log_every: int = 10
     compile: bool = False
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail
@@ -356,13 +368,15 @@ class Config:
     evaluation: Evaluation = MISSING
     tracking: Tracking = MISSING
     equivalence: Equivalence = MISSING
+    plan: PlanOverrides = field(default_factory=PlanOverrides)
 
     def __post_init__(self) -> None:
-        # torch and NumPy take 32-bit seeds; seed + epoch must fit as well.
+        # torch and NumPy take 32-bit seeds.
         require(0 <= self.seed < 2**31, "seed", self.seed, "must be at least 0 and below 2147483648")
         require(self.epochs >= 1, "epochs", self.epochs, "use at least 1 epoch")
         rule = "use at least 1 optimizer step, or null for whole epochs"
         require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, rule)
+        require(self.log_every >= 1, "log_every", self.log_every, "use at least 1 optimizer step")
         local_gradients = self.sync.policy is SyncPolicyName.gradients and not self.sync.always_synchronous
         rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
         ok = not (local_gradients and self.precision.name is PrecisionName.fp16)

@@ -1,4 +1,4 @@
-"""Tokenised data on disk, made once for each content and found again by every later run."""
+"""Tokenised data on disk: built once per content, and reused by every later run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 
 from runner.errors import UserError
 
-#: Raised whenever the layout of cached folders changes, so that old ones are not read as new ones.
+#: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
 LAYOUT_VERSION = 1
 _DRAFT = ".draft-"
-#: Nothing that is tokenised goes so long without another file.
-_LEFT_AFTER_S = 24 * 3600.0
+#: A draft without a new file for so long was left by a process that died.
+_ABANDONED_AFTER_S = 24 * 3600.0
 
 
 class Cache:
@@ -29,9 +29,9 @@ class Cache:
         self.root = Path(root).expanduser().resolve()
 
     def get(self, key: dict[str, Any], build: Callable[[Path], None]) -> Path:
-        """The entry for `key` (JSON data); `build` writes it into an empty folder if it is not there yet.
+        """The entry for `key` (JSON data); `build` writes it into an empty folder if it is missing.
 
-        An entry appears by one rename, so runs that build the same one at the same time do not disturb each other.
+        An entry appears by one rename, so that several runs can build the same one at once. Raises UserError.
         """
         text = json.dumps({"layout": LAYOUT_VERSION, **key}, sort_keys=True)
         entry = self.root / hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -39,27 +39,26 @@ class Cache:
             return entry
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._remove_left_drafts()
+            self._remove_abandoned_drafts()
             draft = Path(tempfile.mkdtemp(dir=self.root, prefix=_DRAFT))
         except OSError as error:
             raise UserError(
-                f"cache_dir={self.root} cannot be written to: {error.strerror}; set another cache_dir"
+                f"cache_dir={self.root} is not writable ({error.strerror}): set another cache_dir"
             ) from error
         try:
             build(draft)
             (draft / "key.json").write_text(text)
-            draft.chmod(0o755)  # temporary folders are private, and a cache may be shared
+            draft.chmod(0o755)  # temporary folders are private, but a cache may be shared
             os.replace(draft, entry)
         except OSError:
-            if not entry.is_dir():  # otherwise another run was faster, and its entry is as good
+            if not entry.is_dir():  # otherwise another run finished the same entry first
                 raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return entry
 
-    def _remove_left_drafts(self) -> None:
-        # Of processes that were ended at once, by an interrupt or a scheduler, and could not clean up.
+    def _remove_abandoned_drafts(self) -> None:
         for draft in self.root.glob(f"{_DRAFT}*"):
-            with contextlib.suppress(FileNotFoundError):  # another run clears up, too, or has just finished it
-                if time.time() - draft.stat().st_mtime > _LEFT_AFTER_S:
+            with contextlib.suppress(FileNotFoundError):  # another run removed or finished it
+                if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:
                     shutil.rmtree(draft, ignore_errors=True)

@@ -10,17 +10,17 @@ from runner.data.layout import Layout
 from runner.data.recipe import Batch, Prepared, Recipe, without_targets
 from runner.data.table import ROW, Table
 
-#: In place of a row number: a row that is there for the shape's sake, and counts nowhere.
+#: In place of a row number: a row that only completes the batch's shape and is counted nowhere.
 FILLER = -1
 
 
 def batches(
     table: Table, ids: Iterable[Sequence[int] | np.ndarray], recipe: Recipe, prepared: Prepared, layout: Layout
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """One collated CPU batch per list of row numbers, in order, with the numbers of its rows, `FILLER` among them.
+    """One collated CPU batch per list of row numbers, in order, with its row numbers, `FILLER` among them.
 
-    A list without a row becomes one of fillers only: models crash on batches of size 0. Rows are already tokenised and
-    memory-mapped, so fetching one costs microseconds and no loader process is started.
+    An empty list becomes a batch of fillers only: models crash on batches of size 0. Rows are already tokenised and
+    memory-mapped, so fetching one costs microseconds and no loader process is needed.
     """
     lengths = np.asarray(table.column("length"))
     shortest = int(np.argmin(lengths))

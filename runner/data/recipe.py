@@ -1,12 +1,13 @@
-"""The protocol between the core and a recipe."""
+"""The interface between the runner and a recipe."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from runner.data.cache import Cache
 from runner.data.table import Table
 
-#: Targets at this value carry no loss: padding tokens, and every row of a filler batch.
+#: Targets with this value have no loss: padding tokens, and every row of a filler batch.
 IGNORED_LABEL = -100
 
 Batch = dict[str, Tensor]
@@ -25,10 +26,9 @@ Batch = dict[str, Tensor]
 class DataFacts:
     """What is known of the data before a worker starts.
 
-    `train_samples`, `eval_samples`: rows of the two tables, which is what batches are counted in. `digest`: over every
-    text and label, in order. `source`: where they came from, in words. `unit`: what a row is, in the plural. `groups`:
-    what several rows can belong to, in the plural, and how many of these there are, for a recipe whose tables have a
-    column `group`. `estimated`: the counts are not those of data that were read.
+    `train_samples`, `eval_samples`: rows of the two tables, the unit of batch sizes. `digest`: over every text and
+    label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
+    what rows are grouped by, in the plural, and the numbers of groups, if the tables have a column `group`.
     """
 
     train_samples: int
@@ -39,12 +39,11 @@ class DataFacts:
     groups: str | None = None
     train_groups: int | None = None
     eval_groups: int | None = None
-    estimated: bool = False
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised data on disk, memory-mapped by every worker, and what the model must know of them."""
+    """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them."""
 
     train: Table
     eval: Table
@@ -53,80 +52,85 @@ class Prepared:
 
     @staticmethod
     def load(folder: Path) -> Prepared:
-        """Map a cache entry that a recipe's `prepare` made: `train/`, `eval/` and `properties.json`."""
+        """Map a cache entry written by a recipe's `prepare`: `train/`, `eval/` and `properties.json`."""
         properties = json.loads((folder / "properties.json").read_text())
         return Prepared(Table(folder / "train"), Table(folder / "eval"), properties, folder)
 
 
-class Recipe(Protocol):
-    """What to train. Everything about workers, batches, precision and synchronisation is the core's business.
+class Recipe(ABC):
+    """What to train. Workers, batches, precision and synchronisation are not its concern.
 
-    Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count` (how
-    many targets of the row carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss). Where
-    several rows belong together, as a question's windows do, a column `group` numbers what they belong to from 0.
-
-    A recipe whose training drops no units may say so by an attribute `has_dropout = False`, for the certificate. What
-    is to be known of a run beside its results it may say in `notes`, a sentence each: they are shown and logged. One
-    that knows the size of data which are not here may have a method `expected_facts() -> DataFacts | None`, for
-    `runner.plan`; it is called when `facts` raised Unavailable.
+    Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count`
+    (targets of the row that carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss). If
+    several rows belong together, such as the windows of a question, a column `group` numbers the groups from 0.
     """
 
     @property
-    def metric_names(self) -> Sequence[str]:
-        """The names that `metrics` will use."""
-        ...
+    def has_dropout(self) -> bool:
+        """Whether training uses dropout; the certificate compares dropout streams if it does."""
+        return True
 
     @property
+    def notes(self) -> Sequence[str]:
+        """Sentences that are shown and logged with a run's results, such as that the weights are random."""
+        return ()
+
+    @property
+    @abstractmethod
+    def metric_names(self) -> Sequence[str]:
+        """The names that `metrics` returns."""
+
+    @property
+    @abstractmethod
     def minimised(self) -> Sequence[str]:
-        """Those of them that are the better the smaller they are."""
-        ...
+        """The metrics for which lower is better."""
 
+    @abstractmethod
     def facts(self, cache: Cache) -> DataFacts:
-        """Read and check the raw data; tokenise them only if nothing less tells how many rows there are.
+        """Read and check the raw data; tokenise them only if the number of rows depends on it.
 
-        Called in the parent, before any run's folder exists. Raises UserError, and Unavailable for data or a tokenizer
-        that are not here.
+        Called in the parent, before a run's folder exists. Raises UserError, and Unavailable for data or a tokenizer
+        that are not on this machine.
         """
-        ...
 
+    @abstractmethod
     def check_model(self) -> None:
-        """Refuse a model that cannot be had, without loading it. Raises UserError, Unavailable if it is not here."""
-        ...
+        """Check that the model can be loaded, without loading it. Raises UserError, Unavailable."""
 
+    @abstractmethod
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        """Tokenise, or find the tokenised data in the cache. Called on one worker of each machine."""
-        ...
+        """Tokenise the data, or find them tokenised in the cache. Called on one worker of each machine."""
 
+    @abstractmethod
     def build_model(self, prepared: Prepared) -> nn.Module:
         """The model in fp32 on the CPU; new parameters are drawn from torch's global generator."""
-        ...
 
+    @abstractmethod
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
-        """Rows as CPU tensors, padded to `length` tokens, or to the longest row where that is None.
+        """Rows as CPU tensors, padded to `length` tokens, by default to the longest row.
 
         The first dimension of every tensor is the row. Targets are under `labels`, `IGNORED_LABEL` where there is none.
         """
-        ...
 
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss summed over the targets of the batch (a scalar with a gradient), and how many there were."""
-        ...
+        """The loss summed over the targets of the batch (a scalar with a gradient), and the number of targets."""
 
+    @abstractmethod
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Predictions of shape [rows, ...], the trailing shape being the same for every batch."""
-        ...
 
+    @abstractmethod
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
-        """Metrics over the whole evaluation part, predictions in sample order; rates in percent."""
-        ...
+        """Metrics over the whole evaluation set, predictions in sample order; rates in percent."""
 
+    @abstractmethod
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        """Leave weights and tokenizer in `folder`, loadable by `from_pretrained`."""
-        ...
+        """Write weights and tokenizer to `folder`, loadable by `from_pretrained`."""
 
 
 def without_targets(batch: Batch, rows: np.ndarray) -> Batch:
-    """The same batch with no target left in `rows` (bool): they run through the model and count nowhere."""
+    """The same batch with the targets of `rows` (bool) ignored: these rows run through the model and count nowhere."""
     if not rows.any():
         return batch
     labels = batch["labels"].clone()

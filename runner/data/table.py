@@ -1,7 +1,7 @@
 """Tokenised rows as flat, memory-mapped arrays.
 
 A column of token ids is one long array of values and one of offsets, so that any number of workers read the same pages
-and a row costs two index look-ups. The files are plain `.npy` without pickled objects.
+and a row costs two index look-ups. The files are `.npy` without pickled objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROW = "row"
 
 
 def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of whole numbers, or of lists of whole numbers, into a new `folder`."""
+    """Write columns of integers, or of lists of integers, into a new `folder`."""
     folder.mkdir(parents=True)
     for name, values in columns.items():
         if len(values) and isinstance(values[0], (list, tuple, np.ndarray)):
@@ -27,18 +27,18 @@ def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             np.cumsum([len(row) for row in values], out=offsets[1:])
             flat = np.concatenate([np.asarray(row, dtype=np.int64) for row in values])
             if flat.size and not (_INT32.min <= flat.min() and flat.max() <= _INT32.max):
-                raise OverflowError(f"column '{name}' has numbers in its lists that need more than 32 bits")
+                raise OverflowError(f"column '{name}' has lists with integers of more than 32 bits")
             np.save(folder / f"{name}.npy", flat.astype(np.int32))
             np.save(folder / f"{name}.offsets.npy", offsets)
         else:
             array = np.asarray(values)
             if array.size and array.dtype.kind not in "iub":
-                raise TypeError(f"column '{name}' holds {array.dtype} values, and tables hold whole numbers")
+                raise TypeError(f"column '{name}' has dtype {array.dtype}, but tables hold integers")
             np.save(folder / f"{name}.npy", array.astype(np.int64))
 
 
 class Table:
-    """A folder written by `write_table`, memory-mapped. `table[[3, 5]]` gives the columns of these rows."""
+    """A folder written by `write_table`, memory-mapped. `table[[3, 5]]` returns the columns of these rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,15 +54,15 @@ class Table:
         return self._length
 
     def column(self, name: str) -> np.ndarray:
-        """A column of single numbers, int64 of shape [rows]."""
+        """A column of single integers, int64 of shape [rows]."""
         return self._values[name]
 
     def groups(self) -> np.ndarray | None:
-        """What each row belongs to, int64 of shape [rows]; None where rows stand for themselves."""
+        """The group of each row, int64 of shape [rows]; None where rows are not grouped."""
         return self._values.get("group")
 
     def __getitem__(self, rows: Sequence[int]) -> dict[str, Any]:
-        # The row numbers travel with the rows, so that what is recorded as trained on is what was fetched.
+        # Row numbers are part of the batch, so that the ledger records the rows that were really fetched.
         return {ROW: np.asarray(rows, dtype=np.int64), **{name: self._take(name, rows) for name in self._values}}
 
     def _take(self, name: str, rows: Sequence[int]) -> Any:

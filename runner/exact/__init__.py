@@ -1,4 +1,4 @@
-"""`equivalence=exact`: dropout that does not depend on how samples are split over workers and micro-batches."""
+"""`equivalence=exact`: dropout that is independent of how a batch is split into workers and micro-batches."""
 
 from runner.exact.dropout import DropoutStreams, ExactDropout, exact_streams, standard_streams
 from runner.exact.probe import check_model

@@ -1,4 +1,4 @@
-"""Dropout whose masks follow the sample, the optimizer step and the place in the model, and nothing else."""
+"""Dropout whose masks depend on seed, optimizer step, sample and call site only, not on how a batch is split."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from torch.overrides import TorchFunctionMode
 from runner.errors import UserError
 from runner.exact.stream import keep_mask, sample_keys
 
-#: (optimizer step from 0, row numbers of the micro-batch, device) -> the context of its forward pass.
+#: (optimizer step from 0, row numbers of the micro-batch, device) -> context manager for the forward pass.
 DropoutStreams = Callable[[int, np.ndarray, torch.device], AbstractContextManager[object]]
 
 
 def standard_streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
-    """Dropout from the worker's own generator, in order of forward passes."""
+    """Dropout from the worker's own generator, as usual in PyTorch."""
     return nullcontext()
 
 
 def exact_streams(seed: int) -> DropoutStreams:
-    """Dropout as a pure function of (seed, step, sample id, call site, coordinates)."""
+    """Dropout as a pure function of (seed, step, sample id, call site, coordinates within the sample)."""
 
     def streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
         keys = sample_keys(seed, step, ids)
-        if device.type == "cuda":  # from other memory the copy would make the host wait for the device
+        if device.type == "cuda":  # copying from pageable memory would make the host wait for the device
             keys = keys.pin_memory()
         return ExactDropout(keys.to(device, non_blocking=True))
 
@@ -38,9 +38,9 @@ def exact_streams(seed: int) -> DropoutStreams:
 
 
 class ExactDropout(TorchFunctionMode):
-    """Takes the place of torch's dropout while it is active, for one forward pass of one micro-batch.
+    """Replaces torch's dropout during one forward pass of one micro-batch.
 
-    `keys`: int64 of shape [samples], on the model's device. Raises UserError for what it cannot do exactly.
+    `keys`: int64 of shape [samples], on the model's device. Raises UserError for a dropout it cannot make exact.
     """
 
     def __init__(self, keys: Tensor) -> None:
@@ -55,7 +55,7 @@ class ExactDropout(TorchFunctionMode):
         return handler(self, *args, **(kwargs or {}))
 
     def mask(self, values: Tensor, p: float) -> Tensor:
-        """The mask of the next call site for `values`: 0 where dropped, else 1 / (1 - p), in their dtype."""
+        """The mask of the next call site: 0 where an element is dropped, else 1 / (1 - p), in the dtype of `values`."""
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         if values.ndim == 0 or values.shape[0] != len(self._keys):
@@ -69,7 +69,7 @@ class ExactDropout(TorchFunctionMode):
 
 
 def not_exact(reason: str) -> UserError:
-    return UserError(f"equivalence=exact does not hold for this model: {reason}; use equivalence=standard")
+    return UserError(f"equivalence=exact is not possible for this model: {reason}; use equivalence=standard")
 
 
 def _dropout(mode: ExactDropout, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -98,8 +98,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention written out, since the fused kernels draw their masks inside. Shapes as torch documents them."""
-    if dropout_p == 0 or (is_causal and attn_mask is not None):  # torch refuses to be given both masks
+    """Attention without fused kernels, which draw their masks inside. Shapes as in torch's documentation."""
+    if dropout_p == 0 or (is_causal and attn_mask is not None):  # torch rejects the combination
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -116,7 +116,7 @@ def _attention(
         boolean = attn_mask.dtype is torch.bool
         hidden = ~attn_mask if boolean else attn_mask.isneginf()
         scores = scores if boolean else scores + attn_mask
-        # The smallest number and not minus infinity: a row that attends to nothing must be 0, its gradient too.
+        # Not minus infinity: a row that attends to nothing must give 0, and a gradient of 0.
         weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
         weights = weights.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     return (weights * mode.mask(weights, dropout_p)).to(dtype) @ value

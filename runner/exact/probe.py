@@ -1,4 +1,4 @@
-"""Find out, before training, whether a model's samples can be computed exactly."""
+"""Check before training whether a model's loss and gradient are independent of how a batch is split."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runner.data.recipe import Prepared, Recipe, label_counts
 from runner.exact.dropout import ExactDropout, not_exact
 from runner.exact.stream import sample_keys
 
-#: What losses and gradients may differ by, samples taken together or one by one, as a share of their size. Rounding
-#: gives 1e-6 in fp32 and 1e-3 in tf32; masks that moved give 1% to 50%.
+#: Relative tolerance between the gradient of a batch and the sum of its samples' gradients. Rounding gives 1e-6 in fp32
+#: and 1e-3 in tf32; wrong masks give 1% to 50%.
 _TOLERANCE, _TOLERANCE_TF32 = 1e-4, 1e-2
 
 
 def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: torch.device) -> None:
-    """Take the gradient of three samples together and one by one, dropout on. Raises UserError if they differ.
+    """Compare the gradient of three samples as one batch with the sum over single samples. Raises UserError.
 
-    That finds what no list of functions would: randomness from elsewhere, activations that are computed a second time
-    in the backward pass, and samples that influence each other. The model is left as it was, without gradients.
+    Dropout is on. This finds other randomness, recomputed activations, and samples that influence each other. Weights,
+    buffers and modes of the model are restored, and it has no gradients afterwards.
     """
     ids = _three_rows(prepared)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -31,7 +31,7 @@ def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: to
     try:
         loss = sum(_backward(recipe, prepared, model, ids[i : i + 1], device, 1.0) for i in range(len(ids)))
         size = _norm(model)
-        # With the opposite sign, so that what is left of the gradients is their difference.
+        # With the opposite sign, so that the accumulated gradients are the difference.
         difference = loss - _backward(recipe, prepared, model, ids, device, -1.0)
         _compare("gradients", _norm(model), size)
         _compare("loss", abs(difference), abs(loss))
@@ -44,7 +44,7 @@ def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: to
 
 
 def _three_rows(prepared: Prepared) -> np.ndarray:
-    """Rows that carry a loss, of different lengths, so that padding is at work."""
+    """Rows with a loss and of different lengths, so that they need padding."""
     counts = label_counts(prepared.train)
     with_loss = np.flatnonzero(counts) if counts.any() else np.arange(len(counts))
     lengths = np.asarray(prepared.train.column("length"))[with_loss]
@@ -55,20 +55,20 @@ def _three_rows(prepared: Prepared) -> np.ndarray:
 def _backward(
     recipe: Recipe, prepared: Prepared, model: nn.Module, ids: np.ndarray, device: torch.device, sign: float
 ) -> float:
-    """Add the gradient of these rows' loss sum, times `sign`, to the model's; the loss sum.
+    """Accumulate `sign` times the gradient of these rows' loss sum, and return the loss sum.
 
-    Every row is taken twice, since of a single one batch normalisation makes an error of its own.
+    Every row is used twice, since batch normalisation fails on a single row.
     """
     rows = np.concatenate([ids, ids])
     before = _generators()
     batch = recipe.collate(prepared.train[rows.tolist()], prepared)
     on_device = {name: tensor.to(device) for name, tensor in batch.items()}
-    with _Watched(sample_keys(0, 0, rows).to(device)):
+    with _RandomnessCheck(sample_keys(0, 0, rows).to(device)):
         loss, _ = recipe.loss(model, on_device)
     if loss.requires_grad:
         (sign * loss).backward()
     if _generators() != before:
-        raise not_exact("it draws random numbers that depend on what was drawn before")
+        raise not_exact("the recipe or the model draws from a global random generator")
     return float(loss.detach())
 
 
@@ -81,25 +81,25 @@ def _compare(what: str, difference: float, size: float) -> None:
     tolerance = _TOLERANCE_TF32 if torch.backends.cuda.matmul.allow_tf32 else _TOLERANCE
     if not difference <= tolerance * size:
         raise not_exact(
-            f"the {what} of samples taken together and one by one differ by {difference:.2g} of {size:.2g}, as batch "
-            "normalisation, padding that is not hidden, or activations computed a second time make them"
+            f"the {what} of a batch and of its single samples differ by {difference:.2g} (norm {size:.2g}); typical "
+            "causes are batch normalisation, unmasked padding and recomputed activations"
         )
 
 
-class _Watched(ExactDropout):
-    """Refuses every function that draws random numbers of its own, by name."""
+class _RandomnessCheck(ExactDropout):
+    """Also raises for every function that draws random numbers itself, and names it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = _generators()
         result = super().__torch_function__(func, types, args, kwargs)
         if _generators() != before:
             name = getattr(func, "__name__", str(func))
-            raise not_exact(f"{name} draws random numbers that depend on what was drawn before")
+            raise not_exact(f"{name} draws from a global random generator")
         return result
 
 
 def _generators() -> list[Any]:
-    """The state of every generator that a model can draw from, comparable."""
+    """The states of all global generators, in a form that `==` compares."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     numpy_state: Any = np.random.get_state()
     return [

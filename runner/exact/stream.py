@@ -1,11 +1,11 @@
-"""Random bits as a pure function of what they are for: whole numbers in, whole numbers out, on every device alike.
+"""Random bits as a pure integer function of what they are for, with the same result on every device.
 
-A sample's key is folded from (seed, optimizer step, sample id), then a call site and every coordinate but the last are
-folded in, all with 64-bit arithmetic on small tensors. Only the last dimension, where the elements are, is mixed with
-32-bit arithmetic, which is fast on CPUs and native on TPUs. Coordinates are folded in one by one and never as a flat
-index: an element's bits must not change when its row is padded to another length or moves to another micro-batch.
+A sample's key is hashed from (seed, optimizer step, sample id). A call site and every coordinate except the last are
+hashed into it, all in 64-bit arithmetic on small tensors. Only the last dimension, which has most elements, uses 32-bit
+arithmetic: that is fast on CPUs and native on TPUs. Coordinates are hashed one by one and never as a flat index, since
+an element's bits must not change when its row is padded to another length or moves to another micro-batch.
 
-Wrapping multiplication, addition, shifts and exclusive-or of two's complement numbers give the same bits everywhere.
+Wrapping multiplication, addition, shifts and exclusive-or of two's complement integers give the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GOLDEN32 = 0x9E3779B9
 
 
 def _signed(value: int, bits: int) -> int:
-    """The number of `bits` bits that has the same bits in two's complement: torch's integers have a sign."""
+    """The signed integer with the same `bits` bits: torch has signed integers only."""
     return value - (1 << bits) if value >= 1 << (bits - 1) else value
 
 
@@ -29,9 +29,9 @@ _LOW_A, _LOW_B = _signed(0x7FEB352D, 32), _signed(0x846CA68B, 32)
 
 
 def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
-    """One key for each sample id in an optimizer step (from 0); int64 of shape [samples], on the CPU.
+    """One key per sample id for an optimizer step (from 0); int64 of shape [samples], on the CPU.
 
-    The keys enter a graph as data. Seed and step as constants would make XLA compile every step anew.
+    The keys enter a graph as data: with seed and step as constants XLA would compile every step again.
     """
     key = torch.zeros(len(ids), dtype=torch.int64)
     for coordinate in (seed, step, torch.from_numpy(np.array(ids, dtype=np.int64))):
@@ -40,9 +40,9 @@ def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
 
 
 def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """Which elements of a tensor of this shape survive dropout with probability `p`; bool of `shape`.
+    """Which elements of a tensor survive dropout with probability `p`; bool of `shape`.
 
-    `keys`: of the samples along the first dimension. `site`: number of the call within one forward pass.
+    `keys`: of the samples, which are the first dimension. `site`: number of the dropout call within one forward pass.
     """
     if p >= 1:
         return torch.zeros(shape, dtype=torch.bool, device=keys.device)
@@ -50,7 +50,7 @@ def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tens
     *middle, last = shape[1:] or (1,)
     for size in middle:
         rows = _fold(rows.unsqueeze(-1), torch.arange(size, dtype=torch.int64, device=keys.device))
-    # Without the sign: XLA's CPU compiler gets the sign of a product wrong that it compares right away.
+    # Without the sign bit: XLA's CPU compiler gets the sign wrong when a product is compared immediately.
     bits = _elements(rows, last).bitwise_and_(2**31 - 1)
     return (bits >= min(round(p * 2**31), 2**31 - 1)).view(shape)
 
@@ -69,9 +69,9 @@ def _fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
 def _elements(rows: Tensor, size: int) -> Tensor:
     """32 bits for each of `size` elements of every row; int32 of shape [*rows, size].
 
-    lowbias32 of Wellons 2018, "Prospecting for Hash Functions", over one half of the row's key and the coordinate,
-    with the other half brought in on the way, so that two rows do not share a mask because 32 bits happen to agree.
-    Its last shift is left out: it would change the low bits only, and a comparison looks at the high ones first.
+    lowbias32 of Wellons 2018, "Prospecting for Hash Functions", over one half of the row's key and the coordinate. The
+    other half is mixed in between, so that two rows do not share a mask if 32 bits of their keys agree. The final shift
+    is omitted: it changes low bits only, which hardly affect a comparison.
     """
     column = _low32(torch.arange(size, dtype=torch.int64, device=rows.device) * _GOLDEN32)
     x = _low32(torch.bitwise_right_shift(rows, 32)).unsqueeze(-1) + column
@@ -84,11 +84,11 @@ def _elements(rows: Tensor, size: int) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int, bits: int) -> Tensor:
-    """A shift to the right that brings in zeros; torch's brings in the sign."""
-    # Not `x >> by`: torch_xla 2.9 makes a division of that, which rounds negative numbers the other way.
+    """Logical shift to the right; torch's shift is arithmetic."""
+    # Not `x >> by`: torch_xla 2.9 compiles it to a division, which rounds negative numbers the other way.
     return torch.bitwise_right_shift(x, by).bitwise_and_((1 << (bits - by)) - 1)
 
 
 def _low32(x: Tensor) -> Tensor:
-    """The low 32 bits of int64 as int32. Brought into range first: a cast out of range need not wrap."""
+    """The low 32 bits of int64 as int32, reduced to its range first: a cast out of range need not wrap."""
     return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)

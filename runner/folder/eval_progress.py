@@ -40,7 +40,3 @@ def evaluation_under_way(folder: Path) -> tuple[int, int] | None:
         done, total = json.loads((folder / _FILE).read_text())
         return done, total
     return None
-
-
-def ignore_progress(done: int, total: int) -> None:
-    """The callback of workers whose progress is not shown."""

@@ -74,8 +74,8 @@ def _averaged(sync: Sync) -> str:
     }[sync.policy]
 
 
-def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule, approximately: str = "") -> str:
-    """How often workers synchronise, for the plan's table. `approximately`: put before numbers that are estimated."""
+def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule) -> str:
+    """How often workers synchronise, for the plan's table."""
     if plan.world_size == 1:
         return "one worker: nothing to synchronise"
     if sync.always_synchronous:
@@ -84,7 +84,7 @@ def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule, approximate
     # A run ends with one more average of what is left, but not of gradients: then worker 0's weights are the result.
     final = plan.optimizer_steps - 1 not in steps.due and sync.policy is not SyncPolicyName.gradients
     count = len(steps.due) + final
-    first = f", after {approximately}{steps.first_local:,} synchronous steps" if steps.first_local else ""
+    first = f", after {steps.first_local:,} synchronous steps" if steps.first_local else ""
     at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
     steps_each = f"{sync.k} step{'s' * (sync.k > 1)}"
-    return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {approximately}{count:,} in all"
+    return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {count:,} in all"

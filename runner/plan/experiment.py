@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        excluded = ("seed", "tracking", "cache_dir")
+        excluded = ("seed", "log_every", "tracking", "cache_dir", "plan")
         config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -56,8 +55,8 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that the recipe adds to the output."""
-        return tuple(getattr(self.recipe, "notes", ()))
+        """What the recipe has to say about itself, in sentences."""
+        return tuple(self.recipe.notes)
 
     @property
     def setup_name(self) -> str:
@@ -77,6 +76,8 @@ class Experiment:
 
 def prepare(config: Config) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+    given = config.plan.train_samples
+    require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), _placement(config)
     facts = recipe.facts(Cache(config.cache_dir))
     recipe.check_model()
@@ -90,12 +91,11 @@ def foresee(config: Config) -> Experiment:
     try:
         facts = recipe.facts(Cache(config.cache_dir))
     except Unavailable as error:
+        given = config.plan.train_samples
+        if given is None:
+            raise Unavailable(f"{error}; runner.plan needs only its size, plan.train_samples=N") from error
         absent.append(str(error))
-        expected: Callable[[], DataFacts | None] = getattr(recipe, "expected_facts", lambda: None)
-        known = expected()
-        if known is None:
-            raise
-        facts = known
+        facts = DataFacts(given, 0, "not read", f"plan.train_samples={given}")
     try:
         recipe.check_model()
     except Unavailable as error:
@@ -133,7 +133,7 @@ def _experiment(
         config=config,
         plan=plan,
         data=facts.digest,
-        has_dropout=getattr(recipe, "has_dropout", True),
+        has_dropout=recipe.has_dropout,
         device_type=placement.device_type,
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),

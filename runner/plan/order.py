@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from runner.plan import Plan, epoch_steps
 from runner.plan.steps import Step
@@ -18,11 +17,11 @@ from runner.plan.steps import Step
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     """The order of sample ids in `epoch`; int64 of shape [samples].
 
-    Drawn as in torch's DistributedSampler (a CPU generator seeded with seed + epoch): without length sorting both
-    deal the same samples.
+    NumPy's PCG64 seeded with SeedSequence([seed, epoch]), so that every pair of seed and epoch has its own order. (With
+    seed + epoch, as in torch's DistributedSampler, seed 1 would start with the second epoch of seed 0.)
     """
-    generator = torch.Generator().manual_seed(seed + epoch)
-    return torch.randperm(samples, generator=generator).numpy()
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    return generator.permutation(samples)
 
 
 def deal(ids: np.ndarray, world_size: int, rank: int) -> np.ndarray:

@@ -45,10 +45,8 @@ def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
 
 
 def absent_notes(experiment: Experiment) -> RenderableType | None:
-    """Which data or weights are missing, and where numbers marked ≈ come from; None if nothing is missing."""
+    """Which data or weights are not on this machine; None if all are."""
     notes = [f"Not here: {sentence}." for sentence in experiment.absent]
-    if experiment.facts.estimated:
-        notes.append(f"≈ Estimated: {experiment.facts.source}.")
     return Text("\n".join(notes), style="yellow") if notes else None
 
 
@@ -59,7 +57,6 @@ def plain_table(title: str) -> Table:
 
 def _plan(experiment: Experiment) -> Table:
     plan, config, facts = experiment.plan, experiment.config, experiment.facts
-    about = "≈ " if facts.estimated else ""
     table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}")
     table.add_column("what", style="bold")
     table.add_column("value", justify="right")
@@ -68,18 +65,18 @@ def _plan(experiment: Experiment) -> Table:
         "global batch",
         f"{plan.global_batch:,}",
         f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
-        + (f"; limited to the {about}{plan.samples_per_epoch:,} training samples" if plan.cut_short else ""),
+        + (f"; limited to the {plan.samples_per_epoch:,} training samples" if plan.cut_short else ""),
     )
     table.add_row("replica batch", f"{plan.replica_batch:,}", "samples per optimizer step of one worker")
     table.add_row("micro-batch", f"{plan.micro_batch:,}", "samples per forward pass of one worker")
-    window = describe_sync_window(plan, config.sync, config.schedule, about)
+    window = describe_sync_window(plan, config.sync, config.schedule)
     table.add_row("sync window", f"{plan.sync_window:,}", window)
     table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
-    warm_up = f"{about}{plan.warmup_steps:,}" if plan.warmup_steps else "0"
-    warm_up = f"warm-up over {warm_up} of {about}{plan.optimizer_steps:,} steps"
+    warm_up = f"{plan.warmup_steps:,}" if plan.warmup_steps else "0"
+    warm_up = f"warm-up over {warm_up} of {plan.optimizer_steps:,} steps"
     table.add_row("schedule", config.schedule.name.name, warm_up)
-    table.add_row("optimizer steps", f"{about}{plan.optimizer_steps:,}", _steps(experiment, about))
-    table.add_row(facts.unit, f"{about}{plan.total_samples:,}", _samples(experiment, about))
+    table.add_row("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment))
+    table.add_row(facts.unit, f"{plan.total_samples:,}", _samples(experiment))
     optimizer = f"optimizer {config.optimizer.name.name}, seed {config.seed}"
     table.add_row("precision", config.precision.name.name, optimizer)
     return table
@@ -97,15 +94,15 @@ def _learning_rate(experiment: Experiment) -> str:
     )
 
 
-def _samples(experiment: Experiment, about: str) -> str:
+def _samples(experiment: Experiment) -> str:
     facts = experiment.facts
-    each = f"{about}{experiment.plan.samples_per_epoch:,} per epoch"
+    each = f"{experiment.plan.samples_per_epoch:,} per epoch"
     return each if facts.train_groups is None else f"{each}, from {facts.train_groups:,} {facts.groups}"
 
 
-def _steps(experiment: Experiment, about: str) -> str:
+def _steps(experiment: Experiment) -> str:
     plan, limit = experiment.plan, experiment.config.max_steps
-    whole = f"{plan.epochs} epoch(s) of {about}{plan.steps_per_epoch:,}"
+    whole = f"{plan.epochs} epoch(s) of {plan.steps_per_epoch:,}"
     return f"{whole}, ended by max_steps={limit}" if limit == plan.optimizer_steps else whole
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runner.train.step_clock import PHASES
+from runner.train.throughput import PHASES
 from runner.train.tokens import Tokens
 
 #: The phases of a step whose time grows with the number of samples.

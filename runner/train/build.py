@@ -29,8 +29,7 @@ from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
-from runner.train.loop import Log, Loop
-from runner.train.moving import moved
+from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
 from runner.train.result import RunResult
@@ -84,7 +83,7 @@ def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.S
     )
 
 
-def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
+def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     """One worker's training loop: data, model, optimizer and sync policy. A collective."""
     config = job.config
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
@@ -96,7 +95,7 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     exact = config.equivalence.mode is EquivalenceMode.exact
     if exact:
         check_model(recipe, prepared, model, backend.eager_device)
-    model = moved(model, backend.device)
+    model = to_device(model, backend.device)
     optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused=not backend.compiles)
     policy = build_sync_policy(config, job.plan, model, optimizer, backend)
     own_seed = worker_seed(config.seed, backend.rank)
@@ -104,6 +103,20 @@ def build_loop(job: Job, backend: Backend, log: Log) -> Loop:
     backend.seed(own_seed)
     dropout = exact_streams(config.seed) if exact else standard_streams
     return Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
+
+
+def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """The model on `device`, with tied parameters still tied: moving to or from XLA gives each name a new parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    model = model.to(device)
+    for first, *others in names.values():
+        parameter = model.get_parameter(first)
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, parameter)
+    return model
 
 
 def train(job: Job, backend: Backend) -> RunResult | None:
@@ -128,7 +141,7 @@ def train(job: Job, backend: Backend) -> RunResult | None:
     if loop.best.weights is not None:
         loop.model.load_state_dict(loop.best.weights)
     result = _result(loop, job, tokens, warnings)
-    loop.recipe.save(moved(loop.model, torch.device("cpu")), loop.prepared, job.folder / "model")
+    loop.recipe.save(to_device(loop.model, torch.device("cpu")), loop.prepared, job.folder / "model")
     return result
 
 

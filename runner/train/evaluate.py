@@ -1,4 +1,4 @@
-"""Evaluate every held-out sample once, whatever the number of workers."""
+"""Evaluate every held-out sample exactly once, for any number of workers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from runner.backends import Backend
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Prepared, Recipe
-from runner.folder.eval_progress import ignore_progress
 from runner.plan.order import deal
 from runner.train.precision import Precision
 
-#: Micro-batches after which the host waits for predictions: so many of them the device has to hold.
+#: Micro-batches whose predictions stay on the device until the host fetches them together.
 _FETCHED_TOGETHER = 16
 
 
@@ -29,14 +28,14 @@ def evaluate(
     precision: Precision,
     micro_batch: int,
     length_buckets: Sequence[int] | None,
-    progress: Callable[[int, int], None] = ignore_progress,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """The recipe's metrics over the evaluation part, the same on every worker. A collective.
 
-    `progress`: told how many of this worker's micro-batches are done, from none to all.
+    `progress(done, total)` is called with this worker's micro-batches: at the start, and after each.
 
-    Samples are dealt by length, so that padding is small and workers are even; predictions are put back into sample
-    order before a metric sees them, so the metric cannot depend on the dealing.
+    Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
+    put back into sample order before metrics are computed, so metrics do not depend on the number of workers.
     """
     table = prepared.eval
     lengths = np.asarray(table.column("length"))
@@ -50,20 +49,22 @@ def evaluate(
     model.eval()
     parts: list[Tensor] = []
     on_device: list[tuple[np.ndarray, Tensor]] = []
-    progress(0, len(micro_batches))
+    if progress is not None:
+        progress(0, len(micro_batches))
     for done, (ids, batch) in enumerate(backend.feed(batches(table, micro_batches, recipe, prepared, shapes)), 1):
         with backend.forward_pass(), precision.autocast():
             on_device.append((ids, recipe.predict(model, batch)))
         backend.mark_step()
         if len(on_device) == _FETCHED_TOGETHER:
-            parts += _fetched(on_device)
+            parts += _fetch(on_device)
             on_device = []
-        progress(done, len(micro_batches))
-    parts += _fetched(on_device)
+        if progress is not None:
+            progress(done, len(micro_batches))
+    parts += _fetch(on_device)
     model.train(was_training)
 
     order = torch.cat(backend.gather_rows(torch.from_numpy(mine)))
-    # A worker without a sample still has to say what shape a prediction has: it takes part with zero rows.
+    # A worker without samples contributes zero rows, and learns the shape of a row from rank 0.
     shape = backend.share(list(parts[0].shape[1:]) if parts else None)
     own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)
     gathered = torch.cat(backend.gather_rows(own))
@@ -74,6 +75,6 @@ def evaluate(
     return metrics
 
 
-def _fetched(predictions: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:
-    """Without the fillers, which are cut off here only: the device sees few shapes."""
+def _fetch(predictions: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:
+    """Predictions as fp64 on the CPU. Filler rows are removed here, so that the device sees few shapes."""
     return [rows.cpu().double()[torch.from_numpy(ids != FILLER)] for ids, rows in predictions]

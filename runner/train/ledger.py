@@ -1,4 +1,4 @@
-"""The ledger: which samples entered an update, recorded where the update was computed."""
+"""The ledger: which samples entered which update, recorded where the update was computed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runner.plan.order import DataOrder
 
 
 class LedgerError(AssertionError):
-    """What was trained on is not what was planned."""
+    """The samples trained on are not those planned."""
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch over all workers, in samples. `expected`: what the plan had up to the last step taken.
+    """One epoch over all workers, in samples. `expected`: planned up to the last step that was trained.
 
-    `misplaced`: samples that entered another step than the one they were planned for. `groups_seen`: how many different
-    groups the samples belong to (questions, where a sample is a window); None where samples have no groups.
+    `misplaced`: samples in another step than planned. `skipped`: samples of steps that the fp16 scaler skipped.
+    `groups_seen`: number of distinct groups of the samples (questions, if samples are windows); None without groups.
     """
 
     epoch: int
@@ -39,16 +39,15 @@ class EpochRecord:
 
     @property
     def sound(self) -> bool:
-        """Whether exactly the planned samples were trained on; steps skipped by the fp16 scaler are no failure."""
+        """Whether exactly the planned samples were trained on. Steps skipped by the fp16 scaler count as trained."""
         exactly_once = self.duplicated == 0 and self.missing == 0 and self.samples_seen == self.expected
         return exactly_once and self.misplaced == 0
 
 
 class Ledger:
-    """One worker's record of the current epoch, and the merged records of the epochs before.
+    """One worker's record of the current epoch, and the merged records of previous epochs.
 
-    `groups`: what each sample of the data belongs to, int64 of shape [samples], or None. `failures`: what did not agree
-    with the plan besides the samples, in sentences.
+    `groups`: the group of each sample, int64 of shape [samples], or None. `failures`: one sentence per mismatch.
     """
 
     def __init__(self, groups: np.ndarray | None = None) -> None:
@@ -58,11 +57,11 @@ class Ledger:
         self._entries: list[tuple[int, np.ndarray, bool]] = []
 
     def record(self, t: int, ids: np.ndarray, skipped: bool) -> None:
-        """Note that this worker's step on global batch `t` used these sample ids; `skipped`: by the fp16 scaler."""
+        """Record the sample ids of this worker's step on global batch `t`; `skipped`: by the fp16 scaler."""
         self._entries.append((t, np.asarray(ids, dtype=np.int64), skipped))
 
     def close_epoch(self, epoch: int, steps_done: int, order: DataOrder, backend: Backend) -> EpochRecord:
-        """Merge all workers' records of the epoch, of which `steps_done` global batches were trained. A collective."""
+        """Merge all workers' records of an epoch after `steps_done` global batches. A collective."""
         rows = [
             np.stack([np.full(len(ids), t), ids, np.full(len(ids), int(skipped))], axis=1)
             for t, ids, skipped in self._entries
@@ -92,7 +91,7 @@ class Ledger:
 
 
 def merge(epoch: int, entries: np.ndarray, permutation: np.ndarray, planned: np.ndarray) -> EpochRecord:
-    """Count one epoch. `entries`: rows of (t, id, skipped); `planned`: rows of (t, id) of the steps done."""
+    """Compare one epoch with its plan. `entries`: rows of (t, id, skipped); `planned`: rows of (t, id)."""
     ids, expected = entries[:, 1], planned[:, 1]
     unique = np.unique(ids)
     planned_t = np.full(len(permutation), -1)
@@ -111,7 +110,7 @@ def merge(epoch: int, entries: np.ndarray, permutation: np.ndarray, planned: np.
 
 
 def epoch_digest(epoch: int, entries: np.ndarray, permutation: np.ndarray) -> str:
-    """A hash over (epoch, t, ids in permutation order): the same for every way of dealing the same global batches."""
+    """SHA-256 over epoch and (t, id) in permutation order as 64-bit integers: the same for every split of a batch."""
     position = np.empty(len(permutation), dtype=np.int64)
     position[permutation] = np.arange(len(permutation))
     order = np.lexsort((position[entries[:, 1]], entries[:, 0]))
@@ -120,12 +119,12 @@ def epoch_digest(epoch: int, entries: np.ndarray, permutation: np.ndarray) -> st
 
 
 def as_json(ledger: Ledger, unit: str = "samples", groups: str | None = None) -> dict[str, Any]:
-    """The content of `ledger.json`. `unit`, `groups`: what samples, and what they belong to, are called."""
+    """The content of `ledger.json`. `unit`, `groups`: names of a sample and of a group, in the plural."""
     epochs = ledger.epochs
     totals = ("samples_seen", "duplicated", "missing", "misplaced", "skipped")
     digest = hashlib.sha256("".join(record.digest for record in epochs).encode()).hexdigest()
     return {
-        # Without a closed epoch nothing is known, and that is not soundness.
+        # Without a closed epoch nothing is known.
         "sound": bool(epochs) and not ledger.failures and all(record.sound for record in epochs),
         "failures": ledger.failures,
         "unit": unit,

@@ -21,31 +21,32 @@ from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
 from runner.exact import DropoutStreams
-from runner.folder.eval_progress import ignore_progress
 from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy
-from runner.train.best import Best
 from runner.train.compilation import CompilationWatch
+from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import evaluate
 from runner.train.ledger import Ledger, LedgerError
-from runner.train.meter import Meter
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
 from runner.train.seeds import random_state, restore_random_state
+from runner.train.throughput import Meter, StepLoss
 from runner.train.tokens import Tokens, tokens_of
 
-#: Receives (optimizer step, metrics); called on rank 0 only.
-Log = Callable[[int, dict[str, float]], None]
+#: Called on rank 0 with (optimizer step, metrics).
+LogMetrics = Callable[[int, dict[str, float]], None]
 
+#: A mistake in the data repeats in every step: the ledger lists the first ones only.
+_MAX_FAILURES = 10
 
-#: A mistake that is made in every step need not be told a thousand times.
-_FAILURES_KEPT = 10
+#: The parts of a loop whose state is saved and restored.
+_STATEFUL = ("model", "optimizer", "scaler", "learning_rate", "order", "policy", "ledger", "meter", "best")
 
 
 class Loop:
-    """Trains one replica. All workers run the same loop in step; what differs is in the order and the backend."""
+    """Trains one replica. All workers run the same loop in lockstep; the data order and the backend know the rank."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Loop:
         backend: Backend,
         precision: Precision,
         dropout: DropoutStreams,
-        log: Log,
+        log: LogMetrics,
     ) -> None:
-        """`model`: already on the device, compiled if asked for; `optimizer`, `policy`: built around it."""
+        """`model` is on the device already, and compiled if requested; `optimizer` and `policy` were built for it."""
         self.config, self.plan, self.recipe, self.prepared = config, plan, recipe, prepared
         self.model, self.policy, self.backend, self.precision = model, policy, backend, precision
         self._dropout, self._log = dropout, log
@@ -76,14 +77,15 @@ class Loop:
         self.meter = Meter(backend)
         self.tokens = Tokens()
         self.compilations = CompilationWatch(backend)
-        #: What rank 0 has logged of each synchronisation that ended a local phase.
+        #: The synchronisations that ended a local phase, as logged; on rank 0 only.
         self.synchronisations: list[dict[str, float | None]] = []
-        self.best = Best(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
+        self.best = BestTracker(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
-        #: Told how far an evaluation is.
-        self.eval_progress: Callable[[int, int], None] = ignore_progress
-        #: Whether common weights were reached just now; this worker's samples in the latest step; if it was skipped.
+        #: Called with the progress of an evaluation, in micro-batches: (done, total).
+        self.eval_progress: Callable[[int, int], None] | None = None
+        #: The latest step: whether all workers have the same weights after it, this worker's samples, and whether the
+        #: fp16 scaler skipped it.
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)
         self.last_skipped = False
@@ -95,22 +97,22 @@ class Loop:
         self._stalled_before = 0.0
 
     def train(self, until: int | None = None) -> None:
-        """Train up to optimizer step `until` (default: the plan's end), or until patience runs out."""
+        """Train up to optimizer step `until` (default: the end of the plan), or until `evaluation.patience` ends it."""
         end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
         self.model.train()
-        while self.optimizer_step < end and not self.best.exhausted():
+        while self.optimizer_step < end and not self.best.should_stop():
             epoch = self.order.epoch
-            for step, ids, micro_batches in self._epoch_work(end - self.optimizer_step):
+            for step, ids, micro_batches in self._epoch_steps(end - self.optimizer_step):
                 self._train_step(step, ids, micro_batches)
                 self.order.advance()
                 self._after_step()
-                if self.best.exhausted():
+                if self.best.should_stop():
                     break
             if self.order.epoch != epoch:
                 self._close_epoch(epoch, self.plan.steps_per_epoch)
 
     def finish(self) -> None:
-        """Make all replicas equal, evaluate them, and close the books."""
+        """Make all replicas equal, evaluate them, and close the ledger. A collective."""
         self.meter.begin("communication")
         changed = self.policy.finish()
         self.flush()
@@ -119,14 +121,14 @@ class Loop:
         self.close_ledger()
 
     def close_ledger(self) -> None:
-        """Close the books of an epoch that was begun. A collective. Raises LedgerError."""
+        """Close the ledger of an unfinished epoch. A collective. Raises LedgerError."""
         if self.order.t:
             self._close_epoch(self.order.epoch, self.order.t)
 
-    def _epoch_work(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
-        """The current epoch from the current position on: each step with its planned ids, and its micro-batches.
+    def _epoch_steps(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
+        """The remaining steps of the current epoch, at most `limit`: each with its planned ids and its micro-batches.
 
-        A step that has no sample left for this worker is one micro-batch of fillers.
+        A step without samples for this worker is one micro-batch of fillers.
         """
         epoch = self.order.epoch
         steps = self.order.steps()[self.order.t :][:limit]
@@ -140,15 +142,12 @@ class Loop:
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device in it, but for what a sync policy and the fp16 scaler have to know.
+        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
         """
-        epoch, policy, meter = self.order.epoch, self.policy, self.meter
+        policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
         lr = self.learning_rate.apply(self.optimizer, samples_seen)
-        share = np.concatenate(ids)
-        local_count = int(self._counts[share].sum())
-        global_count = int(self._counts[self.order.epoch_permutation(epoch)[step.start : step.stop]].sum())
-        facts = StepFacts(self.optimizer_step, local_count, global_count, lr)
+        facts = self._step_facts(step, ids, lr)
         divisor = policy.loss_divisor(facts)
         step_loss = torch.zeros((), dtype=self._parameters[0].dtype, device=self.backend.device)
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
@@ -183,18 +182,23 @@ class Loop:
         self.last_samples, self.last_skipped = np.concatenate(trained), skipped
         self.ledger.record(step.t, self.last_samples, skipped)
         meter.begin("communication")
-        synchronised = policy.after_step(facts)
+        self.synchronised = policy.after_step(facts)
         self.optimizer_step += 1
-        if synchronised and self.scaler.is_enabled():
+        if self.synchronised and self.scaler.is_enabled():
             self.scaler.update(policy.agree_on_scale(self.scaler.get_scale()))
         meter.begin("other")
         seen = samples_seen + step.samples
-        meter.add(self.optimizer_step, step_loss, step_count, global_count, lr, step.samples, seen)
-        self.synchronised = synchronised
+        meter.add(StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen))
         self.compilations.after_step(self.optimizer_step, batch)
 
+    def _step_facts(self, step: Step, ids: list[np.ndarray], lr: float) -> StepFacts:
+        local_count = int(self._counts[np.concatenate(ids)].sum())
+        permutation = self.order.epoch_permutation(self.order.epoch)
+        global_count = int(self._counts[permutation[step.start : step.stop]].sum())
+        return StepFacts(self.optimizer_step, local_count, global_count, lr)
+
     def _optimizer_step(self) -> bool:
-        """Clip, step and move the loss scale; True if the fp16 scaler skipped the step."""
+        """Clip gradients, step the optimizer and update the loss scale; whether the fp16 scaler skipped the step."""
         self.scaler.unscale_(self.optimizer)
         if self.config.optimizer.clip_norm is not None:
             clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
@@ -204,24 +208,24 @@ class Loop:
         return self.scaler.is_enabled() and self.scaler.get_scale() < scale
 
     def _after_step(self) -> None:
-        """What follows an optimizer step besides training: logging, evaluation, stopping."""
+        """Log and evaluate if this step is due for it."""
         if self.first_step_at is None:
             self.flush()
             self.first_step_at = time.time()
-        elif self.synchronised and self.meter.full:
+        elif self.synchronised and self.meter.pending_steps >= self.config.log_every:
             self.flush(wait=not self.policy.overlaps)
         every = self.config.evaluation.every_steps
         if self.order.t == 0 if every is None else self.optimizer_step % every == 0:
             self._evaluation_due = True
-        ended = self.optimizer_step == self.plan.optimizer_steps  # `finish` may have something to add to the weights
+        ended = self.optimizer_step == self.plan.optimizer_steps  # `finish` may still change the weights
         if self._evaluation_due and self.synchronised and not ended:
             self.flush()
             self._evaluate()
 
     def flush(self, wait: bool = True) -> None:
-        """Reduce and log the losses of the steps since the last time. A collective.
+        """Reduce and log the losses of all steps since the previous flush. A collective.
 
-        `wait`: otherwise they may come with the next flush, and no worker has to wait for another.
+        `wait`: if false, they may be logged by the next flush, so that no worker waits for another.
         """
         stats = self.policy.stats()
         stalled = (stats.stall_seconds or 0.0) if self.policy.communicates_in_backward else 0.0
@@ -241,26 +245,27 @@ class Loop:
                 record.step,
                 {"train/loss": record.loss, "train/lr": record.lr, "train/samples_seen": record.samples_seen},
             )
-        speed = {"train/samples_per_s": self.meter.samples_per_s} if self.meter.samples_per_s else {}
-        communication = {
+        compiled = self.compilations.total()
+        known = {
+            "train/samples_per_s": self.meter.samples_per_s or None,
             "comm/bytes": stats.bytes,
             "comm/seconds": stats.seconds,
             "comm/stall_seconds": stats.stall_seconds,
+            "compile/count": compiled.count if compiled else None,
+            "compile/seconds": compiled.seconds if compiled else None,
+            **{f"step/{phase}_s": seconds for phase, seconds in self.meter.step_seconds.items()},
         }
-        compiled = self.compilations.total()
-        compiling = {"compile/count": compiled.count, "compile/seconds": compiled.seconds} if compiled else {}
-        phases = {f"step/{phase}_s": seconds for phase, seconds in self.meter.step_seconds.items()}
-        self._log(self.optimizer_step, _known({**speed, **communication, **compiling, **phases}))
+        self._log(self.optimizer_step, _without_none(known))
 
     def _log_synchronisations(self) -> None:
-        """Log what local phases came to, on rank 0."""
+        """Log the synchronisations that ended local phases, on rank 0."""
         records = self.policy.take_records()
         if self.backend.rank != 0:
             return
         for record in records:
             told = record.told()
             self.synchronisations.append(told)
-            self._log(record.step, _known({f"sync/{name}": value for name, value in told.items()}))
+            self._log(record.step, _without_none({f"sync/{name}": value for name, value in told.items()}))
 
     def _evaluate(self) -> None:
         self.meter.pause()
@@ -277,7 +282,7 @@ class Loop:
                 self.eval_progress,
             )
             self.best.update(self.optimizer_step, self.eval_metrics, self.model)
-        restore_random_state(on_host)  # evaluating more or less often must not change training
+        restore_random_state(on_host)  # the number of evaluations must not change training
         self.backend.restore_random_state(on_device)
         self.compilations.after_evaluation()
         self._evaluation_due = False
@@ -294,33 +299,25 @@ class Loop:
         if not record.sound:
             self._fail_ledger(
                 f"epoch {epoch}: of {record.expected} planned samples {record.missing} were missing, "
-                f"{record.duplicated} came twice and {record.misplaced} in another step"
+                f"{record.duplicated} were duplicated and {record.misplaced} were in another step"
             )
 
     def _fail_ledger(self, sentence: str) -> None:
-        """On every worker alike. With ledger=fail a collective, and the end. Raises LedgerError."""
-        if len(self.ledger.failures) < _FAILURES_KEPT:
+        """Note a mismatch with the plan, on all workers. With ledger=fail it is a collective and raises LedgerError."""
+        if len(self.ledger.failures) < _MAX_FAILURES:
             self.ledger.failures.append(sentence)
         if self.config.ledger is LedgerMode.fail:
             order, whole = self.order, self.plan.steps_per_epoch
             epoch, done = (order.epoch, order.t) if order.t else (order.epoch - 1, whole)
-            if len(self.ledger.epochs) == epoch:  # still open: what was read says why a count is wrong
+            if len(self.ledger.epochs) == epoch:  # still open: its samples explain why a count is wrong
                 self.ledger.close_epoch(epoch, done, order, self.backend)
-            raise LedgerError(f"{sentence} (ledger=warn goes on all the same)")
+            raise LedgerError(f"{sentence} (set ledger=warn to continue nevertheless)")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a worker needs to go on as if it had not stopped, on the CPU. A collective."""
+        """All state of this worker, on the CPU: a loop that loads it continues bit for bit. A collective."""
         self.flush()
         state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "learning_rate": self.learning_rate.state_dict(),
-            "order": self.order.state_dict(),
-            "policy": self.policy.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "meter": self.meter.state_dict(),
-            "best": self.best.state_dict(),
+            **{name: getattr(self, name).state_dict() for name in _STATEFUL},
             "optimizer_step": self.optimizer_step,
             "synchronisations": self.synchronisations,
             "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
@@ -331,17 +328,7 @@ class Loop:
         return on_cpu
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in (
-            "model",
-            "optimizer",
-            "scaler",
-            "learning_rate",
-            "order",
-            "policy",
-            "ledger",
-            "meter",
-            "best",
-        ):
+        for name in _STATEFUL:
             getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self.synchronisations = list(state["synchronisations"])
@@ -350,5 +337,5 @@ class Loop:
         self.backend.restore_random_state(state["device_random"])
 
 
-def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+def _without_none(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}

@@ -15,7 +15,7 @@ from runner.plan.schedule import lr_multiplier
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices decay; biases and normalisation weights, the vectors and scalars, do not."""
+    """Two groups: weight decay for matrices, none for vectors and scalars (biases, normalisation weights)."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
@@ -24,7 +24,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused: bool) -> Optimizer:
-    """torch's AdamW or SGD at the scaled learning rate `lr`; `fused`: by torch's fused kernels."""
+    """torch's AdamW or SGD at the scaled learning rate `lr`; `fused`: with torch's fused kernels."""
     groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
     if config.name is OptimizerName.adamw:
         assert config.betas is not None
@@ -34,7 +34,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused:
     assert config.momentum is not None
     sgd = torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=fused)
     if fused and config.momentum:
-        # torch makes this memory without a value and lets the first step fill it, which one that fp16 skips does not.
+        # torch leaves the buffer uninitialised until the first step, and fp16 may skip that step.
         for group in sgd.param_groups:
             for parameter in group["params"]:
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -42,7 +42,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused:
 
 
 class LearningRate:
-    """Sets the learning rate that belongs to a number of samples seen. It counts nothing itself."""
+    """The learning rate as a function of the samples seen. It counts nothing itself."""
 
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self._peak = plan.lr
@@ -60,6 +60,7 @@ class LearningRate:
         return lr
 
     def state_dict(self) -> dict[str, Any]:
+        """What has to be equal for a run to continue; there is no state."""
         return {
             "peak": self._peak,
             "total_samples": self._total,

@@ -1,4 +1,4 @@
-"""Arithmetic of the forward and backward pass."""
+"""Precision of the forward and backward pass."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Precision:
     def __init__(self, name: PrecisionName, device_type: str) -> None:
         self.name = name
         self.device_type = device_type
-        # Stated either way: PyTorch's default has changed before, and fp32 must mean fp32.
+        # Set explicitly: PyTorch's default has changed before, and fp32 must mean fp32.
         torch.backends.cuda.matmul.allow_tf32 = name is PrecisionName.tf32
         torch.backends.cudnn.allow_tf32 = name is PrecisionName.tf32
 
     def cast(self, model: nn.Module) -> nn.Module:
-        """The model with the weights' own precision: fp64 under fp64, else fp32."""
+        """The model with weights in fp64 under fp64, else in fp32."""
         return model.double() if self.name is PrecisionName.fp64 else model.float()
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -31,5 +31,5 @@ class Precision:
         return nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """The loss scaler: at work under fp16, transparent otherwise."""
+        """The loss scaler: enabled under fp16 only."""
         return torch.amp.GradScaler(self.device_type, enabled=self.name is PrecisionName.fp16)

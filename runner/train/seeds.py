@@ -1,4 +1,4 @@
-"""Random streams."""
+"""Seeds and states of random generators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def set_seed(seed: int) -> None:
-    """Seed Python, NumPy and torch, the latter on the CPU and on all CUDA devices."""
+    """Seed Python, NumPy and torch (CPU and all CUDA devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of the generators of Python, NumPy and torch's CPU, as plain data and tensors."""
+    """The state of the generators of Python, NumPy and torch on the CPU, as plain data and tensors."""
     name, keys, position, has_gauss, gauss = typing.cast(tuple[Any, ...], np.random.get_state())
     return {
         "python": random.getstate(),
@@ -36,5 +36,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def worker_seed(seed: int, rank: int) -> int:
-    """A seed for what differs from worker to worker (dropout): far apart even for neighbouring seeds and ranks."""
+    """A seed for what differs between workers (dropout), independent for neighbouring seeds and ranks."""
     return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])

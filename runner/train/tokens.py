@@ -1,4 +1,4 @@
-"""How many of the tokens that a model is fed are padding."""
+"""Count the padding in training batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runner.data.recipe import Batch
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of training batches by what they are there for.
+    """Tokens of training batches by kind.
 
-    `of_samples`: the samples' own. All others are padding: `uneven` up to the longest sample of a batch, `beyond` from
-    there to the batch's width, `fillers` in rows that are there for the shape's sake.
+    `of_samples`: tokens of samples. The others are padding: `uneven` up to the longest sample of a batch, `beyond` from
+    there to the width of the batch, `fillers` in filler rows.
     """
 
     of_samples: int = 0
@@ -28,7 +28,6 @@ class Tokens:
 
     @property
     def padding_share(self) -> float:
-        """Of all tokens, of which there has to be one."""
         padding = self.uneven + self.beyond + self.fillers
         return padding / (self.of_samples + padding)
 
@@ -37,20 +36,17 @@ class Tokens:
 
 
 def token_width(batch: Batch) -> int | None:
-    """Tokens of a row: the most columns of a tensor [rows, columns] of whole numbers; None if there is no such tensor.
-
-    It looks at shapes only, so the host waits for nothing.
-    """
+    """Tokens per row: the columns of the widest 2-D integer tensor; None without one. Reads shapes only."""
     numbers = (tensor for tensor in batch.values() if tensor.dim() == 2 and not tensor.is_floating_point())
     return max((tensor.shape[1] for tensor in numbers), default=None)
 
 
 def tokens_of(batch: Batch, rows: np.ndarray, lengths: np.ndarray) -> Tokens:
-    """Count a collated batch. `rows`: the table's row behind each of its rows, or FILLER; `lengths`: of the table's."""
+    """Count a collated batch. `rows`: table row of each batch row, or FILLER; `lengths`: tokens of each table row."""
     width = token_width(batch)
     if width is None:
         return Tokens()
-    own = np.minimum(lengths[rows[rows != FILLER]], width)  # a recipe may cut rows off
+    own = np.minimum(lengths[rows[rows != FILLER]], width)  # a recipe may truncate rows
     longest, total = int(own.max(initial=0)), int(own.sum())
     return Tokens(
         of_samples=total,
@@ -61,7 +57,7 @@ def tokens_of(batch: Batch, rows: np.ndarray, lengths: np.ndarray) -> Tokens:
 
 
 def over_all_workers(tokens: Tokens, backend: Backend) -> Tokens | None:
-    """The sum of all workers' tokens; None if nothing was fed that has any. A collective."""
+    """The sum over all workers; None for models without tokens. A collective."""
     counts = backend.gather_rows(torch.tensor([dataclasses.astuple(tokens)], dtype=torch.int64))
     total = sum((Tokens(*map(int, rows[0])) for rows in counts), Tokens())
     return total if total != Tokens() else None

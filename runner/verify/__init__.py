@@ -1,1 +1,1 @@
-"""Two setups replayed step by step, side by side: are they the same training, and if not, where do they part?"""
+"""Replay two setups step by step: are they the same training, and if not, where do they differ first?"""

@@ -1,7 +1,8 @@
-"""The command `python -m runner.verify`: what it takes, and what it says."""
+"""The command `python -m runner.verify`: options, replay and report."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +24,62 @@ from runner.config.choices import LedgerMode, TrackerName
 from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
-from runner.errors import UserError
+from runner.errors import UserError, require
 from runner.launch.elastic import launch
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.tables import certificate_table, plain_table
 from runner.train.build import Job
-from runner.verify.compare import Finding
 from runner.verify.lockstep import frames_compared, run_launched
+from runner.verify.mismatch import Mismatch
 
-EXIT_SAME, EXIT_DIFFERENT = 0, 1
+#: 1 is a crash and 2 a wrong setting, as of every command.
+EXIT_SAME, EXIT_DIFFERENT = 0, 3
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m runner.verify",
-        description="Replay two setups in lockstep, and name the first step and tensor in which they differ by more "
-        "than rounding. Exit code 0: they do not; 1: they do; 2: a mistake in the settings.",
+        description="Replay two setups in lockstep, and report the first step and tensor in which they differ by more "
+        "than rounding. Exit code 0: the same; 3: different; 2: wrong settings; 1: the replay crashed.",
         epilog='example: python -m runner.verify precision=fp64 equivalence=exact --a "device=cpu" --b "device=cpu2"',
         allow_abbrev=False,
     )
-    parser.add_argument("common", nargs="*", metavar="OVERRIDE", help="overrides of both setups")
-    parser.add_argument("--a", required=True, metavar="OVERRIDES", help="further overrides of the first setup")
-    parser.add_argument("--b", required=True, metavar="OVERRIDES", help="further overrides of the second setup")
+    parser.add_argument("common", nargs="*", metavar="OVERRIDE", help="overrides for both setups")
+    parser.add_argument("--a", required=True, metavar="OVERRIDES", help="further overrides for the first setup")
+    parser.add_argument("--b", required=True, metavar="OVERRIDES", help="further overrides for the second setup")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps to replay (default: 20)")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with choices of your own")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the report to this file")
     return parser
 
 
 def verify(arguments: Sequence[str], console: Console) -> int:
-    """Run the command with these arguments; the exit code. Raises UserError."""
+    """Run the command with these arguments and return its exit code. Raises UserError."""
     options = _parser().parse_intermixed_args(list(arguments))
-    if options.steps < 1:
-        raise UserError(f"--steps={options.steps} cannot be: it must be at least 1 optimizer step")
-    if options.json is not None:
-        _check_writable(options.json)
+    require(options.steps >= 1, "--steps", options.steps, "use at least 1 optimizer step")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise UserError(f"--json={options.json} cannot be written: the folder {options.json.parent} does not exist")
     if is_external():
-        raise UserError("runner.verify starts workers for both setups itself: call it without torchrun")
+        raise UserError("runner.verify starts the workers of both setups itself: call it without torchrun")
     dirs = config_dirs(options.config_dir)
     a, b = (_experiment(name, [*options.common, *_split(name, getattr(options, name))], dirs) for name in ("a", "b"))
     if all(experiment.placement.device_type == "xla" and not experiment.placement.rehearsed for experiment in (a, b)):
         raise UserError(
-            "--a and --b are both on the TPU, which serves one setup at a time: compare each with device=cpu"
+            "--a and --b both use the TPU, which runs one setup at a time: compare each of them with device=cpu"
         )
     certificate = certify(b.setup, a.setup)
     steps = min(options.steps, a.plan.optimizer_steps, b.plan.optimizer_steps)
     for name, experiment in (("a", a), ("b", b)):
         recipe = experiment.config.recipe["name"]
         console.print(f"[bold]{name}[/]  {escape(f'{recipe} · {experiment.setup_name}')}")
-    console.print()
-    console.print(certificate_table(certificate, "b", "a", "a"))
-    console.print()
+    console.print("", certificate_table(certificate, "b", "a", "a"), "", sep="\n")
     started_at = time.time()
     result = _replay(a, b, steps, console)
     ends = a.plan.optimizer_steps, b.plan.optimizer_steps
     if result["finding"] is None and ends[0] != ends[1] and options.steps > min(ends):
-        sentence = f"a trains for {ends[0]:,} optimizer steps in all and b for {ends[1]:,}"
-        result["finding"] = dataclasses.asdict(Finding(min(ends), "length", sentence))
+        sentence = f"a trains for {ends[0]:,} optimizer steps in total and b for {ends[1]:,}"
+        result["finding"] = dataclasses.asdict(Mismatch(min(ends), "length", sentence))
     console.print(_report(result, time.time() - started_at))
     if options.json is not None:
         content = {"common": options.common, "a": options.a, "b": options.b, "certificate": certificate.as_json()}
@@ -88,18 +87,13 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     return EXIT_DIFFERENT if result["finding"] else EXIT_SAME
 
 
-def _check_writable(path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--json={path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir():
-        raise UserError(f"--json={path} cannot be written: it is a folder")
-
-
 def _experiment(name: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> Experiment:
     try:
         cfg = compose(overrides, config_dirs)
         if cfg.hydra.sweeper.params:
-            raise UserError("hydra.sweeper.params is set (by sweep=…?), and here each setup is one: leave it out")
+            raise UserError(
+                "hydra.sweeper.params (of sweep=…) makes several runs, and runner.verify needs one: omit it"
+            )
         return prepare(settings(cfg))
     except UserError as error:
         raise UserError(f"setup {name}: {error}") from error
@@ -116,7 +110,7 @@ def _replay(a: Experiment, b: Experiment, steps: int, console: Console) -> dict[
     workers = a.placement.workers + b.placement.workers
     with tempfile.TemporaryDirectory(prefix="runner-verify-") as folder:
         jobs = {name: _job(experiment, Path(folder), workers) for name, experiment in (("a", a), ("b", b))}
-        with _Status(Path(folder), steps, console):
+        with _status(Path(folder), steps, console):
             pair = {**{name: job.as_json() for name, job in jobs.items()}, "steps": steps, "folder": folder}
             return launch(run_launched, pair, workers)
 
@@ -125,8 +119,8 @@ def _job(experiment: Experiment, folder: Path, workers: int) -> Job:
     config = dataclasses.replace(
         experiment.config,
         tracking=Tracking(TrackerName.none),
-        ledger=LedgerMode.fail,  # what it finds is what one wants to know
-        # Evaluating changes no weight, and takes time.
+        ledger=LedgerMode.fail,  # to report what it finds
+        # Evaluation changes no weights and takes time.
         evaluation=dataclasses.replace(experiment.config.evaluation, every_steps=sys.maxsize, patience=None),
     )
     return Job(
@@ -141,53 +135,49 @@ def _job(experiment: Experiment, folder: Path, workers: int) -> Job:
     )
 
 
-class _Status:
-    """Says how far the replay is, on a terminal. Used as a context."""
+@contextlib.contextmanager
+def _status(folder: Path, steps: int, console: Console) -> Iterator[None]:
+    """Show the progress of the replay on a terminal."""
+    done = threading.Event()
+    with console.status("starting the workers of both setups") as status:
 
-    def __init__(self, folder: Path, steps: int, console: Console) -> None:
-        self._folder, self._steps = folder, steps
-        self._status = console.status("starting the workers of both setups")
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="status", daemon=True)
+        def follow() -> None:
+            while not done.wait(0.25):
+                frames = frames_compared(folder)
+                if frames is not None:  # the start and the end are frames, too
+                    status.update(f"optimizer step {min(frames, steps)} of {steps} in lockstep")
 
-    def __enter__(self) -> None:
-        self._status.start()
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self._status.stop()
-
-    def _follow(self) -> None:
-        while not self._done.wait(0.25):
-            frames = frames_compared(self._folder)
-            if frames is not None:  # the weights at the start and at the end are frames as well
-                self._status.update(f"optimizer step {min(frames, self._steps)} of {self._steps} in lockstep")
+        thread = threading.Thread(target=follow, name="status", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 def _report(result: dict[str, Any], seconds: float) -> RenderableType:
-    table = plain_table("Replay: the largest differences")
-    for name in ("what", "share", "tolerance", "absolute", "at step", "tensor"):
+    table = plain_table("Replay: largest differences")
+    for name in ("what", "relative", "tolerance", "absolute", "at step", "tensor"):
         table.add_column(name, justify="left" if name in ("what", "tensor") else "right", overflow="fold")
     for one in result["largest"]:
         share, largest = float(one["share"]), float(one["largest"])
         numbers = f"{share:.2g}", f"{one['tolerance']:.0e}", f"{largest:.2g}", str(one["step"])
         table.add_row(one["what"], *numbers, one["tensor"])
     compared = ", ".join(f"{what} {times}" for what, times in result["compared"].items())
-    table.caption, table.caption_justify = f"Compared how often: {compared}.", "left"
+    table.caption, table.caption_justify = f"Number of comparisons: {compared}.", "left"
     parts: list[RenderableType] = [table] if result["largest"] else []
     if result["without_gradient"]:
         largest = max(map(float, result["without_gradient"].values()))
         names = ", ".join(result["without_gradient"])
-        text = f"Set apart, having no gradient beyond rounding (weights differ by up to {largest:.2g}): {names}."
+        text = f"Not compared, since their gradient is rounding only (weights differ by up to {largest:.2g}): {names}."
         parts.append(Text(text, style="dim"))
     finding = result["finding"]
     if finding is None:
         verdict = f"no difference beyond rounding in {result['steps']} optimizer steps"
         parts.append(Text.assemble(("the same: ", "bold green"), verdict, f" ({seconds:.0f} s)"))
         if not result["compared"]["gradient"]:
-            parts.append("Gradients were not compared: workers that step alone share none with the other setup.")
+            parts.append("Gradients were not compared: between synchronisations they are of different samples.")
     else:
         where = "before the first step" if finding["step"] == 0 else f"at optimizer step {finding['step']}"
         parts.append(Text.assemble(("different: ", "bold red"), f"{finding['what']}, {where}: {finding['sentence']}"))

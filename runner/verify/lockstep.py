@@ -1,14 +1,14 @@
-"""Both setups at once: two worlds of workers in one launch, whose first workers meet after every optimizer step."""
+"""Run both setups at once: two groups of workers in one launch, whose rank 0s exchange snapshots after every step."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from runner.backends import Backend
@@ -16,56 +16,56 @@ from runner.launch.worker import launched
 from runner.train.build import Job, build_loop, connect
 from runner.train.ledger import LedgerError
 from runner.train.loop import Loop
-from runner.verify.compare import Comparison, Finding
+from runner.verify.mismatch import Mismatch, SnapshotComparison
 from runner.verify.snapshot import Snapshot, snapshots
 
-#: How long one setup waits for the other: for a step of the slower one, or while it tokenises its data.
-_PATIENCE = datetime.timedelta(hours=2)
+#: How long one setup waits for the other: for a slower step, or while it tokenises its data.
+_TIMEOUT = datetime.timedelta(hours=2)
 
-#: What a setup has to show next: a step, what its own ledger found, or None when it has done all its steps.
-Frame = Snapshot | Finding | None
+#: What a setup shows next: a step, a mismatch that its own ledger found, or None after its last step.
+Frame = Snapshot | Mismatch | None
+
+#: Called on rank 0 with a frame of its setup and the frame's number; whether to continue.
+Exchange = Callable[[int, Frame], bool]
 
 _PROGRESS = "progress"
 
-#: Rank 0's part in a step, given its number and its setup's frame: whether to go on.
-Exchange = Callable[[int, Frame], bool]
-
 
 def run_launched(pair: dict[str, Any], meeting: str) -> dict[str, Any] | None:
-    """The entry point of a worker of either setup; the launch's first worker, a's rank 0, returns the comparison.
+    """The entry point of a worker of either setup. Rank 0 of the launch, which is rank 0 of a, returns the comparison.
 
-    `pair`: the jobs `a` and `b`, how many `steps`, and a `folder` for progress and for what the two have to exchange.
+    `pair`: the jobs `a` and `b`, the number of `steps`, and a `folder` for progress and exchanged snapshots.
     """
     with launched(meeting) as place:
         jobs = {side: Job.from_json(pair[side]) for side in ("a", "b")}
         workers_of_a = jobs["a"].plan.world_size
         side, rank = ("a", place.rank) if place.rank < workers_of_a else ("b", place.rank - workers_of_a)
         job = jobs[side]
-        place.store.set_timeout(_PATIENCE)
-        # Under a name of its own in the common store each setup is a world of its own.
+        place.store.set_timeout(_TIMEOUT)
+        # With its own prefix in the common store each setup is a separate world.
         backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, place.store))
         log: list[tuple[int, dict[str, float]]] = []
         loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
         link = Link(place.store, Path(pair["folder"]))
-        lead = Lead(link, Comparison.of(*(one.config.precision.name for one in jobs.values())))
-        run_side(frames(loop, log, pair["steps"], side), lead if side == "a" else link.follow, backend)
+        comparer = Comparer(link, SnapshotComparison.of(*(one.config.precision.name for one in jobs.values())))
+        run_side(frames(loop, log, pair["steps"], side), comparer if side == "a" else link.send, backend)
         loop.policy.close()
         backend.close()
-        return lead.result() if place.rank == 0 else None
+        return comparer.result() if place.rank == 0 else None
 
 
 def frames(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int, side: str) -> Iterator[Frame]:
-    """The snapshots of a setup, then what its ledger has to say. Every worker has to iterate."""
+    """The snapshots of a setup, then what its ledger found. Every worker has to iterate."""
     try:
         yield from snapshots(loop, log, steps)
     except LedgerError:
-        yield Finding(loop.optimizer_step, "ledger", f"the ledger of {side}: {loop.ledger.failures[-1]}")
+        yield Mismatch(loop.optimizer_step, "ledger", f"the ledger of {side}: {loop.ledger.failures[-1]}")
     else:
         yield None
 
 
 def run_side(frames: Iterator[Frame], exchange: Exchange, backend: Backend) -> None:
-    """Go through a setup's frames on all its workers, until rank 0's exchange says that it is enough."""
+    """Iterate over a setup's frames on all its workers until rank 0's exchange returns False."""
     for number, frame in enumerate(frames):
         go_on = exchange(number, frame) if backend.rank == 0 else None
         if not backend.share(go_on):
@@ -73,77 +73,66 @@ def run_side(frames: Iterator[Frame], exchange: Exchange, backend: Backend) -> N
 
 
 class Link:
-    """Carries frames from b's rank 0 to a's, and the answers back: announcements in a store, tensors in files."""
+    """Sends frames from b's rank 0 to a's: frames in files, signals in the store."""
 
     def __init__(self, store: dist.Store, folder: Path) -> None:
         self._store = store
         self._folder = folder
 
-    def follow(self, number: int, frame: Frame) -> bool:
-        """b's exchange: show a frame and wait for the answer."""
-        if isinstance(frame, Snapshot):
-            frame.save(self._file(number))
-        finding = dataclasses.asdict(frame) if isinstance(frame, Finding) else None
-        self._store.set(f"frame {number}", json.dumps({"more": isinstance(frame, Snapshot), "finding": finding}))
-        return bool(self._store.get(f"answer {number}") == b"go on")
+    def send(self, number: int, frame: Frame) -> bool:
+        """b's exchange: send a frame and wait for the reply."""
+        kind = type(frame).__name__
+        torch.save((kind, vars(frame) if frame else {}), self._file(number))
+        self._store.set(f"frame {number}", kind)
+        return bool(self._store.get(f"reply {number}") == b"continue")
 
     def receive(self, number: int) -> Frame:
-        said = json.loads(self._store.get(f"frame {number}"))
-        if not said["more"]:
-            return Finding(**said["finding"]) if said["finding"] else None
-        frame = Snapshot.load(self._file(number))
+        self._store.get(f"frame {number}")  # waits for it
+        kind, fields = torch.load(self._file(number), weights_only=True)
         self._file(number).unlink()
-        return frame
+        return {"Snapshot": Snapshot, "Mismatch": Mismatch}[kind](**fields) if fields else None
 
-    def answer(self, number: int, go_on: bool) -> None:
-        self._store.set(f"answer {number}", "go on" if go_on else "stop")
-
-    def note_progress(self, number: int) -> None:
+    def reply(self, number: int, go_on: bool) -> None:
+        self._store.set(f"reply {number}", "continue" if go_on else "stop")
         (self._folder / _PROGRESS).write_text(str(number))
 
     def _file(self, number: int) -> Path:
-        return self._folder / f"{number}.safetensors"
+        return self._folder / f"{number}.pt"
 
 
-class Lead:
-    """a's exchange: take b's frame, compare, and answer."""
+class Comparer:
+    """a's exchange: receive b's frame, compare it with a's, and reply."""
 
-    def __init__(self, link: Link, comparison: Comparison) -> None:
+    def __init__(self, link: Link, comparison: SnapshotComparison) -> None:
         self._link = link
         self._comparison = comparison
-        self._finding: Finding | None = None
+        self._mismatch: Mismatch | None = None
 
     def __call__(self, number: int, frame: Frame) -> bool:
-        theirs = self._link.receive(number)
-        self._finding = judge(frame, theirs, self._comparison)
-        go_on = self._finding is None and frame is not None
-        self._link.answer(number, go_on)
-        self._link.note_progress(number)
+        self._mismatch = compare_frames(frame, self._link.receive(number), self._comparison)
+        go_on = self._mismatch is None and frame is not None
+        self._link.reply(number, go_on)
         return go_on
 
     def result(self) -> dict[str, Any]:
         """JSON data."""
-        return {
-            "finding": dataclasses.asdict(self._finding) if self._finding else None,
-            **self._comparison.as_json(),
-        }
+        mismatch = dataclasses.asdict(self._mismatch) if self._mismatch else None
+        return {"finding": mismatch, **self._comparison.as_json()}
 
 
 def frames_compared(folder: Path) -> int | None:
-    """The number of the frame that was compared last, as seen from outside; None before the first."""
+    """The number of the last frame that was compared, for another process; None before the first."""
     try:
         return int((folder / _PROGRESS).read_text())
     except (FileNotFoundError, ValueError):  # not there yet, or being written
         return None
 
 
-def judge(a: Frame, b: Frame, comparison: Comparison) -> Finding | None:
-    """What two frames of the same number say about the setups."""
+def compare_frames(a: Frame, b: Frame, comparison: SnapshotComparison) -> Mismatch | None:
+    """Compare two frames of the same number. A mismatch found by a setup's own ledger takes precedence."""
     if isinstance(a, Snapshot) and isinstance(b, Snapshot):
         return comparison.add(a, b)
-    said = [frame for frame in (a, b) if isinstance(frame, Finding)]
-    # Both were asked for as many steps: one without more and without a finding stands beside one that is done as well.
-    assert said or (a is None and b is None), (a, b)
-    if len(said) == 2:
-        return Finding(said[0].step, "ledger", f"{said[0].sentence}; {said[1].sentence}")
-    return said[0] if said else None
+    found = [frame for frame in (a, b) if isinstance(frame, Mismatch)]
+    # Both setups run the same number of steps, so that without a mismatch both end here.
+    assert found or (a is None and b is None), (a, b)
+    return Mismatch(found[0].step, "ledger", "; ".join(one.sentence for one in found)) if found else None

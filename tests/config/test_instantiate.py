@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from recipes.synthetic.acceptability import GrammarCorpus
-from runner.config.instantiate import build_recipe
+from runner.config.instantiate import MOVED, build_recipe
 from runner.errors import UserError
 from tests.configured import configured
 
@@ -153,6 +155,20 @@ def test_a_target_that_does_not_exist(target: str) -> None:
     with pytest.raises(UserError) as caught:
         build({"_target_": TOP, "data": {"_target_": target}})
     assert str(caught.value).startswith(f"recipe.data._target_={target} cannot be imported")
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_moved_target(old: str) -> None:
+    """The old path of a recipe's module is refused with the new one, which exists."""
+    importlib.import_module(MOVED[old])
+    with pytest.raises(UserError, match=re.escape(f"use {MOVED[old]}.X")):
+        build({"_target_": TOP, "data": {"_target_": f"{old}.X"}})
+
+
+def test_missing_target() -> None:
+    """A recipe without a class is refused."""
+    with pytest.raises(UserError, match=r"^recipe\._target_ is missing"):
+        build({"name": "x", "data": 1})
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     ([*cola("good.tsv"), "recipe.model.name=./missing"], ["recipe.model.name=./missing"]),
     ([*cola("good.tsv"), "recipe.max_length=1000"], ["recipe.max_length=1000", "512"]),
     (["recipe=squad", "recipe.model.name=bert-large-uncased", "device=cpu"], ["recipe."]),
+    (["device=cpu", "plan.train_samples=5"], ["plan.train_samples"]),
     (["recipe.model.hiden_size=64"], ["recipe.model.hiden_size", "'recipe.model.hidden_size'"]),
     (["recipe._target_=os.system"], ["recipe._target_=os.system", "trusted_packages"]),
     (["recipe._target_=recipes.nowhere.X"], ["recipe._target_=recipes.nowhere.X"]),

@@ -85,17 +85,17 @@ def test_squad_on_one_and_on_two_workers(here: Path, capsys: pytest.CaptureFixtu
 
 
 def test_plan_without_data_weights_or_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """The published set-up can be planned anywhere; estimated sizes are marked."""
-    published = ["recipe=squad", "recipe.model.name=bert-large-uncased", "batch=per_device"]
-    assert cli.plan_main([*published, "device=gpu4", "sync.k=16"]) == 0
+    """`plan.train_samples` states the size of a training set that is not on this machine."""
+    published = ["recipe=squad", "recipe.model.name=bert-large-uncased", "batch=per_device", "device=gpu4", "sync.k=16"]
+    assert cli.plan_main(published) == cli.EXIT_USER_ERROR
+    assert "plan.train_samples=N" in capsys.readouterr().err
+    assert cli.plan_main([*published, "plan.train_samples=88524"]) == 0
     printed = capsys.readouterr().out
     rows = {line.strip().split("  ")[0]: line for line in printed.splitlines()}
-    assert "≈ 177," in rows["windows"]
-    assert "≈ 5,534" in rows["optimizer steps"]
-    assert "≈" not in rows["global batch"]
+    assert "177,048" in rows["samples"]
+    assert "5,534" in rows["optimizer steps"]
     assert " 32 " in rows["global batch"]  # 8 per worker
     assert "recipe.model.name=bert-large-uncased" in printed
-    assert "≈ Estimated" in printed
 
 
 # --- docs/recipes.md ----------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from runner.exact.stream import keep_mask, sample_keys
 
 CPU = torch.device("cpu")
 KEYS = sample_keys(5, 3, np.arange(4))
-#: Above 0, so that dropout is on, and too small to drop anything or to scale what is left.
-HARDLY = 1e-16
+#: Above 0, so that dropout is on, and too small to drop or scale anything.
+DROPS_NOTHING = 1e-16
 
 
 def drawn(shape: tuple[int, ...], p: float, site: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The mask of the samples above: 0, or 1 / (1 - p)."""
+    """The scaled mask of the samples above: 0, or 1 / (1 - p)."""
     return keep_mask(KEYS, site, shape, p).to(dtype) / (1 - p)
 
 

@@ -1,10 +1,9 @@
-"""Exact dropout in models: training that does not depend on the split although dropout is on."""
+"""Exact dropout in models: with dropout on, training does not depend on how batches are split."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from runner.exact import exact_streams
 from tests.exact.draws import CPU
 from tests.pool import WorkerPool
 from tests.replicas import Weights, train, train_in_two_parts
+from tests.sync.reference import EXACT, SGD, largest_difference
 
 
 def recipe(shape: str, dropout: float = 0.2) -> SequenceClassification:
@@ -35,7 +35,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 class Replica:
-    """A model in training, and what it makes of micro-batches."""
+    """A model in training mode that runs micro-batches."""
 
     def __init__(self, prepared: Prepared, shape: str, attention: str = "sdpa", dropout: float = 0.2) -> None:
         self._prepared, self._recipe = prepared, recipe(shape, dropout)
@@ -57,108 +57,60 @@ class Replica:
         return logits, gradients
 
 
-def largest_difference(a: dict[Any, Tensor], b: dict[Any, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
 IDS = [3, 14, 15, 9, 26, 53]
-SPLITS = [[3, 3], [2, 2, 2], [1] * 6, [4, 2], [1, 5], [2, 1, 3]]
-SHAPES_OF_MODELS = ["bert", "gpt2"]
+SPLITS = [[6], [3, 3], [1] * 6, [1, 5], [2, 1, 3]]
 
 
-def test_splits_differ_in_padding(prepared: Prepared) -> None:
-    """The next test would prove little if all six sentences were of one length."""
-    lengths = [int(prepared.train.column("length")[row]) for row in IDS]
-    assert len(set(lengths)) >= 4
+@pytest.mark.parametrize("shape", ["bert", "gpt2"])
+@pytest.mark.parametrize("order", [IDS, [53, 3, 26, 14, 9, 15]], ids=["drawn", "mixed"])
+def test_logits_and_gradients_do_not_depend_on_the_split(prepared: Prepared, shape: str, order: list[int]) -> None:
+    """In fp64 with dropout 0.2 everywhere, and with transformers' fused and unfused attention."""
+    assert len({int(prepared.train.column("length")[row]) for row in IDS}) >= 4  # so that splits differ in padding
+    logits, gradients = Replica(prepared, shape).run([IDS])
+    for attention in ("sdpa", "eager"):
+        replica = Replica(prepared, shape, attention)
+        for sizes in SPLITS:
+            ends = list(itertools.accumulate(sizes))
+            found = replica.run([order[end - size : end] for size, end in zip(sizes, ends, strict=True)])
+            assert largest_difference(found[0], logits) < 1e-12
+            assert largest_difference(found[1], gradients) < 1e-12
 
 
-@pytest.mark.parametrize("shape", SHAPES_OF_MODELS)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("order", [IDS, IDS[::-1], [53, 3, 26, 14, 9, 15]], ids=["drawn", "reversed", "mixed"])
-def test_logits_and_gradients_do_not_depend_on_the_split(
-    prepared: Prepared, shape: str, attention: str, order: list[int]
-) -> None:
-    """A batch of six gives in fp64 what any cut of it into micro-batches gives, with dropout 0.2 everywhere."""
-    replica = Replica(prepared, shape, attention)
-    logits, gradients = replica.run([IDS])
-    for sizes in ([6], *SPLITS):
-        ends = list(itertools.accumulate(sizes))
-        cut = [order[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        found = replica.run(cut)
-        assert largest_difference(found[0], logits) < 1e-12
-        assert largest_difference(found[1], gradients) < 1e-12
-
-
-@pytest.mark.parametrize("shape", SHAPES_OF_MODELS)
-def test_fused_and_written_out_attention_have_the_same_masks(prepared: Prepared, shape: str) -> None:
-    """transformers' two ways to compute attention come to the same under exact dropout."""
-    logits, gradients = Replica(prepared, shape, "eager").run([IDS])
-    found = Replica(prepared, shape, "sdpa").run([IDS[:2], IDS[2:]])
-    assert largest_difference(found[0], logits) < 1e-12
-    assert largest_difference(found[1], gradients) < 1e-12
-
-
-@pytest.mark.parametrize("shape", SHAPES_OF_MODELS)
-@pytest.mark.parametrize("other", [{"seed": 1}, {"step": 1}])
-def test_another_seed_or_step_drops_others(prepared: Prepared, shape: str, other: dict[str, int]) -> None:
-    """Each sample's logits are others with another seed, in another step, and without dropout."""
+@pytest.mark.parametrize("shape", ["bert", "gpt2"])
+def test_masks_depend_on_seed_step_and_sample(prepared: Prepared, shape: str) -> None:
     replica = Replica(prepared, shape)
     logits, _ = replica.run([IDS])
     without, _ = Replica(prepared, shape, dropout=0.0).run([IDS])
-    for found in (replica.run([IDS], **other)[0], without):
+    for found in (replica.run([IDS], seed=1)[0], replica.run([IDS], step=1)[0], without):
         assert all((found[row] - logits[row]).abs().max() > 1e-4 for row in IDS)
-
-
-@pytest.mark.parametrize("shape", SHAPES_OF_MODELS)
-def test_another_sample_drops_others(prepared: Prepared, shape: str) -> None:
-    """The same sentence under another id is dropped otherwise."""
-    replica = Replica(prepared, shape)
-    of = replica._recipe.collate(prepared.train[IDS[:1]], prepared)
-    found = []
+    same_text = replica._recipe.collate(prepared.train[IDS[:1]], prepared)
+    by_id = []
     for row in (3, 4, 3):
         with torch.no_grad(), exact_streams(0)(0, np.array([row]), CPU):
-            found.append(replica._recipe.predict(replica._model, of))
-    assert torch.equal(found[0], found[2])
-    assert (found[0] - found[1]).abs().max() > 1e-4
+            by_id.append(replica._recipe.predict(replica._model, same_text))
+    assert torch.equal(by_id[0], by_id[2])
+    assert (by_id[0] - by_id[1]).abs().max() > 1e-4
 
 
-# --- the loop; that splits end alike is in tests/test_loop.py --------------------------------------------------
-
-EXACT = [
-    "equivalence=exact",
-    "recipe.model.dropout=0.2",
-    "recipe.model.attention_dropout=0.2",
-    "optimizer=sgd",
-    "optimizer.lr=0.05",
-]
+# The loop; tests/train/test_loop.py has the splits.
 
 
 @pytest.fixture(scope="module")
 def one_worker(pool: WorkerPool) -> Weights:
-    weights: Weights = pool.run(1, train, EXACT)[0]["weights"]
+    weights: Weights = pool.run(1, train, [*SGD, *EXACT])[0]["weights"]
     return weights
 
 
 @pytest.mark.parametrize(
-    ("workers", "other"),
-    [
-        (1, ["equivalence=standard"]),
-        (2, ["equivalence=standard"]),
-        (1, ["seed=1"]),
-        (1, ["recipe.model.dropout=0", "recipe.model.attention_dropout=0"]),
-        (1, ["recipe.model.attention_dropout=0"]),
-    ],
-    ids=str,
+    ("workers", "other"), [(2, "equivalence=standard"), (1, "seed=1"), (1, "recipe.model.attention_dropout=0")]
 )
-def test_other_dropout_ends_elsewhere(pool: WorkerPool, one_worker: Weights, workers: int, other: list[str]) -> None:
-    """Splits that end alike would prove little if the dropout did: another kind, seed or share ends elsewhere."""
-    found = pool.run(workers, train, [*EXACT, *other])[0]["weights"]
+def test_other_dropout_ends_elsewhere(pool: WorkerPool, one_worker: Weights, workers: int, other: str) -> None:
+    found = pool.run(workers, train, [*SGD, *EXACT, other])[0]["weights"]
     assert largest_difference(found, one_worker) > 1e-4
 
 
 @pytest.mark.parametrize("stop", [3, 5])
-def test_a_resumed_run_goes_on_with_the_same_masks(pool: WorkerPool, one_worker: Weights, stop: int) -> None:
-    """Stopping within an epoch or at its end, and starting anew, on two workers, ends with the weights of one."""
-    for result in pool.run(2, train_in_two_parts, EXACT, stop):
+def test_a_resumed_run_has_the_same_masks(pool: WorkerPool, one_worker: Weights, stop: int) -> None:
+    """Stopped within an epoch or at its end; two workers end with the weights of one."""
+    for result in pool.run(2, train_in_two_parts, [*SGD, *EXACT], stop):
         assert largest_difference(result["weights"], one_worker) < 1e-12

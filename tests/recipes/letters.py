@@ -89,16 +89,13 @@ def uneven_lines(count: int, seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Given:
-    """A document source with these documents, and nothing known of those that are not here."""
+    """A document source with these documents."""
 
     train: Sequence[str]
     eval: Sequence[str] = ("a",)
 
     def read(self) -> Documents:
         return Documents(self.train, self.eval, "given")
-
-    def expected(self) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,8 @@ class SmallModel:
     def tokenizer(self, texts: Sequence[str]) -> Any:
         return self.own or word_tokenizer(LETTERS, eos_token="<|endoftext|>", pad_token="<pad>")
 
-    def sees_both_ways(self) -> bool:
-        return False  # also of a BERT: what is not known beforehand has to be found out
+    def is_bidirectional(self) -> bool:
+        return False  # also of a BERT, which is then found out when it is built
 
     def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         if self.causal:

@@ -1,8 +1,6 @@
-"""With `equivalence=exact`, dropout on, every split of the global batch ends alike: 54 steps, five world sizes."""
+"""With `equivalence=exact` every split of the global batch ends alike, dropout on: 54 steps, five world sizes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
@@ -12,55 +10,36 @@ from tests.pool import WorkerPool
 pytestmark = pytest.mark.long
 
 
-def rounded(metrics: dict[str, float]) -> dict[str, float]:
-    """The loss is a sum of a hundred terms, whose order is that of the workers; the others are counts."""
-    return {name: round(value, 12) if name == "loss" else value for name, value in metrics.items()}
-
-
-def all_splits(pool: WorkerPool, shape: str, optimizer: str, precision: str) -> tuple[dict[str, Any], list[Any]]:
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "weights", "logits", "losses"),
+    [
+        ("fp64", "sgd", 1e-12, 1e-12, 1e-12),
+        ("fp64", "adamw", 1e-9, 1e-9, 1e-12),
+        ("fp32", "sgd", 2e-6, 4e-6, 3e-6),  # about ten times what docs/equivalence.md lists
+        ("fp32", "adamw", 2e-6, 4e-6, 3e-6),
+    ],
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_split_ends_alike(
+    pool: WorkerPool, shape: str, precision: str, optimizer: str, weights: float, logits: float, losses: float
+) -> None:
+    """Weights without a gradient move at random under AdamW: by the learning rate of 1e-3 per step at most."""
     runs = [pool.run(n, train, overrides(shape, optimizer, precision, steps))[0] for n, steps in SPLITS]
-    return runs[0], runs[1:]
-
-
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("sgd", 1e-12), ("adamw", 1e-9)])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fp64(pool: WorkerPool, shape: str, optimizer: str, tolerance: float) -> None:
-    """Weights within 1e-12 (SGD) and 1e-9 (AdamW) of one worker's, the same ledger digest and the same metrics."""
-    one, others = all_splits(pool, shape, optimizer, "fp64")
+    one = runs[0]
     assert one["steps"] == len(one["losses"]) == 54
-    for other in others:
-        assert max(weight_differences(one, other).values()) < tolerance
-        assert loss_difference(one, other) < 1e-12
-        assert float((one["logits"] - other["logits"]).abs().max()) < tolerance
+    for other in runs[1:]:
+        for name, difference in weight_differences(one, other).items():
+            random = precision == "fp32" and optimizer == "adamw" and without_gradient(name)
+            assert difference < (54e-3 if random else weights), name
+        assert float((one["logits"] - other["logits"]).abs().max()) < logits
+        assert loss_difference(one, other) < losses
         assert other["digest"] == one["digest"]
-        assert rounded(other["metrics"]) == rounded(one["metrics"])
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fp32(pool: WorkerPool, shape: str) -> None:
-    """SGD in fp32: the bounds are some ten times what docs/equivalence.md lists as measured."""
-    one, others = all_splits(pool, shape, "sgd", "fp32")
-    for other in others:
-        assert max(weight_differences(one, other).values()) < 2e-6
-        assert loss_difference(one, other) < 3e-6
-        assert float((one["logits"] - other["logits"]).abs().max()) < 4e-6
-        assert other["digest"] == one["digest"]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fp32_adamw(pool: WorkerPool, shape: str) -> None:
-    """AdamW in fp32: the same, but for weights without a gradient, which move at the learning rate and at random."""
-    one, others = all_splits(pool, shape, "adamw", "fp32")
-    for other in others:
-        weights = weight_differences(one, other)
-        assert max(value for name, value in weights.items() if not without_gradient(name)) < 2e-6
-        assert max(value for name, value in weights.items() if without_gradient(name)) < 54 * 1e-3
-        assert loss_difference(one, other) < 3e-6
-        assert other["digest"] == one["digest"]
+        if precision == "fp64":
+            assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-11)
 
 
 def test_the_grid_can_fail(pool: WorkerPool) -> None:
-    """Without exact dropout the same splits end elsewhere, and training has moved every weight that has a gradient."""
+    """Without exact dropout splits differ, and training moves every weight that has a gradient."""
     exact = overrides("bert", "sgd", "fp64", 1)
     one = pool.run(1, train, exact)[0]
     standard = pool.run(2, train, [*exact, "equivalence=standard"])[0]

@@ -1,7 +1,7 @@
-"""A loss over tokens: the step's gradient is the sum over the global batch divided by its labels, whatever the split.
+"""A loss over tokens: the gradient is that of the sum over the global batch divided by its labels, for every split.
 
-Of 100 rows ten carry 8 to 10 labels, fifty one label and forty none, so shares of a global batch of equally many rows
-have very different counts, and averaging their means is wrong by far.
+Of 100 rows ten carry 8 to 10 labels, fifty one label and forty none. So shares of equally many rows have very different
+counts, and averaging their means is clearly wrong.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ from runner.plan.order import DataOrder, permutation
 from runner.train.seeds import set_seed
 from tests.pool import WorkerPool
 from tests.replicas import Weights, tiny_job, train
-from tests.token_recipe import TOKENS, token_labels
+from tests.sync.reference import largest_difference
+from tests.token_recipe import TOKENS
 
-#: No clipping, which would hide a wrong scale, and one learning rate throughout.
+#: No clipping, which would hide a wrong scale, and a constant learning rate.
 BARE = [*TOKENS, "optimizer.clip_norm=null", "schedule=constant", "schedule.warmup_share=0", "scaling=none"]
 SGD = [*BARE, "optimizer=sgd", "optimizer.lr=0.05"]
 ADAMW = [*BARE, "optimizer=adamw", "optimizer.lr=1e-3"]
 
 Result = dict[str, Any]
-
-
-def largest_difference(a: Weights, b: Weights) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def losses(result: Result) -> list[float]:
@@ -50,7 +46,7 @@ def load(overrides: list[str], workers: int = 1) -> tuple[Any, Any, Prepared]:
 def by_hand(
     overrides: list[str], parts: int, mean: Callable[[nn.Module, list[Batch]], Tensor]
 ) -> tuple[Weights, list[float]]:
-    """SGD in plain torch on global batches cut into `parts` micro-batches, `mean` being the loss of a step."""
+    """SGD in plain torch on global batches cut into `parts` micro-batches; `mean` computes the loss of a step."""
     job, recipe, prepared = load(overrides)
     set_seed(job.config.seed)
     model = recipe.build_model(prepared).double()
@@ -71,18 +67,18 @@ def by_hand(
 
 
 def over_all_labels(model: nn.Module, batches: list[Batch]) -> Tensor:
-    """The sum over labelled tokens divided by their number, or 0 where there is none."""
+    """The sum over labelled tokens divided by their number, or 0 without any."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     for batch in batches:
-        told = batch["labels"] != IGNORED_LABEL
-        log_probabilities = model(**batch).logits.log_softmax(-1)[told]
-        total = total - log_probabilities.gather(1, batch["labels"][told][:, None]).sum()
-        count += int(told.sum())
+        labelled = batch["labels"] != IGNORED_LABEL
+        log_probabilities = model(**batch).logits.log_softmax(-1)[labelled]
+        total = total - log_probabilities.gather(1, batch["labels"][labelled][:, None]).sum()
+        count += int(labelled.sum())
     return total / max(count, 1)
 
 
 def mean_of_means(model: nn.Module, batches: list[Batch]) -> Tensor:
-    """What transformers models return as their loss, averaged over the micro-batches that have a label."""
+    """The loss of transformers' models, averaged over the micro-batches that have a label."""
     means = [model(**batch).loss for batch in batches if (batch["labels"] != IGNORED_LABEL).any()]
     return torch.stack(means).mean()
 
@@ -92,18 +88,20 @@ def one_worker(pool: WorkerPool) -> dict[str, Result]:
     return {name: pool.run(1, train, optimizer)[0] for name, optimizer in (("sgd", SGD), ("adamw", ADAMW))}
 
 
-@pytest.mark.parametrize(("workers", "accumulation"), [(1, 2), (2, 3), (3, 1), (4, 2), (8, 1), (8, 3)])
-@pytest.mark.parametrize(("name", "optimizer", "tolerance"), [("sgd", SGD, 1e-12), ("adamw", ADAMW, 1e-9)])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "workers", "accumulation", "tolerance"),
+    [("sgd", SGD, 8, 1, 1e-12), ("sgd", SGD, 2, 3, 1e-12), ("adamw", ADAMW, 3, 2, 1e-9)],
+    ids=str,
+)
 def test_a_token_loss_does_not_depend_on_the_split(
     pool: WorkerPool,
     one_worker: dict[str, Result],
-    workers: int,
-    accumulation: int,
     name: str,
     optimizer: list[str],
+    workers: int,
+    accumulation: int,
     tolerance: float,
 ) -> None:
-    """With k = 1 weights, losses, metrics and ledger are one worker's, though counts differ from worker to worker."""
     results = pool.run(workers, train, [*optimizer, f"accumulation.steps={accumulation}"])
     expected = one_worker[name]
     for result in results:
@@ -115,72 +113,47 @@ def test_a_token_loss_does_not_depend_on_the_split(
 
 
 def test_one_worker_equals_plain_torch(one_worker: dict[str, Result]) -> None:
-    """Each step divides the sum over the labelled tokens of the global batch by their number, and logs that."""
     weights, found = by_hand(SGD, 1, over_all_labels)
     assert largest_difference(one_worker["sgd"]["weights"], weights) < 1e-13
     assert losses(one_worker["sgd"]) == pytest.approx(found, rel=1e-12)
 
 
-def test_a_mean_of_means_is_something_else(one_worker: dict[str, Result]) -> None:
-    """The grid above can fail: averaging the means of three micro-batches misses the weights by 0.04, a loss by 0.2.
-
-    The mean of one micro-batch is right, and so is the sum over three: it is the averaging of means that goes wrong.
-    """
-    right, _ = by_hand(SGD, 1, mean_of_means)
-    assert largest_difference(one_worker["sgd"]["weights"], right) < 1e-13
+def test_a_mean_of_means_is_different(one_worker: dict[str, Result]) -> None:
+    """Averaging the means of three micro-batches changes weights by 0.04; the sum over three does not."""
     right, _ = by_hand(SGD, 3, over_all_labels)
     assert largest_difference(one_worker["sgd"]["weights"], right) < 1e-12
-    wrong, found = by_hand(SGD, 3, mean_of_means)
+    wrong, _ = by_hand(SGD, 3, mean_of_means)
     assert largest_difference(one_worker["sgd"]["weights"], wrong) > 1e-2
-    assert max(abs(a - b) for a, b in zip(losses(one_worker["sgd"]), found, strict=True)) > 0.1
 
 
 def test_shares_are_uneven() -> None:
-    """The grid above would prove little without workers that have rows and no label beside others with many."""
+    """The split test needs workers whose rows have no label next to others with many, and workers without a row."""
     job, _, prepared = load(SGD, 8)
     counts, lengths = label_counts(prepared.train), np.asarray(prepared.train.column("length"))
     orders = [DataOrder(job.plan, job.config.seed, rank, lengths) for rank in range(8)]
-    found = []
-    for step in orders[0].steps():
-        shares = [np.concatenate([np.zeros(0, dtype=np.int64), *order.micro_batches(0, step)]) for order in orders]
-        found.append([(len(share), int(counts[share].sum())) for share in shares])
-    assert any((3, 0) in step and max(step)[1] > 10 for step in found)  # a whole share without a label
-    assert any((1, 0) in step and (0, 0) in step for step in found)  # in the tail, beside workers without a row
-
-
-def test_counts_of_the_table_are_those_of_the_loss() -> None:
-    """`label_count` is 0, 1 or the whole row, and what the recipe's loss counts in a padded batch."""
-    _, recipe, prepared = load(SGD)
-    counts, lengths = label_counts(prepared.train), np.asarray(prepared.train.column("length"))
-    assert [int((counts == count).sum()) for count in (0, 1)] == [40, 50]
-    assert counts[::10].tolist() == lengths[::10].tolist()
-    model = recipe.build_model(prepared)
-    assert int(recipe.loss(model, recipe.collate(prepared.train[range(100)], prepared))[1]) == counts.sum()
-    for row in range(20):
-        told = [label for label in token_labels(row, prepared.train[[row]]["input_ids"][0]) if label != IGNORED_LABEL]
-        loss_sum, count = recipe.loss(model, recipe.collate(prepared.train[[row]], prepared))
-        assert int(count) == len(told) == counts[row]
-        assert (float(loss_sum.detach()) == 0) == (len(told) == 0)
+    shares = [
+        [np.concatenate([np.zeros(0, dtype=np.int64), *order.micro_batches(0, step)]) for order in orders]
+        for step in orders[0].steps()
+    ]
+    sizes = [[(len(share), int(counts[share].sum())) for share in step] for step in shares]
+    assert any(min(labels for _, labels in step) == 0 and max(labels for _, labels in step) > 10 for step in sizes[:-1])
+    assert (0, 0) in sizes[-1]
 
 
 def test_global_batches_without_a_label(pool: WorkerPool) -> None:
-    """Some batches of two rows have no label at all: their loss is 0, and momentum alone moves the weights."""
+    """Some batches of two rows have no label: their loss is 0, and momentum alone moves the weights."""
     pairs = [*SGD, "batch.global_batch=2", "max_steps=20"]
     weights, found = by_hand(pairs, 1, over_all_labels)
-    assert found.count(0.0) == 3
-    for workers in (1, 2):
-        for result in pool.run(workers, train, pairs):
-            assert largest_difference(result["weights"], weights) < 1e-12
-            if result["logged"]:
-                assert losses(result) == pytest.approx(found, rel=1e-9)
+    assert found.count(0.0) >= 2
+    for result in pool.run(2, train, pairs):
+        assert largest_difference(result["weights"], weights) < 1e-12
+        if result["logged"]:
+            assert losses(result) == pytest.approx(found, rel=1e-9)
 
 
 def test_bf16_losses_agree(pool: WorkerPool, one_worker: dict[str, Result]) -> None:
-    """Under bf16 one and two workers part by rounding only: 6e-4 of a loss at most was measured, 3e-3 is let pass.
-
-    bf16 itself moves a loss as much (7e-4 was measured), and a mean of means a hundred times as much.
-    """
+    """Losses are about 0.7. 6e-4 was measured between one and two workers, and 7e-4 between bf16 and fp64."""
     one, two = (losses(pool.run(workers, train, [*SGD, "precision=bf16"])[0]) for workers in (1, 2))
-    assert two == pytest.approx(one, rel=3e-3)
-    assert one == pytest.approx(losses(one_worker["sgd"]), rel=3e-3)
+    assert two == pytest.approx(one, abs=2e-3)
+    assert one == pytest.approx(losses(one_worker["sgd"]), abs=2e-3)
     assert one != pytest.approx(losses(one_worker["sgd"]), rel=1e-6)

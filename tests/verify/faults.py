@@ -1,4 +1,4 @@
-"""Known mistakes of distributed training, put into the shipped loop of one setup."""
+"""Known mistakes of distributed training, injected into the loop of one setup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Fault = Callable[[Loop, Backend], contextlib.AbstractContextManager[Any]]
 
 
 def replay(backend: Backend, overrides: list[str], steps: int, fault: str | None = None) -> list[Frame]:
-    """All frames of a setup of as many workers as `backend` has, with a fault in it; those of rank 0 are whole."""
+    """All frames of a setup on the workers of `backend`, with a fault; only rank 0's are complete."""
     log: list[Any] = []
     loop = make_loop(backend, overrides, log)
     with FAULTS[fault](loop, backend) if fault else contextlib.nullcontext():
@@ -38,7 +38,7 @@ def _every_rank_reads_everything(loop: Loop, backend: Backend) -> Any:
 
 
 def _tail(loop: Loop, change: Callable[[list[np.ndarray], np.ndarray], list[np.ndarray]]) -> Any:
-    """Deal the short last batch of each epoch otherwise. `change`: from micro-batches and the whole tail."""
+    """Deal the short last batch of each epoch differently. `change(micro-batches, whole tail)`."""
     order, right = loop.order, loop.order.micro_batches
 
     def micro_batches(epoch: int, step: Any) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ def _tail(loop: Loop, change: Callable[[list[np.ndarray], np.ndarray], list[np.n
 
 
 def _duplicated_tail(loop: Loop, backend: Backend) -> Any:
-    # As torch's DistributedSampler does it: shares are filled up from the beginning, so that all are as long.
+    # As torch's DistributedSampler does: shares are filled up from the beginning to equal length.
     def fill_up(dealt: list[np.ndarray], tail: np.ndarray) -> list[np.ndarray]:
         own = sum(map(len, dealt))
         missing = -(-len(tail) // backend.world_size) - own

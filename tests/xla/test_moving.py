@@ -10,7 +10,7 @@ import torch_xla
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-from runner.train.moving import moved
+from runner.train.build import to_device
 
 SMALL_BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -33,9 +33,9 @@ def _one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tied_weights_stay_tied(model: nn.Module) -> None:
     """The same parameters after both moves, under the same names and with the same values."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    there = moved(model, torch_xla.device())
+    there = to_device(model, torch_xla.device())
     assert [name for name, _ in there.named_parameters()] == list(before)
     assert all(p.device.type == "xla" and p.requires_grad for p in there.parameters())
-    back = moved(there, torch.device("cpu"))
+    back = to_device(there, torch.device("cpu"))
     assert [name for name, _ in back.named_parameters()] == list(before)
     assert all(torch.equal(p, before[name]) for name, p in back.named_parameters())

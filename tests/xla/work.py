@@ -66,18 +66,6 @@ def logits(loop: Loop) -> torch.Tensor:
     return seen[0] if seen else torch.zeros(0)
 
 
-def trained_with_meter(backend: Backend, overrides: list[str], stretch: int) -> dict[str, torch.Tensor]:
-    """Train and read the losses back every `stretch` steps, however long they take."""
-    loop = make_loop(backend, overrides)
-    loop.first_step_at = 0.0
-    type(loop.meter).full = property(lambda meter: len(meter._pending) >= stretch)  # type: ignore[assignment]
-    loop.train()
-    loop.policy.finish()
-    weights = {name: tensor.cpu() for name, tensor in weights_of(loop).items()}
-    loop.policy.close()
-    return weights
-
-
 def compiled_by_step(backend: Backend, overrides: list[str], steps: int) -> tuple[list[int], list[int], str | None]:
     """Compilations and tensors read back in each optimizer step, without evaluation; and the warning."""
     from torch_xla.debug import metrics

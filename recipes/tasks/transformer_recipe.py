@@ -1,0 +1,113 @@
+"""What the tasks have in common: they fine-tune a transformers model on tokenised text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from runner.data.layout import padded
+from runner.data.recipe import Batch, Prepared, Recipe
+from runner.data.table import write_table
+from runner.errors import UserError, require
+
+_MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class ModelSource(Protocol):
+    """Where a model and its tokenizer come from."""
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether training uses dropout; True if that is not known."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences to show with a run's results."""
+        return ()
+
+    def check(self) -> None:
+        """Check that the model can be loaded, without loading it. Raises UserError, Unavailable."""
+        ...
+
+    def longest_input(self) -> int | None:
+        """Tokens that the model has positions for; None if that is not known before it is loaded."""
+        ...
+
+    def tokenizer_identity(self) -> str:
+        """A string that changes whenever the tokenizer does, apart from the texts it is trained on."""
+        ...
+
+    def tokenizer(self, texts: Sequence[str]) -> Any:
+        """A transformers tokenizer with a pad token; `texts`: the training set, for tokenizers trained on it."""
+        ...
+
+
+class TransformerRecipe(Recipe):
+    """Dropout, notes and saving are the same for every task."""
+
+    model: ModelSource
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.model.has_dropout
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.model.notes
+
+    def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
+        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+
+
+def check_model(model: ModelSource, setting: str, tokens: int) -> None:
+    """Check that the model can be loaded and has positions for `tokens` tokens. Raises UserError, Unavailable."""
+    model.check()
+    limit = model.longest_input()
+    require(limit is None or tokens <= limit, setting, tokens, f"the model has {limit} positions; use at most {limit}")
+
+
+def check_unchanged(digest: str, planned: str, source: str) -> None:
+    """Cache entries are named by the planned digest: other content would mislead every later run. Raises UserError."""
+    if digest != planned:
+        raise UserError(f"the data ({source}) changed after the run was planned: start the run again")
+
+
+def write_prepared(
+    folder: Path, train: Mapping[str, Any], evaluation: Mapping[str, Any], tokenizer: Any, **properties: Any
+) -> None:
+    """Write a cache entry: the columns of both tables, the tokenizer, and what the model must know of it."""
+    write_table(folder / "train", train)
+    write_table(folder / "eval", evaluation)
+    properties |= {"vocabulary": len(tokenizer), "pad_id": tokenizer.pad_token_id}
+    (folder / "properties.json").write_text(json.dumps(properties))
+    tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def text_batch(rows: Mapping[str, Sequence[Any]], pad_id: int, length: int | None) -> Batch:
+    """Token ids, the attention mask, and token types if the rows have any, each of shape [rows, tokens]."""
+    lengths = torch.tensor([len(row) for row in rows["input_ids"]])
+    input_ids = padded(rows["input_ids"], pad_id, length)
+    # The mask comes from the lengths: the pad token may also occur in the text, as GPT-2's end of text does.
+    batch = {"input_ids": input_ids, "attention_mask": (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()}
+    if "token_type_ids" in rows:
+        batch["token_type_ids"] = padded(rows["token_type_ids"], 0, length)
+    return batch
+
+
+def outputs(model: nn.Module, batch: Batch, **settings: Any) -> Any:
+    """The model's output for the tokens of a batch."""
+    return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}, **settings)
+
+
+def at_least_fp32(scores: Tensor) -> Tensor:
+    """Losses and metrics of scores in reduced precision are computed in fp32; fp64 stays."""
+    return scores if scores.dtype is torch.float64 else scores.float()

@@ -1,0 +1,193 @@
+"""Loss, throughput and time per phase of training steps, reduced over workers once for several steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from runner.backends import Backend
+
+#: Phases of an optimizer step. `backward` excludes the communication it waits for; `other` is logging and the loop.
+PHASES = ("data", "forward", "backward", "optimizer", "communication", "other")
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """One worker's loss in optimizer step `step` (counted from 1), still on the device.
+
+    `loss_sum`, `counted`: sum and number of this worker's loss terms, as the recipe returned them. `planned`,
+    `samples`: loss terms and samples of the whole global batch. `samples_seen`: after the step, over all workers.
+    """
+
+    step: int
+    loss_sum: Tensor
+    counted: Tensor
+    planned: int
+    lr: float
+    samples: int
+    samples_seen: int
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step over all workers. `loss`: mean over the loss terms of the global batch.
+
+    `counted`: loss terms that the recipe counted; `planned`: loss terms that the loss was divided by.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    samples_seen: int
+    counted: int
+    planned: int
+
+
+class Meter:
+    """Keeps the loss of each step on the device and reduces several steps in one small all-reduce.
+
+    Reading a loss makes the host wait for the device, and summing it makes workers wait for each other. Both are paid
+    once per reduction.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._pending: list[StepLoss] = []
+        self._in_flight: deque[tuple[list[StepLoss], Callable[[], list[float]]]] = deque()
+        self._phase_starts: list[tuple[str, Any]] = []
+        self._phase_totals = dict.fromkeys(PHASES, 0.0)
+        self._phase_steps = 0
+        self._timed_from: float | None = None
+        self._paused_at = 0.0
+        self._compile_seconds = 0.0
+        #: Seconds of an optimizer step by phase since the previous reduction; empty if the device has no phases.
+        self.step_seconds: dict[str, float] = {}
+        self.loss_total = 0.0
+        self.count_total = 0
+        self.timed_samples = 0
+        self.timed_seconds = 0.0
+        self.samples_per_s = 0.0
+        #: Seconds between `pause` and `resume`: evaluation, and merging the ledger at the end of an epoch.
+        self.paused_seconds = 0.0
+
+    def begin(self, phase: str) -> None:
+        """Start a phase, which ends the previous one.
+
+        Timestamps go through the device's queue, since a GPU runs behind the host. They are read when the host waits
+        for the device anyway. A device that compiles whole steps has no phases.
+        """
+        timestamp = self._backend.stamp()
+        if timestamp is not None:
+            self._phase_starts.append((phase, timestamp))
+
+    def add(self, loss: StepLoss) -> None:
+        self._pending.append(loss)
+
+    @property
+    def pending_steps(self) -> int:
+        """Steps since the previous reduction."""
+        return len(self._pending)
+
+    @property
+    def mean_step_seconds(self) -> dict[str, float] | None:
+        """Seconds of an optimizer step by phase over all timed steps; None if unknown."""
+        if not self._phase_steps:
+            return None
+        return {phase: total / self._phase_steps for phase, total in self._phase_totals.items()}
+
+    def pause(self) -> None:
+        """Exclude the time until `resume`, and the time since the previous reduction, from the throughput."""
+        self._timed_from = None
+        self._paused_at = time.perf_counter()
+
+    def resume(self) -> None:
+        self._new_compile_seconds()
+        self.begin("other")
+        self._backend.synchronize()
+        self._take_phase_seconds()
+        self._timed_from = time.perf_counter()
+        self.paused_seconds += self._timed_from - self._paused_at
+
+    def reduce(self, stalled: float = 0.0, wait: bool = True) -> list[StepRecord]:
+        """Reduce the pending steps over all workers. A collective.
+
+        `stalled`: seconds in which the backward pass waited for communication since the previous reduction. `wait`:
+        if false, return the steps of the previous reduction instead of waiting for this one.
+        """
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._measure(pending, stalled)
+            numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending)]
+            if wait:
+                summed = self._backend.sum_numbers(numbers)
+                self._in_flight.append((pending, lambda: summed))
+            else:
+                self._in_flight.append((pending, self._backend.start_sum_numbers(numbers)))
+        records = []
+        while len(self._in_flight) > (0 if wait else 1):
+            pending, result = self._in_flight.popleft()
+            records += self._records(pending, result())
+        return records
+
+    def _measure(self, steps: list[StepLoss], stalled: float) -> None:
+        """Time the steps since the previous reduction, of which the first has nothing to be timed from."""
+        self.begin("other")
+        self._backend.synchronize()
+        now = time.perf_counter()
+        compiling = self._new_compile_seconds()
+        phases = self._take_phase_seconds()
+        timed_from, self._timed_from = self._timed_from, now
+        if timed_from is None:
+            return
+        seconds = now - timed_from - compiling
+        if seconds > 0:
+            samples = sum(loss.samples for loss in steps)
+            self.timed_samples += samples
+            self.timed_seconds += seconds
+            self.samples_per_s = samples / seconds
+        if phases:
+            stalled = min(max(stalled, 0.0), phases["backward"])
+            phases["backward"] -= stalled
+            phases["communication"] += stalled
+            self.step_seconds = {phase: spent / len(steps) for phase, spent in phases.items()}
+            self._phase_steps += len(steps)
+            for phase, spent in phases.items():
+                self._phase_totals[phase] += spent
+
+    def _records(self, steps: list[StepLoss], reduced: list[float]) -> list[StepRecord]:
+        losses, counted = reduced[: len(steps)], reduced[len(steps) :]
+        self.loss_total += sum(losses)
+        self.count_total += sum(step.planned for step in steps)
+        return [
+            StepRecord(step.step, loss / max(step.planned, 1), step.lr, step.samples_seen, int(terms), step.planned)
+            for step, loss, terms in zip(steps, losses, counted, strict=True)
+        ]
+
+    def _take_phase_seconds(self) -> dict[str, float]:
+        """Seconds by phase since the previous call, empty without phases. The device must be synchronised."""
+        if not self._phase_starts:
+            return {}
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for (phase, start), (_, end) in zip(self._phase_starts, self._phase_starts[1:], strict=False):
+            seconds[phase] += self._backend.seconds_between(start, end)
+        self._phase_starts = self._phase_starts[-1:]  # the current phase
+        return seconds
+
+    def _new_compile_seconds(self) -> float:
+        """Seconds of compilation since the previous call. They belong to start-up, whenever they occur."""
+        compiled = self._backend.compilations()
+        before, self._compile_seconds = self._compile_seconds, compiled.seconds if compiled is not None else 0.0
+        return self._compile_seconds - before
+
+    def state_dict(self) -> dict[str, float]:
+        assert not self._pending, "reduce first: pending losses are not part of the state"
+        assert not self._in_flight, "reduce with wait=True first"
+        return {"loss_total": self.loss_total, "count_total": self.count_total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.loss_total, self.count_total = state["loss_total"], int(state["count_total"])

@@ -1,0 +1,120 @@
+"""SQuAD's JSON and the Hub's form of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.sources.squad_files import SquadData
+from recipes.tasks.question_answering import Question, QuestionCorpus
+from runner.errors import Unavailable, UserError
+from tests.recipes import zoo
+
+
+def read(folder: Path, train: Any = None, **settings: Any) -> QuestionCorpus:
+    files = zoo.write(folder)
+    if train is not None:
+        files[0].write_text(train if isinstance(train, str) else json.dumps(train))
+    return SquadData(str(files[0]), str(files[1]), **settings).read()
+
+
+def test_paragraphs_and_questions(tmp_path: Path) -> None:
+    """Every question with its paragraph and answers, in order; equal paragraphs are kept once."""
+    corpus = read(tmp_path)
+    assert (len(corpus.train), len(corpus.train.contexts), len(corpus.eval)) == (40, 20, 12)
+    context = corpus.train.contexts[1]
+    answers = (("the reed bed", context.index("the reed bed")), ("reed bed", context.index("reed bed")))
+    assert corpus.train.questions[2] == Question("where-1", "Where does the heron live?", 1, answers)
+    content = zoo.content(0, 2)
+    again = copy.deepcopy(content["data"][0])
+    for one in again["paragraphs"]:
+        for asked in one["qas"]:
+            asked["id"] += "-again"
+    content["data"].append(again)
+    assert [question.context for question in read(tmp_path, content).train.questions] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def test_first_questions_only(tmp_path: Path) -> None:
+    corpus = read(tmp_path, max_train_samples=3, max_eval_samples=100)
+    assert [question.id for question in corpus.train.questions] == ["where-0", "when-0", "where-1"]
+    assert (len(corpus.train.contexts), len(corpus.eval)) == (2, 12)
+
+
+def test_digest_follows_everything(tmp_path: Path) -> None:
+    def changed(change: Callable[[list[Any]], Any]) -> str:
+        content = zoo.content(0, 20)
+        change(content["data"][0]["paragraphs"])
+        return read(tmp_path, content).digest
+
+    digests = [
+        changed(lambda paragraphs: None),
+        changed(lambda paragraphs: paragraphs[0]["qas"][0]["answers"].pop()),
+        changed(lambda paragraphs: paragraphs[0]["qas"][0].update(question="Where?")),
+        changed(lambda paragraphs: paragraphs[0].update(context=paragraphs[0]["context"] + " ")),
+        changed(lambda paragraphs: paragraphs.reverse()),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert read(tmp_path, json.dumps(zoo.content(0, 20), indent=3)).digest == digests[0]
+
+
+def edited(**changes: Any) -> dict[str, Any]:
+    content = zoo.content(0, 2)
+    content["data"][0]["paragraphs"][0]["qas"][1].update(changes)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "SQuAD 1.1"),
+        ({"data": []}, "contains no question"),
+        ({"data": [{"paragraphs": [{"context": "A."}]}]}, "'qas'"),
+        (edited(answers=[]), "'when-0' has no answer"),
+        (edited(answers=[{"text": "day"}]), "'answer_start'"),
+        (edited(answers=[{"text": "night", "answer_start": 3}]), "'night'"),
+        (edited(answers=[{"text": "of", "answer_start": -6}]), "'answer_start'"),
+        (edited(question=" "), "'question'"),
+        (edited(id="where-0"), "'where-0' occurs twice"),
+    ],
+)
+def test_malformed_files(tmp_path: Path, train: Any, words: str) -> None:
+    """One sentence that names the file and what is wrong."""
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, train)
+    assert str(caught.value).startswith(f"recipe.data.train={tmp_path}")
+    assert words in str(caught.value)
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    train, evaluation = map(str, zoo.write(tmp_path))
+    with pytest.raises(UserError, match=r"recipe\.data\.eval=null"):
+        SquadData(train, None).read()
+    with pytest.raises(UserError, match=r"recipe\.data\.max_eval_samples=0"):
+        SquadData(train, evaluation, max_eval_samples=0)
+    with pytest.raises(Unavailable, match="'rajpurkar/squad'"):
+        SquadData(hub_name="rajpurkar/squad").read()
+
+
+@pytest.mark.parametrize("as_columns", [True, False])
+def test_hub_form(tmp_path: Path, as_columns: bool) -> None:
+    """A data set in the Hub's form, answers as columns or as rows, equals SQuAD's file."""
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for name, content in {"train": zoo.content(0, 20), "validation": zoo.content(20, 6)}.items():
+        rows = []
+        for one in content["data"][0]["paragraphs"]:
+            for asked in one["qas"]:
+                columns = {key: [answer[key] for answer in asked["answers"]] for key in ("text", "answer_start")}
+                rows.append(
+                    {**asked, "context": one["context"], "answers": columns if as_columns else asked["answers"]}
+                )
+        (hub / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert SquadData(hub_name=str(hub)).read().digest == read(tmp_path).digest
+    with pytest.raises(UserError, match="no split 'dev'"):
+        SquadData(hub_name=str(hub), hub_eval="dev").read()

@@ -1,0 +1,326 @@
+"""Sequence classification of texts and pairs: tables, batches, loss and metrics by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from recipes.models.pretrained import Pretrained
+from recipes.synthetic.acceptability import SmallTransformer
+from recipes.tasks import classification
+from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
+from runner.config.compose import compose, settings
+from runner.config.instantiate import build_recipe
+from runner.data.cache import Cache
+from runner.data.layout import layout
+from runner.data.loader import batches
+from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
+from runner.data.table import Table, write_table
+from runner.errors import UserError
+from tests.tiny_models import save_bert
+
+TEXTS = ["the dog ran", "a nun slept on the old book", "ran", "the book fell"]
+PAIRS = ["a dog slept", "a nun slept", "it fell on the old dog", "it ran"]
+LABELS = [0, 1, 2, 1]
+
+
+class Given:
+    """A text source with these rows."""
+
+    def __init__(self, texts: list[str] = TEXTS, pairs: list[str] | None = None) -> None:
+        self.train = LabelledText(texts, LABELS[: len(texts)], pairs)
+        self.eval = LabelledText(["the dog ran", "unheard of"], [1, 0], pairs[:2] if pairs else None)
+
+    def read(self) -> Corpus:
+        return Corpus(self.train, self.eval, "given")
+
+
+def small(max_length: int = 16, metrics_shown: Sequence[str] = ("accuracy",), **of: Any) -> SequenceClassification:
+    sizes: dict[str, Any] = {"hidden_size": 16, "feed_forward_size": 16, "layers": 1, "heads": 2}
+    model = SmallTransformer(**sizes, dropout=0.0, attention_dropout=0.0, initializer_range=0.5)
+    return SequenceClassification(Given(), model, max_length, metrics_shown, **of)
+
+
+def prepare(recipe: SequenceClassification, folder: Path) -> Prepared:
+    return Prepared.load(recipe.prepare(Cache(folder), recipe.facts(Cache(folder))))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(small(), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[SequenceClassification, Prepared]:
+    """Pairs for a BERT."""
+    bert = save_bert(tmp_path_factory.mktemp("bert"), [*TEXTS, *PAIRS])
+    recipe = SequenceClassification(Given(pairs=PAIRS), Pretrained(str(bert)), 32)
+    return recipe, prepare(recipe, tmp_path_factory.mktemp("cache"))
+
+
+def tokens(prepared: Prepared, row: int, part: str = "train") -> str:
+    tokenizer = AutoTokenizer.from_pretrained(prepared.folder / "tokenizer")
+    ids = getattr(prepared, part)[[row]]["input_ids"][0].tolist()
+    return " ".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_single_texts(prepared: Prepared) -> None:
+    """Ids, labels, lengths with special tokens, one target a row; the vocabulary is the training set's."""
+    assert prepared.train.column("label").tolist() == LABELS
+    assert prepared.train.column("length").tolist() == [5, 9, 3, 5]
+    assert prepared.train.column("label_count").tolist() == [1] * 4
+    assert sorted(prepared.train[[0]]) == ["input_ids", "label", "label_count", "length", "row"]
+    assert prepared.properties == {"classes": 3, "vocabulary": 4 + 10, "pad_id": 0}
+    assert tokens(prepared, 0, "eval") == "[CLS] the dog ran [SEP]"
+    assert tokens(prepared, 1, "eval") == "[CLS] [UNK] [UNK] [SEP]"
+
+
+def test_tables_of_pairs(pairs: tuple[SequenceClassification, Prepared], tmp_path: Path) -> None:
+    """Both texts in one row with their types, the longer one truncated first, tokenised in chunks."""
+    recipe, found = pairs
+    assert tokens(found, 0) == "[CLS] the dog ran [SEP] a dog slept [SEP]"
+    assert found.train[[0]]["token_type_ids"][0].tolist() == [0] * 5 + [1] * 4
+    assert found.train.column("length").tolist() == [9, 13, 10, 8]
+    short = prepare(dataclasses.replace(recipe, max_length=9), tmp_path / "short")
+    assert tokens(short, 1) == "[CLS] a nun slept [SEP] a nun slept [SEP]"
+    assert tokens(short, 2) == "[CLS] ran [SEP] it fell on the old [SEP]"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classification, "_CHUNK", 3)
+        chunks = prepare(recipe, tmp_path / "chunks")
+    assert [tokens(chunks, row) for row in range(4)] == [tokens(found, row) for row in range(4)]
+
+
+def test_digests_and_entries(tmp_path: Path, pairs: tuple[SequenceClassification, Prepared]) -> None:
+    """The digest is over texts and labels, and over pairs if there are any; entries follow it and `max_length`."""
+    digest = hashlib.sha256(json.dumps([TEXTS, LABELS, ["the dog ran", "unheard of"], [1, 0]]).encode()).hexdigest()
+    recipe, cache = small(), Cache(tmp_path)
+    facts = recipe.facts(cache)
+    assert (facts.train_samples, facts.eval_samples, facts.source, facts.digest) == (4, 2, "given", digest)
+    sources = [Given(), Given(pairs=PAIRS), Given(pairs=[*PAIRS[:3], "it sat"]), Given(texts=PAIRS, pairs=TEXTS)]
+    assert len({source.read().digest for source in sources}) == 4
+    entries = {small(length).prepare(cache, facts) for length in (4, 16, 16)}
+    assert len(entries) == 2
+    with pytest.raises(UserError, match=r"the data \(given\) changed"):
+        recipe.prepare(cache, dataclasses.replace(facts, digest="of other rows"))
+    assert set(tmp_path.iterdir()) == entries
+
+
+# --- batches --------------------------------------------------------------------------------------------------
+
+
+def test_collate(prepared: Prepared) -> None:
+    """Rows are padded on the right, to the longest row or to a given length; the mask covers the tokens."""
+    for length in (5, None, 16):
+        batch = small().collate(prepared.train[[2, 0]], prepared, length)
+        more = [0] * ((length or 5) - 5)
+        assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0, *more], [1, 1, 1, 1, 1, *more]]
+        assert not batch["input_ids"][0, 3:].any()
+        assert batch["labels"].tolist() == [2, 0]
+        assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    rows = {name: list(values) for name, values in prepared.train[[0, 2]].items()}
+    rows["input_ids"] = [ids.copy() for ids in rows["input_ids"]]
+    rows["input_ids"][0][2] = prepared.properties["pad_id"]  # a pad token inside a text is text
+    assert small().collate(rows, prepared)["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+
+
+def test_padding_to_max_length(prepared: Prepared) -> None:
+    """Every batch has `max_length` tokens, whatever the device's layout; tables do not depend on it."""
+    recipe, lengths = small(padding="max_length"), prepared.train.column("length")
+    for chosen in (layout(lengths, 4, None, compiles=True), layout(lengths, 4, [4, 8], compiles=False)):
+        loaded = batches(prepared.train, [[0, 1], [2], []], recipe, prepared, chosen)
+        assert {batch["input_ids"].shape[1] for _, batch in loaded} == {16}
+    assert prepare(recipe, prepared.folder.parent).folder == prepared.folder
+
+
+def test_padding_does_not_matter(pairs: tuple[SequenceClassification, Prepared]) -> None:
+    """A pair's logits are the same alone and in a padded batch, in fp64; types reach the model and are padded."""
+    recipe, found = pairs
+    torch.manual_seed(0)
+    model = recipe.build_model(found).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(1 if "LayerNorm" in name else 20)  # so that every input shows
+        batch = recipe.collate(found.train[[0, 1, 2, 3]], found, 20)
+        assert batch["token_type_ids"][0].tolist() == [0] * 5 + [1] * 4 + [0] * 11
+        together = recipe.predict(model, batch)
+        for row in range(4):
+            alone = recipe.predict(model, recipe.collate(found.train[[row]], found))
+            assert torch.allclose(alone[0], together[row], rtol=1e-10, atol=1e-10)
+        without = {name: tensor for name, tensor in batch.items() if name != "token_type_ids"}
+        assert not torch.allclose(recipe.predict(model, without), together, atol=1e-2)
+
+
+# --- loss -----------------------------------------------------------------------------------------------------
+
+
+class Fixed(nn.Module):
+    """A model with these logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        return SimpleNamespace(logits=self.logits)
+
+
+# Logits (0, ln 3) give the classes the probabilities 1/4 and 3/4.
+LOGITS = torch.tensor([[0.0, math.log(3)]] * 4)
+LN4, LN4_3 = math.log(4), math.log(4 / 3)
+N = IGNORED_LABEL
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss", "count"),
+    [([0, 1, 1, 0], 2 * LN4 + 2 * LN4_3, 4), ([0, N, 1, N], LN4 + LN4_3, 2), ([N, N, N, N], 0.0, 0)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_loss_is_a_sum_and_a_count(labels: list[int], loss: float, count: int, dtype: torch.dtype) -> None:
+    """Ignored rows are in neither the sum, the count nor the gradient; reduced precision is summed in fp32."""
+    model = Fixed(LOGITS.to(dtype))
+    ids = torch.zeros((4, 1), dtype=torch.int64)
+    batch = {"input_ids": ids, "attention_mask": ids, "labels": torch.tensor(labels)}
+    loss_sum, counted = small().loss(model, batch)
+    assert loss_sum.item() == pytest.approx(loss, rel=1e-2 if dtype is torch.bfloat16 else 1e-6)
+    assert int(counted) == count
+    assert loss_sum.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    loss_sum.backward()  # type: ignore[no-untyped-call]
+    assert model.logits.grad is not None
+    for row, label in zip(model.logits.grad.float(), labels, strict=True):
+        expected = [0.0, 0.0] if label == N else [0.25 - (label == 0), 0.75 - (label == 1)]
+        assert row.tolist() == pytest.approx(expected, abs=5e-3)
+
+
+def test_fillers_have_no_gradient(prepared: Prepared) -> None:
+    model = small().build_model(prepared)
+    batch = without_targets(small().collate(prepared.train[[2]], prepared), np.array([True]))
+    loss_sum, count = small().loss(model, batch)
+    loss_sum.backward()  # type: ignore[no-untyped-call]
+    assert (float(loss_sum.detach()), int(count)) == (0.0, 0)
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+# --- metrics --------------------------------------------------------------------------------------------------
+
+
+def answers(predicted: list[int], classes: int) -> Tensor:
+    """Logits whose largest is that of the predicted class."""
+    return 5 * nn.functional.one_hot(torch.tensor(predicted), classes).double()
+
+
+def metrics(labels: list[int], predictions: Tensor, folder: Path) -> dict[str, float]:
+    write_table(folder / "table", {"label": labels, "length": [1] * len(labels)})
+    return small(metrics_shown=("accuracy", "matthews", "macro_f1")).metrics(predictions, Table(folder / "table"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "expected"),
+    [
+        # true positives 4, false negatives 2, false positives 1, true negatives 3: Matthews (12 - 2) ÷ √(5 · 6 · 4 · 5)
+        (
+            [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+            [1, 1, 1, 1, 0, 0, 1, 0, 0, 0],
+            (70.0, 1000 / math.sqrt(600), 50 * (8 / 11 + 6 / 9)),
+        ),
+        ([1, 1, 0, 0], [0, 0, 1, 1], (0.0, -100.0, 0.0)),
+        # F1 of 0: 2·2/(2·2+1), of 1: 2·1/(2·1+0+1), of 2: 2·1/(2·1+1+1); Matthews (4·6 - 13) ÷ (36 - 14)
+        ([0, 0, 0, 1, 1, 2], [0, 0, 2, 1, 0, 2], (400 / 6, 50.0, 100 * (4 / 6 + 2 / 3 + 2 / 3) / 3)),
+        # A constant prediction has a Matthews coefficient of 0.
+        ([0, 1, 2, 2], [2, 2, 2, 2], (50.0, 0.0, 100 * (4 / 6) / 3)),
+    ],
+)
+def test_metrics_by_hand(
+    labels: list[int], predicted: list[int], expected: tuple[float, float, float], tmp_path: Path
+) -> None:
+    found = metrics(labels, answers(predicted, max(labels) + 1), tmp_path)
+    assert [found[name] for name in ("accuracy", "matthews", "macro_f1")] == pytest.approx(expected, abs=1e-4)
+
+
+def test_loss_metric_and_names(tmp_path: Path) -> None:
+    """The loss is the mean in nats; it is always added, once, after the configured metrics."""
+    assert metrics([0, 1, 1, 1], LOGITS.double(), tmp_path)["loss"] == pytest.approx((LN4 + 3 * LN4_3) / 4, abs=1e-6)
+    assert small(metrics_shown=("matthews", "accuracy")).metric_names == ["matthews", "accuracy", "loss"]
+    assert small(metrics_shown=("loss", "accuracy")).metric_names == ["loss", "accuracy"]
+    assert small(metrics_shown=()).metric_names == ["loss"]
+
+
+# --- models and settings --------------------------------------------------------------------------------------
+
+
+def test_saved_models_can_be_loaded(pairs: tuple[SequenceClassification, Prepared], tmp_path: Path) -> None:
+    """transformers' own classes give the same logits with what a run saves."""
+    recipe, found = pairs
+    model = recipe.build_model(found).eval()
+    recipe.save(model, found, tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    inputs = AutoTokenizer.from_pretrained(tmp_path)(TEXTS, PAIRS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        ours = recipe.predict(model, recipe.collate(found.train[[0, 1, 2, 3]], found))
+        assert torch.allclose(loaded(**inputs).logits, ours, atol=1e-6)
+    assert loaded.config.num_labels == 3
+
+
+def test_equal_seeds_give_equal_models(prepared: Prepared) -> None:
+    def weights(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([parameter.flatten() for parameter in small().build_model(prepared).parameters()])
+
+    assert torch.equal(weights(5), weights(5))
+    assert not torch.equal(weights(5), weights(6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_length": 0}, r"^recipe\.max_length=0"),
+        ({"max_length": 2}, r"^recipe\.max_length=2 .* 3 tokens"),  # special tokens only
+        ({"max_length": 33}, r"^recipe\.max_length=33 .* 32 positions"),
+        ({"padding": "longets"}, r"^recipe\.padding=longets"),
+        ({"metrics_shown": ["acuracy"]}, r"^recipe\.metrics_shown=.*'accuracy'"),
+        ({"metrics_shown": "accuracy"}, r"^recipe\.metrics_shown=accuracy"),
+    ],
+)
+def test_wrong_settings(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    def use() -> None:
+        recipe = small(**changes)
+        recipe.check_model()
+        prepare(recipe, tmp_path)
+
+    with pytest.raises(UserError, match=words):
+        use()
+
+
+def test_texts_without_tokens(tmp_path: Path) -> None:
+    """A tokenizer without special tokens makes an empty row of an empty text, which no model reads."""
+    gpt2 = tmp_path / "gpt2"
+    gpt2.mkdir()
+    (gpt2 / "config.json").write_text(
+        '{"model_type": "gpt2", "vocab_size": 300, "n_embd": 8, "n_layer": 1, "n_head": 1}'
+    )
+    recipe = SequenceClassification(Given(["a dog", "", "ran"]), Pretrained(str(gpt2), "random"), 16)
+    with pytest.raises(UserError, match=r"recipe\.data\.train has a text without a single token"):
+        prepare(recipe, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["cola", "mnli"])
+def test_shipped_recipes(name: str) -> None:
+    """Files, model and the way weights are initialised are settings."""
+    overrides = ["recipe.model.init=random", "recipe.data.train=a", "recipe.padding=max_length"]
+    built = build_recipe(settings(compose([f"recipe={name}", *overrides])).recipe, [])
+    assert (built.model.init, built.data.train, built.padding) == ("random", "a", "max_length")
+    assert (built.data.pair_column is None) is (built.data.hub_pair is None) is (name == "cola")
