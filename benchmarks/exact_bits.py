@@ -1,4 +1,4 @@
-"""Are the masks of `equivalence=exact` the same bits on an accelerator? `python benchmarks/exact_bits.py [DEVICE]`.
+"""Are the masks of `equivalence=exact` identical on an accelerator? `python benchmarks/exact_bits.py [DEVICE]`.
 
 DEVICE is `cuda`, or `xla` in an environment with torch_xla (on its CPU device: PJRT_DEVICE=CPU). Compares with the CPU.
 """

@@ -1,4 +1,4 @@
-"""How much later does the first optimizer step come with more workers? Cold starts, on this machine's CPU."""
+"""Time to the first optimizer step with 1 and with more workers. Cold starts, on this machine's CPU."""
 
 from __future__ import annotations
 

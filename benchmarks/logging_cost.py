@@ -1,4 +1,4 @@
-"""What does logging every step to MLflow's SQLite store cost, against logging to the run's folder only?"""
+"""The cost of logging every step to MLflow's SQLite store, compared with logging to the run's folder only."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if __name__ == "__main__":
     base = ["device=cpu", "evaluation.every_steps=100000", "epochs=8"]
     found = interleaved({"tracking=none": [*base, "tracking=none"], "tracking=mlflow": base}, 5)
     report(found, "steady_samples_per_s")
-    print("\nThe whole run, with MLflow's import and the making of its database beside the first steps:\n")
+    print("\nThe whole run, with MLflow's import and the creation of its database during the first steps:\n")
     report(found, "samples_per_s")

@@ -1,4 +1,4 @@
-"""Run commands side by side and compare what their summaries say."""
+"""Run variants of a command in turns and compare their summaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def run_once(overrides: Sequence[str]) -> dict[str, Any]:
-    """The `summary.json` of `python -m runner` with these overrides, in a folder of its own."""
+    """The `summary.json` of `python -m runner` with these overrides, in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "runner", *overrides, "hydra.run.dir=run"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
@@ -26,7 +26,7 @@ def run_once(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def steady_speed(metrics: Path) -> float | None:
-    """Samples per second over the second half of a run, when nothing is being imported or made any more."""
+    """Samples per second over the second half of a run, after imports and initialisation."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     seen = [(row["timestamp"], row["value"]) for row in rows if row["key"] == "train/samples_seen"]
     half = [point for point in seen if point[1] >= seen[-1][1] / 2]
@@ -37,7 +37,7 @@ def steady_speed(metrics: Path) -> float | None:
 
 
 def interleaved(variants: Mapping[str, Sequence[str]], repetitions: int) -> dict[str, list[dict[str, Any]]]:
-    """Each variant's summaries; the variants take turns, so that slow minutes of the machine hit all of them."""
+    """Each variant's summaries; interleaved, so that a slow phase of the machine affects all of them."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for _ in range(repetitions):
         for name, overrides in variants.items():

@@ -1,6 +1,6 @@
-"""How long until SQuAD's questions are ready: tokenised for the first time, and found again by a later run.
+"""Time until SQuAD's questions are ready: tokenised for the first time, and found in the cache.
 
-Each measurement is a process of its own, imports included, as a run's own preflight has it.
+Each measurement is a new process, imports included, like the preflight of a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ print(f"{facts.train_samples} windows of {facts.train_groups} questions, {facts.
 
 
 def measured(*arguments: str) -> tuple[float, str]:
-    """Seconds of a process that asks for the facts, and what it says they are."""
+    """Seconds of a process that reads the facts, and its output."""
     start = time.perf_counter()
     said = subprocess.run([sys.executable, "-c", _FACTS, *arguments], capture_output=True, text=True, check=True)
     return time.perf_counter() - start, said.stdout.strip()

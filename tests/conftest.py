@@ -1,22 +1,22 @@
-"""What all tests share: no network, a cache of their own, and the pool of workers."""
+"""Fixtures of all tests: no network, a cache for this session, one thread per worker, and the pool of workers."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-# Before any library reads them: nothing here may reach for the Hub, and commands started by tests inherit both.
+# Set before any library reads them; commands started by tests inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
     os.environ.pop(_name, None)
 
-from tests.pool import WorkerPool  # noqa: E402 - after the environment
-from tests.processes import end_started  # noqa: E402
+from runner.launch.elastic import start_forkserver  # noqa: E402 - after the environment
+from tests.pool import WorkerPool  # noqa: E402
+from tests.processes import kill_started  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,16 +28,32 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ["RUNNER_CACHE"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_per_worker() -> Iterator[None]:
+    """Two threads make a tiny model up to ten times slower where several tests share the cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.run.job.threads_per_worker", lambda workers: 1)
+        patch.setattr("runner.verify.command.threads_per_worker", lambda workers: 1)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def nobody_left_behind() -> Iterator[None]:
-    """A command that a failed test has left must not slow down all that follow."""
+def no_process_left() -> Iterator[None]:
+    """Kill what a failed test has left running, which would slow down all later ones."""
     yield
-    end_started()
+    kill_started()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    multiprocessing.set_forkserver_preload(["torch", "runner.launch.worker", "transformers.models.bert.modeling_bert"])
+    start_forkserver()  # the one of all runs in this process: whoever starts it decides what is imported in it
     pool = WorkerPool()
     yield pool
     pool.close()

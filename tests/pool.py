@@ -1,4 +1,4 @@
-"""A pool of worker processes that stay alive between tests, and meet anew in a gloo group for each."""
+"""A pool of worker processes that stay alive between tests and join a new gloo group for each call."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def _serve(connection: Connection, device_type: str) -> None:
         task = connection.recv()
         if task is None:
             return
-        module, function, arguments, rank, world_size, meeting = task
+        module, function, arguments, rank, world_size, rendezvous = task
         try:
-            store = dist.FileStore(meeting, world_size)
-            place = {"local_workers": world_size, "cache": Path(meeting).parent, "threads": 1}
+            store = dist.FileStore(rendezvous, world_size)
+            place = {"local_workers": world_size, "cache": Path(rendezvous).parent, "threads": 1}
             backend = build_backend(device_type, rank, world_size, rank, store, **place)
             result = getattr(importlib.import_module(module), function)(backend, *arguments)
             backend.close()
             connection.send((True, result))
-        except BaseException:  # noqa: BLE001 - the test, in another process, has to see it
+        except BaseException:  # noqa: BLE001 - reported by the test, in another process
             connection.send((False, traceback.format_exc()))
-            return  # the process group may be in any state: this worker is of no further use
+            return  # the process group may be in any state, so this worker cannot be used again
 
 
 class WorkerPool:
-    """Runs `function(backend, *arguments)` on `world_size` workers and gives their results by rank.
+    """Runs `function(backend, *arguments)` on `world_size` workers and returns their results by rank.
 
-    `device_type`: of the workers' backend, `cpu` or `xla`. `patience`: seconds that a worker may take to answer.
+    `device_type`: of the workers' backend, `cpu` or `xla`. `timeout_s`: for each worker's result.
     """
 
-    def __init__(self, device_type: str = "cpu", patience: float = 120) -> None:
+    def __init__(self, device_type: str = "cpu", timeout_s: float = 120) -> None:
         self._device_type = device_type
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._context = multiprocessing.get_context("forkserver")
         self._workers: list[tuple[Any, Connection]] = []
 
@@ -59,26 +59,26 @@ class WorkerPool:
         """`function`: defined at the top level of an importable module. Fails with the worker's traceback."""
         self._grow(world_size)
         with tempfile.TemporaryDirectory() as folder:
-            meeting = str(Path(folder) / "store")
+            rendezvous = str(Path(folder) / "store")
             for rank in range(world_size):
-                task = (function.__module__, function.__name__, arguments, rank, world_size, meeting)
+                task = (function.__module__, function.__name__, arguments, rank, world_size, rendezvous)
                 self._workers[rank][1].send(task)
-            answers = [self._answer(rank) for rank in range(world_size)]
-        failed = [f"rank {rank}: {answer}" for rank, (ok, answer) in enumerate(answers) if not ok]
+            results = [self._result(rank) for rank in range(world_size)]
+        failed = [f"rank {rank}: {result}" for rank, (ok, result) in enumerate(results) if not ok]
         if failed:
             self.close()
         assert not failed, "\n".join(failed)
-        return [answer for _, answer in answers]
+        return [result for _, result in results]
 
-    def _answer(self, rank: int) -> tuple[bool, Any]:
+    def _result(self, rank: int) -> tuple[bool, Any]:
         connection = self._workers[rank][1]
-        if not connection.poll(self._patience):
-            return False, f"no answer within {self._patience:.0f} s"
+        if not connection.poll(self._timeout_s):
+            return False, f"no result within {self._timeout_s:.0f} s"
         try:
-            answer: tuple[bool, Any] = connection.recv()
+            result: tuple[bool, Any] = connection.recv()
         except EOFError:
             return False, "the worker died"
-        return answer
+        return result
 
     def close(self) -> None:
         for process, connection in self._workers:

@@ -1,4 +1,4 @@
-"""Commands as processes of their own: starting them, waiting for what they write, and counting who is left."""
+"""Commands as processes: starting them, waiting for what they write, and counting the processes that are left."""
 
 from __future__ import annotations
 
@@ -7,67 +7,83 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+#: Generous, since a busy machine can be slow: a command that works never takes that long.
+TIMEOUT_S = 180.0
 
-def statuses(root: Path) -> list[str]:
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
-    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    return [run.info.status for run in found]
-
-
-_started: list[subprocess.Popen[str]] = []
+_started: list[subprocess.Popen[bytes]] = []
 
 
-def start(root: Path, *command: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    _started.append(process)
+def start(root: Path, *command: str, keep: bool = False, **environment: str) -> subprocess.Popen[bytes]:
+    """A command in a session of its own, whose output goes to `output.txt`. `-m …` and `-c …` are run by Python.
+
+    `keep`: it is not killed at the end of the test.
+    """
+    if command[0].startswith("-"):
+        command = (sys.executable, *command)
+    with (root / "output.txt").open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )
+    if not keep:
+        _started.append(process)
     return process
 
 
-def end_started() -> None:
-    """End what a failed test has started and not ended: all that come later would share the cores with it."""
+def output(root: Path) -> str:
+    return (root / "output.txt").read_text()
+
+
+def kill_started() -> None:
     while _started:
         process = _started.pop()
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
 
 
-def start_noted(root: Path, *arguments: str, apart: bool = True) -> subprocess.Popen[bytes]:
-    """Python with these arguments, in a session of its own; what it says is added to `out.txt` and `err.txt`.
-
-    `apart`: otherwise all of it goes to `said.txt`.
-    """
-    names = ("out.txt", "err.txt") if apart else ("said.txt", "said.txt")
-    with (root / names[0]).open("ab") as out, (root / names[1]).open("ab") as err:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=root,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        )
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command and all its processes."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def wait_for(path: Path, pattern: str, process: subprocess.Popen[str]) -> Path:
-    """The first file under `path` that matches, once there is one with content."""
-    for _ in range(3600):
-        found = [p for p in path.glob(pattern) if p.stat().st_size > 0]
-        if found:
-            return found[0]
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    raise AssertionError(f"no {pattern} under {path}")
+def wait_until(condition: Callable[[], object], otherwise: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Poll until `condition()` is true. Raises AssertionError, with `otherwise`, after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
 
 
-def alive_in_session(leader: int) -> list[int]:
-    """Processes of a session that still run."""
+def wait_for(root: Path, pattern: str, process: subprocess.Popen[bytes], empty: bool = False) -> Path:
+    """The first file below `root` that matches, once there is one with content, or, with `empty`, any."""
+    found: list[Path] = []
+
+    def exists() -> bool:
+        assert process.poll() is None, output(root)
+        found.extend(path for path in root.glob(pattern) if empty or path.stat().st_size > 0)
+        return bool(found)
+
+    wait_until(exists, f"no {pattern}: {root}")
+    return found[0]
+
+
+def wait_for_gate(root: Path, step: int, process: subprocess.Popen[bytes], job: int = 0) -> None:
+    """Wait until a run of tests/sweep/gated.py is held before this step."""
+    wait_for(root, f"at-{job}-{step}", process, empty=True)
+
+
+def processes_of_session(leader: int) -> list[int]:
+    """Running processes of a session, other than zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -79,10 +95,9 @@ def alive_in_session(leader: int) -> list[int]:
     return found
 
 
-def still_alive_in_session(leader: int) -> list[int]:
-    """Those that still run a few seconds after the leader has ended: ending takes a process a moment."""
-    for _ in range(100):
-        if not alive_in_session(leader):
-            break
+def left_of_session(leader: int) -> list[int]:
+    """Processes that still run 20 seconds after the session's leader has ended."""
+    deadline = time.monotonic() + 20
+    while (left := processes_of_session(leader)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return alive_in_session(leader)
+    return left

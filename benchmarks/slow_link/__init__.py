@@ -1,1 +1,1 @@
-"""What a slow link costs, on a real one: two workers in network namespaces of their own, joined at a set rate."""
+"""The cost of a slow link: two workers in separate network namespaces, connected at a given rate."""

@@ -26,10 +26,10 @@ from benchmarks.slow_link.table import BASE, markdown
 from benchmarks.slow_link.variants import DEFAULT, LONGEST_WINDOW, Variant, parse
 from benchmarks.slow_link.worlds import RunFailed
 
-#: Evaluation is not measured, and happens once a run: a few rows will do.
+#: Evaluation is not measured and happens once per run, so a few rows are enough.
 _EVAL_ROWS = 64
 
-#: Payload over nominal rate: headers take 4 to 5 %, and a link that carries much less is not the one asked for.
+#: Payload relative to the nominal rate: headers take 4 to 5%. A link that carries much less is not the requested one.
 _SOUND = (0.85, 1.02)
 
 _PROBE_SECONDS = 1.0
@@ -39,10 +39,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_link", description=__doc__)
     parser.add_argument("--train", type=Path, required=True, help="training part, CoLA's columns")
     parser.add_argument("--dev", type=Path, required=True, help="evaluation part, of which a few rows are used")
-    parser.add_argument("--out", type=Path, default=Path("outputs/slow-link"), help="folder of the results")
-    parser.add_argument("--rate", default="1gbit", help="of each direction, in tc's words (default: 1gbit)")
+    parser.add_argument("--out", type=Path, default=Path("outputs/slow-link"), help="folder for the results")
+    parser.add_argument("--rate", default="1gbit", help="in each direction, as tc writes it (default: 1gbit)")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--only", default=",".join(DEFAULT), help="variants, with commas between them")
+    parser.add_argument("--only", default=",".join(DEFAULT), help="variants, separated by commas")
     parser.add_argument("--steps", type=int, default=96, help="measured steps of two workers, a multiple of 32")
     found = parser.parse_args()
     try:
@@ -51,10 +51,10 @@ def _arguments() -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     if found.steps < 1 or found.steps % LONGEST_WINDOW:
-        parser.error(f"--steps {found.steps} is no multiple of {LONGEST_WINDOW}: windows have to be whole")
+        parser.error(f"--steps {found.steps} is invalid: use a multiple of {LONGEST_WINDOW}")
     for path in (found.train, found.dev):
         if not path.is_file():
-            parser.error(f"{path} is not there: give files with CoLA's columns, --train and --dev")
+            parser.error(f"{path} does not exist: give files with CoLA's columns as --train and --dev")
     return found
 
 
@@ -67,7 +67,7 @@ def _material(arguments: argparse.Namespace, work: Path) -> Material:
 
 
 def _check(link: Link) -> str:
-    """Measure the link itself before anything rests on it, and say what it carries. Raises NoNetwork."""
+    """Measure the link itself first; the rates that it carries. Raises NoNetwork."""
     nominal = bits_per_second(link.rate)
     seen = probe(link, max(1 << 20, round(nominal / 8 * _PROBE_SECONDS)))
     rates = [end["gbit_per_s"] for end in seen]
@@ -80,7 +80,7 @@ def _check(link: Link) -> str:
 
 
 def _missing(arguments: argparse.Namespace, measurements: Path) -> list[tuple[int, Variant]]:
-    """What is still to be measured, in the order in which variants take turns."""
+    """The measurements that are missing, with variants interleaved."""
     done = {(row.repetition, row.variant) for row in records.read(measurements, arguments.rate)}
     wanted = [(repetition, variant) for repetition in range(arguments.repetitions) for variant in arguments.variants]
     return [(repetition, variant) for repetition, variant in wanted if (repetition, variant.name) not in done]
@@ -102,7 +102,7 @@ def _measure(arguments: argparse.Namespace, missing: Sequence[tuple[int, Variant
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)  # through every `finally`: the namespaces have to go
+    raise SystemExit(128 + signum)  # runs every `finally`, which remove the namespaces
 
 
 def main() -> int:
@@ -119,7 +119,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command resumes here", file=sys.stderr)
         return 130
     rows = records.read(measurements, arguments.rate)
     table = markdown(rows, DEFAULT)

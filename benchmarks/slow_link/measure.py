@@ -1,4 +1,4 @@
-"""One measurement: a variant's processes on the link, and what they say of themselves."""
+"""One measurement: a variant's processes on the link, and the numbers that they report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Material:
 
 
 def probe(link: Link, size: int) -> list[dict[str, float]]:
-    """What each host sees of the link while both send `size` bytes at once. See `probe.py`."""
+    """The link's rate and latency as each host measures it while both send `size` bytes. See `probe.py`."""
     with tempfile.TemporaryDirectory() as folder:
         roles = [Process(host, _probe(role, size), {}) for host, role in enumerate(("listen", "connect"))]
         run(link, roles, Path(folder))
@@ -56,7 +56,7 @@ def measure(link: Link, material: Material, variant: Variant, repetition: int, m
         run(link, processes, folder)
         read = _read_runner if variant.program == "runner" else _read_peer
         rows = [read(output, variant, steps, (link.rate, repetition)) for output in outputs]
-    # Worlds that know nothing of each other train on the sum of their samples.
+    # Independent worlds train on the sum of their samples.
     return dataclasses.replace(rows[0], samples_per_s=sum(row.samples_per_s for row in rows))
 
 
@@ -102,7 +102,7 @@ def _read_runner(folder: Path, variant: Variant, steps: Steps, key: tuple[str, i
     bytes_each = summary["comm_bytes"] / times if times else None
     if variant.k > 1 or not times:
         stall = stalled_s(metrics, variant, speed)
-    else:  # of averages in the backward pass there is no more than a sum
+    else:  # of averages in the backward pass only the sum is known
         stall = summary["comm_stall_s"] / summary["optimizer_steps"]
     return _row(variant, speed, key, bytes_each, stall)
 

@@ -16,26 +16,26 @@ ADDRESSES = ("10.99.7.1", "10.99.7.2")
 _PROGRAMS = ("ip", "tc", "taskset")
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
-#: Bytes that may leave at once. The kernel hands over packets of up to 64 KiB, which it would cut up only in hardware:
-#: a smaller bucket would drop them.
+#: Bytes that may leave at once. The kernel passes packets of up to 64 KiB, which only hardware would split: a smaller
+#: bucket would drop them.
 _SMALLEST_BURST = 256 * 1024
 
-#: How long the bucket lasts at full rate; the kernel's timers are not finer than that.
+#: Seconds until the bucket is empty at full rate; the kernel's timers are not finer than that.
 _BURST_SECONDS = 0.002
 
-#: How long a packet may wait in the queue before it is dropped.
+#: Time after which a queued packet is dropped.
 _QUEUE = "50ms"
 
 
 class NoNetwork(Exception):
-    """Why this machine cannot have such a link, in one sentence."""
+    """Why this machine cannot emulate the link, in one sentence."""
 
 
 def bits_per_second(rate: str) -> float:
-    """A rate in tc's words, `1gbit` say. Raises ValueError."""
+    """A rate as tc writes it, such as `1gbit`, in bits per second. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?bit)", rate.lower())
     if found is None or float(found[1]) <= 0:
-        raise ValueError(f"--rate {rate} is no rate: write 1gbit or 200mbit")
+        raise ValueError(f"--rate {rate} is invalid: write 1gbit or 200mbit")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -51,7 +51,7 @@ def check_machine() -> None:
     if missing:
         raise NoNetwork(f"{', '.join(missing)} not found: install iproute2 (ip, tc) and util-linux (taskset)")
     if len(os.sched_getaffinity(0)) < len(ADDRESSES):
-        raise NoNetwork("two workers on a core each need two cores, and this process may use one only")
+        raise NoNetwork("two workers need a core each, and this process may use one only")
 
 
 def inside(namespace: str, core: int, command: Sequence[str]) -> list[str]:
@@ -60,14 +60,14 @@ def inside(namespace: str, core: int, command: Sequence[str]) -> list[str]:
 
 
 class Link:
-    """A context in which the two hosts exist. `rate`: in tc's words, of each direction.
+    """A context in which the two hosts exist. `rate`: in each direction, as tc writes it.
 
     `namespaces`: their names. `cores`: the core that belongs to each.
     """
 
     def __init__(self, rate: str) -> None:
         self.rate = rate
-        # This process's number makes them nobody else's.
+        # Unique to this process.
         self.namespaces = tuple(f"slow-link-{os.getpid()}-{host}" for host in "ab")
         self.cores = tuple(sorted(os.sched_getaffinity(0))[: len(ADDRESSES)])
 
@@ -102,7 +102,7 @@ class Link:
             _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", *limit)
 
     def _remove(self) -> None:
-        """The pair goes with its namespaces. Those that were not made yet are no matter."""
+        """Deleting the namespaces deletes the pair. Those that do not exist yet are ignored."""
         for name in self.namespaces:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 

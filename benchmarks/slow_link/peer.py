@@ -38,7 +38,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _loader(arguments: argparse.Namespace) -> DataLoader:
-    """Batches padded to their longest row, over the permutation in which the runner goes through the data."""
+    """Batches padded to their longest row, in the order in which the runner reads the data."""
     rows = [line.split("\t") for line in arguments.train.read_text(encoding="utf-8").splitlines()]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(arguments.seed)).tolist()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)

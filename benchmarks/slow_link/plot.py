@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("Agg")  # no display is wanted
+matplotlib.use("Agg")  # no display is needed
 from matplotlib import pyplot
 
 from benchmarks.slow_link.records import Row
@@ -24,7 +24,7 @@ _LINES = (
 
 
 def draw(rows: Sequence[Row], rate: str, path: Path) -> None:
-    """Medians with their range, one line a way of synchronising. Points that were not measured are left out."""
+    """Medians with their range, one line per sync policy. Points that were not measured are omitted."""
     figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
     for label, pattern, first, look in _LINES:
         found = [(k, ratios(rows, first if k == 1 else pattern.format(k=k))) for k in KS]

@@ -1,4 +1,4 @@
-"""What the link really carries: both hosts send to each other at once, and then play ball with one byte.
+"""The link's real rate and latency: both hosts send to each other at once, and then exchange single bytes.
 
 `python probe.py listen|connect ADDRESS PORT BYTES`; prints JSON: `gbit_per_s` received while sending, `round_trip_ms`.
 """
@@ -39,13 +39,13 @@ def _receive(connection: socket.socket, wanted: int) -> None:
     while wanted:
         got = connection.recv_into(buffer, min(len(buffer), wanted))
         if not got:
-            raise ConnectionError("the other host hung up")
+            raise ConnectionError("the other host closed the connection")
         wanted -= got
 
 
 def both_ways(connection: socket.socket, size: int) -> float:
-    """Gbit/s of `size` bytes received while as many are sent; payload only."""
-    _meet(connection)
+    """Gbit/s of payload, for `size` bytes received while as many are sent."""
+    _barrier(connection)
     chunk = bytes(_CHUNK)
     sender = threading.Thread(target=lambda: [connection.sendall(chunk) for _ in range(size // _CHUNK)])
     start = time.perf_counter()
@@ -57,8 +57,8 @@ def both_ways(connection: socket.socket, size: int) -> float:
 
 
 def round_trip(connection: socket.socket, first: bool) -> float:
-    """Median milliseconds for a byte there and back."""
-    _meet(connection)
+    """Median round-trip time of one byte, in milliseconds."""
+    _barrier(connection)
     times = []
     for _ in range(_ROUND_TRIPS):
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def round_trip(connection: socket.socket, first: bool) -> float:
     return statistics.median(times) * 1000
 
 
-def _meet(connection: socket.socket) -> None:
+def _barrier(connection: socket.socket) -> None:
     connection.sendall(b"m")
     _receive(connection, 1)
 

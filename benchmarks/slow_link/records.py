@@ -1,4 +1,4 @@
-"""Every measurement as a line of a CSV file, so that a series which was interrupted goes on where it was."""
+"""Measurements as lines of a CSV file, so that an interrupted series can be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Row:
 
     `rate`: of the link, in tc's words. `samples_per_s`: of all workers. `step_s`: seconds from step to step, everything
     included. `sync_bytes`: what a worker puts into one synchronisation. `stall_s`: seconds a step in which its compute
-    stood still for synchronisations. `closing_s`: of the last one, which is paid once. None: not told.
+    waited for synchronisations. `closing_s`: of the last one, which happens once per run. None: not known.
     """
 
     rate: str
@@ -32,7 +32,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Row)]
 
 
 def read(path: Path, rate: str) -> list[Row]:
-    """The measurements at this rate; none if the file is not there yet."""
+    """The measurements at this rate; empty without a file."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""How fast a run trained, from the moments at which all its workers had come together."""
+"""The training speed of a run, from the times at which all its workers were synchronised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE = 0.1
 
 @dataclass(frozen=True)
 class Moment:
-    """The workers have all done `step` optimizer steps at `seconds`, of any clock."""
+    """All workers have done `step` optimizer steps at `seconds`, of any clock."""
 
     step: int
     seconds: float
@@ -26,7 +26,7 @@ class Moment:
 class Speed:
     """`steps` optimizer steps after step `first` in `seconds`, whole windows with their synchronisations.
 
-    `closing_s`: of the synchronisation that ends a run, which is paid once and would weigh too much in a short one.
+    `closing_s`: of the synchronisation at the end of a run, which would count too much in a short one.
     """
 
     first: int
@@ -42,13 +42,13 @@ class Speed:
 def steady(moments: Sequence[Moment], variant: Variant, steps: Steps) -> Speed:
     """The speed after the warm-up, over the longest whole number of windows. Raises ValueError.
 
-    `moments`: rising. With overlap the last one is no arrival, but the end of what was closed blocking.
+    `moments`: ascending. With overlap the last one is the end of the blocking synchronisation that closes the run.
     """
     last = moments[-1]
     inner = list(moments[:-1]) if variant.overlap else list(moments)
     starts = [moment for moment in inner if moment.step >= steps.first]
     if not starts:
-        raise ValueError(f"{variant.name}: the workers never came together between steps {steps.first} and {last.step}")
+        raise ValueError(f"{variant.name}: the workers never synchronised between steps {steps.first} and {last.step}")
     start = starts[0]
     ends = [moment for moment in inner if moment.step > start.step and (moment.step - start.step) % variant.k == 0]
     if not ends:
@@ -60,28 +60,28 @@ def steady(moments: Sequence[Moment], variant: Variant, steps: Steps) -> Speed:
 
 
 def stalled_s(metrics: Path, variant: Variant, speed: Speed) -> float | None:
-    """Seconds of a measured step in which compute stood still for averages; None without any, and for k = 1.
+    """Seconds per measured step in which computation waited for averages; None without any, and for k = 1.
 
-    The closing average, for which everybody waits, is none of them.
+    Without the average that closes the run.
     """
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     stalls = [(int(row["step"]), row["value"]) for row in rows if row["key"] == "sync/stall_seconds"]
-    arrived = [seconds for step, seconds in stalls if 0 < step + variant.steps_on_the_way - speed.first <= speed.steps]
-    return sum(arrived) / speed.steps if arrived else None
+    finished = [seconds for step, seconds in stalls if 0 < step + variant.steps_in_flight - speed.first <= speed.steps]
+    return sum(finished) / speed.steps if finished else None
 
 
 def runner_moments(metrics: Path, variant: Variant) -> list[Moment]:
-    """From `metrics.jsonl`, where rank 0 notes what workers have come to as soon as they have come together."""
+    """From `metrics.jsonl`, to which rank 0 writes after each synchronisation."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     if not variant.overlap:
-        # Bytes go with losses, for which the workers wait when their weights have become equal.
+        # Bytes are logged with losses, which the workers reduce after they have synchronised.
         return [Moment(int(row["step"]), row["timestamp"] / 1000) for row in rows if row["key"] == "comm/bytes"]
-    # Losses come later here. A synchronisation is noted when it arrives, or together with the next that does.
+    # Losses are logged later here. A synchronisation is logged when it finishes, or together with the next one.
     noted = [(int(row["step"]), row["timestamp"] / 1000) for row in rows if row["key"] == "sync/bytes"]
     last_of_all = noted[-1][0] if noted else 0
     following = [*(seconds for _, seconds in noted[1:]), math.inf]
     return [
-        Moment(step if step == last_of_all else step + variant.steps_on_the_way, seconds)
+        Moment(step if step == last_of_all else step + variant.steps_in_flight, seconds)
         for (step, seconds), after in zip(noted, following, strict=True)
         if after - seconds > _AT_ONCE
     ]

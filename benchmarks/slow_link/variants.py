@@ -1,11 +1,11 @@
-"""What is measured, by name: who trains, how often the workers meet, and for how many steps."""
+"""The variants by name: program, workers, synchronisation period, and number of steps."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-#: Samples of a worker and optimizer step.
+#: Samples per worker and optimizer step.
 REPLICA_BATCH = 16
 
 KS = (1, 2, 4, 8, 16, 32)
@@ -13,10 +13,10 @@ KS = (1, 2, 4, 8, 16, 32)
 #: Measured steps of two workers are a multiple of this, so that windows of every k are whole.
 LONGEST_WINDOW = max(KS)
 
-#: Two workers' steps before the clock starts, at least: memory is being touched for the first time.
+#: Minimum warm-up steps of two workers, in which memory is touched for the first time.
 _WARM_UP = 16
 
-#: Steps so slow that fewer of them are as long a measurement.
+#: Variants whose steps are so slow that fewer of them take as long.
 _SLOW_KS = (1, 2)
 
 _NAME = re.compile(
@@ -29,7 +29,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Variant:
-    """`workers`: that meet each other. `copies`: worlds that run at once without knowing of each other.
+    """`workers`: of one world. `copies`: independent worlds that run at the same time.
 
     `k`: optimizer steps between two synchronisations. `compress`: none, bf16 or fp16. `delay`: None for the default.
     """
@@ -46,12 +46,12 @@ class Variant:
 
     @property
     def step_samples(self) -> int:
-        """Of all its workers, in one optimizer step."""
+        """Samples of all workers in one optimizer step."""
         return REPLICA_BATCH * self.workers
 
     @property
-    def steps_on_the_way(self) -> int:
-        """Optimizer steps that run while an average travels."""
+    def steps_in_flight(self) -> int:
+        """Optimizer steps while an average is in flight."""
         return (self.delay or -(-self.k // 2)) if self.overlap else 0
 
 
@@ -60,7 +60,7 @@ def parse(name: str) -> Variant:
     found = _NAME.fullmatch(name)
     k = int((found and (found["k"] or found["local_k"])) or 1)
     if found is None or k < 1 or LONGEST_WINDOW % k:
-        raise ValueError(f"there is no variant {name}: they are {', '.join(DEFAULT)}, with other k below 32 alike")
+        raise ValueError(f"--only {name} is invalid: use {', '.join(DEFAULT)}, or other powers of two up to 32 for k")
     if found["alone"]:
         program = "accelerate" if name == "accelerate_one" else "runner"
         return Variant(name, program, workers=1, copies=2 if name == "apart" else 1)
@@ -73,12 +73,12 @@ def parse(name: str) -> Variant:
 
 
 def _default_names() -> list[str]:
-    """One worker first, since all others are compared with it."""
+    """One worker first, since the others are compared with it."""
     blocking = [f"runner_k{k}" for k in KS]
-    # Full synchrony overlaps with the backward pass by itself, and knows no other overlap.
+    # k = 1 always overlaps with the backward pass; there is no other overlap.
     best = ["runner_k1_bf16", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1)]
     best += ["runner_k4_overlap_bf16_delay3", "runner_k16_overlap_bf16_delay4"]
-    # Its hook for bf16 is torch's, which wants GPUs; the one for fp16 does not.
+    # Accelerate's bf16 hook is torch's, which needs GPUs; the fp16 hook does not.
     peers = ["accelerate_one", "accelerate_ddp", "accelerate_ddp_fp16"]
     return ["one", "apart", *blocking, *best, *peers, *(f"accelerate_local_sgd_k{k}" for k in KS if k > 1)]
 
@@ -96,14 +96,14 @@ class Steps:
 
 
 def steps_of(variant: Variant, measured: int) -> Steps:
-    """How long a variant runs, where two workers are measured for `measured` steps.
+    """The steps of a variant, if two workers are measured for `measured` steps.
 
-    One worker trains on as many samples in twice as many steps, and on the same ones: batches differ in length.
+    One worker trains on the same samples in twice as many steps, since batches differ in length.
     """
     if variant.workers == 1:
         return Steps(2 * _WARM_UP, 2 * measured, 2 * (_WARM_UP + measured))
     if variant.k in _SLOW_KS:
         measured = max(variant.k, measured // 2)
     first = max(_WARM_UP, variant.k)
-    # An average that travels arrives in the middle of a window, and is measured from arrival to arrival.
+    # With overlap an average finishes in the middle of a window, so time is measured between those points.
     return Steps(first, measured, first + measured + (variant.k if variant.overlap else 0))

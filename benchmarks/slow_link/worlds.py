@@ -1,4 +1,4 @@
-"""Processes on the two hosts: started together, and ended together."""
+"""Processes on the two hosts, started and ended together."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 
 from benchmarks.slow_link.network import ADDRESSES, INTERFACE, Link
 
-#: Namespaces begin with all ports free.
+#: In a new namespace all ports are free.
 _PORT = "29400"
 
-#: Seconds after which a run is taken for stuck.
-_PATIENCE = 3600.0
+#: Seconds after which a run is considered stuck.
+_TIMEOUT_S = 3600.0
 
 _JOINING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class RunFailed(Exception):
-    """A process that was measured failed; the message is the end of what it said."""
+    """A measured process failed; the message is the end of its output."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A command line for host 0 or 1, and what it finds in its environment besides this process's own."""
+    """A command line for host 0 or 1, and its additional environment variables."""
 
     host: int
     command: Sequence[str]
@@ -35,18 +35,18 @@ class Process:
 
 
 def world(command: Sequence[str], workers: int, host: int = 0) -> list[Process]:
-    """One worker alone on `host`, or two that meet over the link, each the only one of its host."""
+    """One worker on `host`, or two that communicate over the link, one per host."""
     if workers == 1:
         return [Process(host, command, {})]
-    meeting = {"WORLD_SIZE": str(workers), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": _PORT}
+    rendezvous = {"WORLD_SIZE": str(workers), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": _PORT}
     place = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": INTERFACE}
-    return [Process(rank, command, {**meeting, **place, "RANK": str(rank)}) for rank in range(workers)]
+    return [Process(rank, command, {**rendezvous, **place, "RANK": str(rank)}) for rank in range(workers)]
 
 
 def run(link: Link, processes: Sequence[Process], logs: Path) -> None:
     """Run all of them at once, each on its host's core. Raises RunFailed as soon as one of them fails."""
     base = {name: value for name, value in os.environ.items() if name not in _JOINING}
-    # One thread each, whatever a library makes of the machine; and no word of namespaces being without a name server.
+    # One thread each; and no warnings that namespaces have no name server.
     base |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     started: list[subprocess.Popen[bytes]] = []
     names = [logs / f"{number}.log" for number in range(len(processes))]
@@ -67,7 +67,7 @@ def run(link: Link, processes: Sequence[Process], logs: Path) -> None:
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], names: Sequence[Path]) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
         codes = [child.poll() for child in started]
         for child, code, name in zip(started, codes, names, strict=True):
@@ -76,7 +76,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], names: Sequence[Path]) -> 
         if None not in codes:
             return
         if time.monotonic() > deadline:
-            raise RunFailed(f"not done after {_PATIENCE:g} s\n" + "\n".join(_tail(name) for name in names))
+            raise RunFailed(f"not finished after {_TIMEOUT_S:g} s\n" + "\n".join(_tail(name) for name in names))
         time.sleep(0.2)
 
 
@@ -85,7 +85,7 @@ def _tail(log: Path, lines: int = 30) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill a process that still runs, with its children: a namespace lives as long as anything runs in it."""
+    """Kill a process that still runs, with its children: a namespace exists as long as anything runs in it."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -1,1 +1,1 @@
-"""The published experiment on CoLA, one worker against four, with every way of synchronising."""
+"""The published experiment on CoLA, one worker and four workers, with every sync policy."""

@@ -1,4 +1,4 @@
-"""The published experiment, with this runner's ways of synchronising.
+"""The published experiment with this runner's sync policies.
 
 `python -m benchmarks.sync_table run TRAIN.tsv DEV.tsv` trains what is missing in `docs/results/sync-table/runs.csv`,
 and can be killed and started again at any time; `list` says what that would be, and `report` rewrites table and plot.
@@ -35,14 +35,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("train", type=Path, help="TSV file with CoLA's columns")
         command.add_argument("dev", type=Path, help="TSV file with CoLA's columns")
         command.add_argument("--work", type=Path, default=ROOT / "outputs" / "sync-table", help="folder for the runs")
-        command.add_argument("--minutes", type=float, help="start no run later than this")
+        command.add_argument("--minutes", type=float, help="start no run after this time")
         command.add_argument("--only", default="*", metavar="GLOB", help="setups by name, such as 'k*-linear'")
         command.add_argument(
             "--recommended",
             nargs="*",
             default=[setups.RECOMMENDED],
             metavar="SETUP",
-            help="run first, and with ten seeds, beside one worker (default: %(default)s)",
+            help="run first and with ten seeds, like one worker (default: %(default)s)",
         )
     return parser
 
@@ -60,7 +60,7 @@ def _jobs(options: argparse.Namespace) -> list[setups.Job]:
     every = setups.all_setups()
     unknown = set(options.recommended) - {setup.name for setup in every}
     if unknown:
-        raise SystemExit(f"--recommended: there is no setup {', '.join(sorted(unknown))}")
+        raise SystemExit(f"--recommended: unknown setup {', '.join(sorted(unknown))}")
     return setups.chosen(setups.jobs_in_order(every, options.recommended), options.only)
 
 

@@ -1,4 +1,4 @@
-"""What all runs have in common: data, model, learning rate and epochs, as settings of the runner."""
+"""The settings that all runs share: data, model, learning rate and epochs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from benchmarks.sync_table.setups import Setup
 
 TRAIN_SAMPLES = 2000
-#: Samples of one worker's forward pass, as published; also the batch that the base learning rate belongs to.
+#: Samples of one worker's forward pass, as published; also the reference batch of the base learning rate.
 MICRO_BATCH = 8
 BASE_LR = 5.0e-5
 EPOCHS = 5
 _SUBSET_SEED = 0
-#: Beyond every run's end, where it is evaluated anyway, and a multiple of every k.
+#: More steps than any run has, so that it is evaluated at its end only; and a multiple of every k.
 _NEVER = 2**20
 _LABEL = 1
 
@@ -39,12 +39,12 @@ class Experiment:
         return _digest([_content(self.train), _content(self.dev), self.model_name])
 
     def overrides(self, setup: Setup) -> list[str]:
-        """What a run of this setup is given on the command line, all but its seed and folder."""
+        """The overrides of this setup, without seed and folder."""
         files = [f"recipe.data.train={self.train}", f"recipe.data.eval={self.dev}", f"recipe.model.name={self.model}"]
         return [*files, *self._numbers(), *setup.overrides]
 
     def digest(self, setup: Setup) -> str:
-        """The same for the same settings and data, wherever the files lie."""
+        """Of settings and data; independent of where the files are."""
         return _digest([self.data_digest, *self._numbers(), *setup.overrides])
 
     def _numbers(self) -> list[str]:
@@ -62,7 +62,7 @@ def _digest(facts: Sequence[str]) -> str:
 
 
 def write_subset(source: Path, target: Path, samples: int = TRAIN_SAMPLES) -> None:
-    """The same lines of `source` every time, in their own order."""
+    """Always the same lines of `source`, in their order there."""
     lines = _lines(source)
     if len(lines) < samples:
         raise SystemExit(f"{source} has {len(lines):,} lines, and the table needs {samples:,}")
@@ -72,11 +72,11 @@ def write_subset(source: Path, target: Path, samples: int = TRAIN_SAMPLES) -> No
 
 
 def majority(dev: Path) -> float:
-    """The accuracy in percent of one answer for all sentences."""
+    """The accuracy in percent of always predicting the majority class."""
     labels = [line.split("\t")[_LABEL] for line in _lines(dev)]
     return 100 * max(labels.count(label) for label in set(labels)) / len(labels)
 
 
 def _lines(path: Path) -> list[str]:
-    # Not splitlines(), which also ends lines at characters that sentences may hold.
+    # Not splitlines(), which also splits at characters that sentences may contain.
     return [line for line in path.read_text(encoding="utf-8").split("\n") if line]

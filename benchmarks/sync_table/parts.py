@@ -1,4 +1,4 @@
-"""Run what is missing, one training at a time, for as long as is allowed."""
+"""Run what is missing, one run at a time, within a time limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.sync_table.rows import FINISHED, Row, append_row, read_rows
 from benchmarks.sync_table.setups import Job, Setup
 from benchmarks.sync_table.train import facts, run_job, terminated_as_interrupted
 
-#: Of an epoch, while nothing is known yet.
+#: Seconds per epoch before any run has finished.
 GUESS_S = 40.0
-#: A run that failed this often is not tried again.
+#: A run that has failed this many times is not retried.
 MOST_FAILURES = 2
 
 
 def missing(jobs: Sequence[Job], rows: Sequence[Row], experiment: Experiment) -> list[Job]:
-    """Those jobs that no finished run has these settings of."""
+    """The jobs without a finished run of the same settings."""
     tried: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         tried.setdefault((row["digest"], row["seed"]), []).append(row["status"])
@@ -34,19 +34,19 @@ def missing(jobs: Sequence[Job], rows: Sequence[Row], experiment: Experiment) ->
 
 
 def seconds_of(setup: Setup, rows: Sequence[Row], epochs: int) -> float:
-    """How long a run of a setup will take, from those that are done: its own, else the most alike."""
+    """Estimated seconds of a run: from finished runs of the same setup, else of the most similar one."""
     done = [row for row in rows if row["status"] == FINISHED]
     for names in (("setup",), ("workers", "accumulation", "policy"), ("workers", "accumulation"), ("workers",)):
         wanted = {name: str(setup.name if name == "setup" else getattr(setup, name)) for name in names}
         alike = [row for row in done if all(row[name] == wanted[name] for name in names)]
         if alike:
-            newest = alike[-5:]  # the machine is most likely today's
+            newest = alike[-5:]  # most likely on the present machine
             return epochs * median(float(row["wall_s"]) / int(row["epochs"]) for row in newest)
     return epochs * GUESS_S
 
 
 def show_missing(jobs: Sequence[Job], rows: Sequence[Row], epochs: int) -> None:
-    """One line per setup with its missing seeds, and the time that all will take."""
+    """Print one line per setup with its missing seeds, and the total time."""
     total = 0.0
     for setup in dict.fromkeys(job.setup for job in jobs):
         seeds = [job.seed for job in jobs if job.setup == setup]
@@ -59,7 +59,7 @@ def show_missing(jobs: Sequence[Job], rows: Sequence[Row], epochs: int) -> None:
 def run_part(
     experiment: Experiment, jobs: Sequence[Job], results: Path, work: Path, minutes: float | None, majority: float
 ) -> int:
-    """Run the missing ones of `jobs` in their order; how many failed. `minutes`: none is started later than that."""
+    """Run the missing `jobs` in order; the number that failed. `minutes`: start none after that."""
     start, failures = time.monotonic(), 0
     with _alone(work) as lock, terminated_as_interrupted():
         left = missing(jobs, read_rows(results), experiment)
@@ -82,12 +82,12 @@ def run_part(
 
 @contextlib.contextmanager
 def _alone(work: Path) -> Iterator[int]:
-    """Wait until no other part trains. A run whose part was killed holds the lock as well, to its end."""
+    """Wait until no other part trains. A run whose parent was killed keeps the lock until it ends."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("another part still trains: waiting for it", flush=True)
+            print("another part is still training: waiting for it", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()

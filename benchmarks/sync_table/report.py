@@ -1,4 +1,4 @@
-"""`table.md` and `plot.png` from `runs.csv`, whatever of it there is."""
+"""`table.md` and `plot.png` from the runs in `runs.csv` so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.sync_table.table import markdown
 
 
 def write_report(results: Path, base_lr: float, epochs: int) -> None:
-    """Write both files beside `results`, the CSV file, for the runs with this learning rate and number of epochs."""
+    """Write both files into the folder of `results`, the CSV file, for runs with these settings."""
     every = read_rows(results)
     rows = current(every, base_lr, epochs)
     if not rows:

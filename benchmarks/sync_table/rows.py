@@ -1,4 +1,4 @@
-"""`runs.csv`: every finished run, a line each. It is the raw result, and what an interrupted benchmark goes on from."""
+"""`runs.csv`: one line per finished run, the raw result from which an interrupted benchmark resumes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Row = Mapping[str, str]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows in the order in which runs finished; a line that a kill cut short is left out."""
+    """The rows in the order in which runs finished; an incomplete last line is ignored."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -60,7 +60,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one run; it is on the disk when this returns. Numbers keep every digit; None becomes an empty cell."""
+    """Add one run, and flush it to disk. Numbers keep every digit; None becomes an empty cell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_bytes().decode("utf-8") if path.exists() else ""
     whole = _whole_lines(text)
@@ -71,7 +71,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
         if not whole:
             writer.writeheader()
         elif tuple(next(csv.reader([whole.split("\n")[0]]))) != COLUMNS:
-            raise SystemExit(f"{path} has other columns: keep it under another name, and begin a new one")
+            raise SystemExit(f"{path} has other columns: rename it to start a new file")
         writer.writerow(row)
         file.flush()
         os.fsync(file.fileno())

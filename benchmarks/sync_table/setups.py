@@ -1,4 +1,4 @@
-"""What is compared, and in which order it is run."""
+"""The setups that are compared, and their order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 #: Columns of the published table: steps of accumulation, and optimizer steps between two synchronisations.
 COLUMNS = (1, 2, 4, 8, 16)
 WORKERS = 4
-#: The learning rate of one worker for everybody, or times the global batch over one worker's.
+#: The learning rate of one worker, or that times global batch / one worker's batch.
 SCALINGS = ("none", "linear")
 K = 16
-#: At k = 16. The last is what meets the speed target: averages travel in half the bytes while training goes on.
+#: At k = 16. The last one reaches the speed target: averages in bf16, in flight while training continues.
 POLICIES = {
     "gradients": ("sync=gradients",),
     "accumulated": ("sync=accumulated",),
@@ -26,7 +26,7 @@ SEEDS, MANY_SEEDS = 3, 10
 
 @dataclass(frozen=True)
 class Setup:
-    """One cell of the table. `name`: for files and the command line; `policy`: `periodic` for k = 1 too."""
+    """One cell of the table. `name`: for files and the command line; `policy`: `periodic` for k = 1, too."""
 
     name: str
     policy: str
@@ -39,14 +39,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Job:
-    """One training to be run."""
+    """One run."""
 
     setup: Setup
     seed: int
 
 
 def all_setups() -> list[Setup]:
-    """Every cell once: accumulation 1 is k = 1, and with one worker both learning rates are one."""
+    """Every cell once: accumulation 1 equals k = 1, and with one worker both learning rates are equal."""
     one = Setup(ONE, "periodic", 1, 1, 1, "none", ("device=cpu", "scaling=none"))
     return [one, *(setup for scaling in SCALINGS for setup in _of_workers(scaling))]
 
@@ -64,8 +64,8 @@ def _of_workers(scaling: str) -> Iterator[Setup]:
 
 
 def jobs_in_order(setups: Sequence[Setup], recommended: Iterable[str]) -> list[Job]:
-    """Most informative first: one worker and what is recommended, then one seed after the other of everything, then the
-    further seeds of those. `recommended`: setups' names."""
+    """Most informative first: one worker and the recommended setups, then all setups seed by seed, then further seeds
+    of the first. `recommended`: names of setups."""
     names = {ONE, *recommended}
     first = [setup for setup in setups if setup.name in names]
     others = [setup for setup in setups if setup.name not in names]

@@ -1,4 +1,4 @@
-"""One training through the runner's own command, and the line that is kept of it."""
+"""One run by the runner's command, and its row in `runs.csv`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000",
 
 
 def run_job(experiment: Experiment, job: Job, work: Path, lock: int) -> tuple[dict[str, Any], str]:
-    """Train; the measured part of the row, and what a failed run had to say (empty otherwise).
+    """Train; the measured part of the row, and the last line of a failed run (empty otherwise).
 
     The run's folder stays in `work` without its model, which is 90 MB. `lock`: an open file that the run holds on to.
     """
@@ -67,7 +67,7 @@ def _now() -> dict[str, str]:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """What a finished run's folder says, by column."""
+    """Results from a finished run's folder, by column."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     sync = summary.get("sync") or {}
@@ -91,7 +91,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def facts(experiment: Experiment, job: Job, majority: float) -> dict[str, Any]:
-    """What is known of a run before it starts, by column."""
+    """Columns that are known before a run starts."""
     setup = job.setup
     return {
         "setup": setup.name,

@@ -1,4 +1,4 @@
-"""The slow link's arithmetic: names, windows, speeds, rows, tables, and the link's rate."""
+"""The slow link's arithmetic: variants, windows, speeds, rows, tables, and the link's rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _row(variant: str, repetition: int, samples_per_s: float, **more: object) ->
     return dataclasses.replace(row, **more)
 
 
-def test_a_name_says_how_workers_meet() -> None:
+def test_names_of_variants() -> None:
     variant = parse("runner_k16_overlap_bf16_delay3")
     assert (variant.program, variant.workers, variant.k, variant.overlap) == ("runner", 2, 16, True)
     assert (variant.compress, variant.delay, variant.step_samples) == ("bf16", 3, 32)
@@ -31,13 +31,13 @@ def test_a_name_says_how_workers_meet() -> None:
     assert (parse("accelerate_ddp_fp16").local_sgd, parse("accelerate_ddp_fp16").compress) == (False, "fp16")
 
 
-@pytest.mark.parametrize("name", ["runner_k0", "runner_k3", "runner_k64", "two", "runner_k4_int8", "accelerate"])
+@pytest.mark.parametrize("name", ["runner_k3", "runner_k64", "two", "runner_k4_int8"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         parse(name)
 
 
-def test_one_run_of_all_holds_every_k_both_ways_and_the_peer() -> None:
+def test_default_has_every_k_with_and_without_overlap_and_accelerate() -> None:
     variants = [parse(name) for name in DEFAULT]
     assert variants[0].name == "one"
     for k in KS:
@@ -46,28 +46,27 @@ def test_one_run_of_all_holds_every_k_both_ways_and_the_peer() -> None:
         assert [v for v in variants if v.program == "accelerate" and v.workers == 2 and v.k == k]
 
 
-@pytest.mark.parametrize("name", DEFAULT)
-def test_measured_steps_are_whole_windows_after_a_warm_up(name: str) -> None:
-    variant = parse(name)
-    steps = steps_of(variant, LONGEST_WINDOW)
-    assert steps.first >= variant.k
-    assert steps.first % variant.k == steps.measured % variant.k == steps.total % variant.k == 0
-    assert steps.total >= steps.first + steps.measured + (variant.k if variant.overlap else 0)
+def test_measured_steps_are_whole_windows_after_a_warm_up() -> None:
+    for variant in map(parse, DEFAULT):
+        steps = steps_of(variant, LONGEST_WINDOW)
+        assert steps.first >= variant.k
+        assert steps.first % variant.k == steps.measured % variant.k == steps.total % variant.k == 0
+        assert steps.total >= steps.first + steps.measured + (variant.k if variant.overlap else 0)
 
 
-def test_one_worker_goes_through_the_samples_of_two() -> None:
+def test_one_worker_trains_on_the_samples_of_two() -> None:
     alone, both = (steps_of(parse(name), 96) for name in ("one", "runner_k16"))
     assert (alone.first, alone.measured, alone.total) == (2 * both.first, 2 * both.measured, 2 * both.total)
 
 
-def test_speed_is_taken_over_whole_windows_after_the_warm_up() -> None:
+def test_speed_is_measured_over_whole_windows_after_the_warm_up() -> None:
     moments = [Moment(1, 0.0), Moment(4, 9.0), Moment(8, 11.0), Moment(12, 14.0), Moment(16, 18.0)]
     found = speed.steady(moments, parse("runner_k4"), Steps(8, 8, 16))
     assert (found.steps, found.seconds, found.closing_s) == (8, 7.0, 0.0)
 
 
-def test_overlap_is_measured_from_arrival_to_arrival() -> None:
-    # k = 4, delay 2: arrivals after steps 6, 10 and 14; the run ends after 16 with 1.5 s for what is left.
+def test_overlap_is_measured_between_finished_averages() -> None:
+    # k = 4, delay 2: averages finish after steps 6, 10 and 14; the run ends after 16 with a last one of 1.5 s.
     moments = [Moment(1, 0.0), Moment(6, 10.0), Moment(10, 14.0), Moment(14, 18.0), Moment(16, 21.5)]
     found = speed.steady(moments, parse("runner_k4_overlap_bf16"), Steps(4, 8, 16))
     assert (found.steps, found.seconds, found.closing_s) == (8, 8.0, 1.5)
@@ -76,7 +75,7 @@ def test_overlap_is_measured_from_arrival_to_arrival() -> None:
 def test_a_run_without_a_whole_window_is_an_error() -> None:
     with pytest.raises(ValueError, match="no whole window of 8 steps"):
         speed.steady([Moment(8, 1.0), Moment(12, 2.0)], parse("runner_k8"), Steps(8, 8, 16))
-    with pytest.raises(ValueError, match="never came together"):
+    with pytest.raises(ValueError, match="never synchronised"):
         speed.steady([Moment(1, 1.0), Moment(6, 2.0)], parse("runner_k8"), Steps(8, 8, 16))
 
 
@@ -86,13 +85,13 @@ def _log(path: Path, rows: list[tuple[str, int, int]]) -> Path:
     return path
 
 
-def test_moments_are_those_at_which_losses_were_reduced(tmp_path: Path) -> None:
+def test_moments_are_reductions_of_losses(tmp_path: Path) -> None:
     path = _log(tmp_path / "metrics.jsonl", [("train/loss", 1, 999), ("comm/bytes", 4, 1500), ("sync/bytes", 4, 1499)])
     assert speed.runner_moments(path, parse("runner_k4")) == [Moment(4, 1.5)]
 
 
-def test_moments_of_overlap_are_arrivals(tmp_path: Path) -> None:
-    # After steps 4, 8, 12, 16 averages leave, to arrive two steps later; the second is noted with the third.
+def test_moments_of_overlap_are_finished_averages(tmp_path: Path) -> None:
+    # Averages start after steps 4, 8, 12, 16 and finish two steps later; the second is logged with the third.
     syncs = [(4, 10_000), (8, 18_000), (12, 18_002), (16, 21_500)]
     rows = [("sync/bytes", step, stamp) for step, stamp in syncs]
     path = _log(tmp_path / "metrics.jsonl", [*rows, ("comm/bytes", 12, 21_501)])
@@ -101,11 +100,11 @@ def test_moments_of_overlap_are_arrivals(tmp_path: Path) -> None:
 
 
 def test_stalls_are_those_of_the_measured_steps(tmp_path: Path) -> None:
-    # k = 4, delay 2, from the arrival after step 6 to the one after step 14: of averages that left after 8 and 12.
+    # k = 4, delay 2, from step 6 to step 14: of the averages that started after steps 8 and 12.
     moments = [Moment(1, 0.0), Moment(6, 10.0), Moment(10, 14.0), Moment(14, 18.0), Moment(16, 21.5)]
     overlap = parse("runner_k4_overlap_bf16")
     found = speed.steady(moments, overlap, Steps(4, 8, 16))
-    rows = [("sync/stall_seconds", step, 0) for step in (4, 8, 12, 16)]  # the last one is the closing one
+    rows = [("sync/stall_seconds", step, 0) for step in (4, 8, 12, 16)]  # the last one closes the run
     path = _log(tmp_path / "metrics.jsonl", rows)
     assert speed.stalled_s(path, overlap, found) == 2 * 1.0 / 8
     blocking = parse("runner_k4")
@@ -114,7 +113,7 @@ def test_stalls_are_those_of_the_measured_steps(tmp_path: Path) -> None:
     assert speed.stalled_s(_log(path, []), blocking, found) is None
 
 
-def test_measurements_come_back_from_their_file(tmp_path: Path) -> None:
+def test_measurements_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "measurements.csv"
     rows = [_row("one", 0, 48.5), _row("runner_k4", 0, 64.25, sync_bytes=90_855_944, stall_s=0.25, closing_s=1.5)]
     assert records.read(path, "1gbit") == []
@@ -124,12 +123,12 @@ def test_measurements_come_back_from_their_file(tmp_path: Path) -> None:
     assert records.read(path, "1gbit") == [dataclasses.replace(row, step_s=0.5) for row in rows]
 
 
-def test_ratios_are_to_the_one_worker_of_the_same_repetition() -> None:
+def test_ratios_use_the_one_worker_of_the_same_repetition() -> None:
     rows = [_row("one", 0, 40), _row("one", 1, 50), *(_row("runner_k4", n, s) for n, s in ((0, 60), (1, 80), (2, 99)))]
     assert ratios(rows, "runner_k4") == [1.5, 1.6]
 
 
-def test_table_has_medians_ranges_and_holes() -> None:
+def test_table_has_medians_ranges_and_empty_cells() -> None:
     rows = [_row("runner_k4", n, s, step_s=0.5, stall_s=0.1) for n, s in ((0, 60.0), (1, 80.0))]
     rows += [_row("one", n, 40.0, step_s=0.4) for n in (0, 1)]
     heading, rule, one, other = markdown(rows, DEFAULT).splitlines()
@@ -138,29 +137,25 @@ def test_table_has_medians_ranges_and_holes() -> None:
     assert other == "| `runner_k4` | 70.0 (60.0 to 80.0) | 1.75 (1.50 to 2.00) | | 100 | 100 | | 2 |"
 
 
-def test_plot_takes_what_there_is(tmp_path: Path) -> None:
+def test_plot_of_some_variants(tmp_path: Path) -> None:
     draw([_row("one", 0, 40), _row("runner_k4", 0, 60), _row("accelerate_ddp", 0, 30)], "1gbit", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 0
 
 
-def test_rates_are_in_the_words_of_tc() -> None:
-    assert [network.bits_per_second(rate) for rate in ("1gbit", "200Mbit", "2.5gbit", "64kbit")] == [
-        1e9,
-        2e8,
-        2.5e9,
-        64e3,
-    ]
-    for wrong in ("1", "fast", "0mbit", "-1gbit", "1 gbit", "1gbps"):
-        with pytest.raises(ValueError, match="is no rate"):
+def test_rates() -> None:
+    rates = {"1gbit": 1e9, "200Mbit": 2e8, "2.5gbit": 2.5e9, "64kbit": 64e3}
+    assert {rate: network.bits_per_second(rate) for rate in rates} == rates
+    for wrong in ("1", "0mbit", "1gbps"):
+        with pytest.raises(ValueError, match="invalid"):
             network.bits_per_second(wrong)
 
 
-def test_the_bucket_holds_the_largest_packets_and_some_time() -> None:
+def test_bucket_holds_the_largest_packets() -> None:
     assert network.burst_bytes("10mbit") == 256 * 1024
     assert network.burst_bytes("10gbit") == 2_500_000
 
 
-def test_machines_that_cannot_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuitable_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
     with pytest.raises(network.NoNetwork, match="root"):
         network.check_machine()
@@ -170,11 +165,11 @@ def test_machines_that_cannot_are_told_why(monkeypatch: pytest.MonkeyPatch) -> N
         network.check_machine()
     monkeypatch.setattr(network.shutil, "which", lambda name: name)
     monkeypatch.setattr(network.os, "sched_getaffinity", lambda pid: {0})
-    with pytest.raises(network.NoNetwork, match="two cores"):
+    with pytest.raises(network.NoNetwork, match="core each"):
         network.check_machine()
 
 
-def test_two_workers_meet_and_one_is_alone() -> None:
+def test_environment_of_one_and_of_two_workers() -> None:
     assert [(process.host, process.variables) for process in world(["train"], 1, host=1)] == [(1, {})]
     first, second = world(["train"], 2)
     assert (first.host, first.variables["RANK"], second.host, second.variables["RANK"]) == (0, "0", 1, "1")

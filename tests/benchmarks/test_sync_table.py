@@ -1,4 +1,4 @@
-"""What `benchmarks/sync_table` runs, in which order, and how it goes on after a kill."""
+"""What `benchmarks/sync_table` runs, in which order, and how it resumes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row(experiment: Experiment, job: Job, **more: object) -> dict[str, object]:
     return {**train.facts(experiment, job, 69.0), **found, **more}
 
 
-def test_each_cell_is_a_setup_once() -> None:
+def test_each_cell_is_one_setup() -> None:
     names = [setup.name for setup in all_setups()]
     assert len(set(names)) == len(names) == 1 + 2 * (1 + 4 + 4 + 4)
     settings = [(s.policy, s.workers, s.accumulation, s.k, s.scaling) for s in all_setups()]
@@ -37,7 +37,7 @@ def test_each_cell_is_a_setup_once() -> None:
     assert SETUPS["k16-linear"].overrides == ("device=cpu4", "scaling=linear", "sync.k=16")
 
 
-def test_the_order_of_work() -> None:
+def test_order_of_jobs() -> None:
     jobs = jobs_in_order(all_setups(), ["k16-none"])
     assert [(job.setup.name, job.seed) for job in jobs[:6]] == [
         (name, seed) for seed in range(3) for name in ("one", "k16-none")
@@ -53,8 +53,8 @@ def test_the_order_of_work() -> None:
     }
 
 
-def test_the_subset_is_always_the_same(tmp_path: Path) -> None:
-    lines = [f"a\t{i % 2}\t\tOdd\x85ities {i}" for i in range(50)]  # U+0085 ends no line of a TSV file
+def test_subset_is_always_the_same(tmp_path: Path) -> None:
+    lines = [f"a\t{i % 2}\t\tOdd\x85ities {i}" for i in range(50)]  # U+0085 does not end a line of a TSV file
     (tmp_path / "all.tsv").write_text("\n".join(lines), encoding="utf-8")
     for name in ("one.tsv", "two.tsv"):
         write_subset(tmp_path / "all.tsv", tmp_path / "work" / name, 20)
@@ -67,11 +67,11 @@ def test_the_subset_is_always_the_same(tmp_path: Path) -> None:
         write_subset(tmp_path / "all.tsv", tmp_path / "more.tsv", 51)
 
 
-def test_one_answer_for_all(experiment: Experiment) -> None:
+def test_majority_class(experiment: Experiment) -> None:
     assert majority(experiment.dev) == 75.0
 
 
-def test_a_digest_knows_settings_and_data_but_not_places(experiment: Experiment, tmp_path: Path) -> None:
+def test_digest_of_settings_and_data_not_paths(experiment: Experiment, tmp_path: Path) -> None:
     setup = SETUPS["k2-none"]
     moved = tmp_path / "elsewhere.tsv"
     moved.write_bytes(experiment.train.read_bytes())
@@ -84,7 +84,7 @@ def test_a_digest_knows_settings_and_data_but_not_places(experiment: Experiment,
         assert other.digest(setup) not in digests
 
 
-def test_rows_survive_a_kill_while_one_is_written(experiment: Experiment, tmp_path: Path) -> None:
+def test_incomplete_row_is_ignored(experiment: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "results" / "runs.csv"
     first, second = Job(SETUPS["one"], 0), Job(SETUPS["one"], 1)
     append_row(path, row(experiment, first))
@@ -99,7 +99,7 @@ def test_rows_survive_a_kill_while_one_is_written(experiment: Experiment, tmp_pa
     assert path.read_bytes().startswith(whole)
 
 
-def test_rows_of_another_form_are_not_mixed(tmp_path: Path) -> None:
+def test_rows_with_other_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("setup,seed\none,0\n")
     with pytest.raises(SystemExit, match="other columns"):
@@ -107,7 +107,7 @@ def test_rows_of_another_form_are_not_mixed(tmp_path: Path) -> None:
     assert path.read_text() == "setup,seed\none,0\n"
 
 
-def test_what_is_missing(experiment: Experiment, tmp_path: Path) -> None:
+def test_missing_jobs(experiment: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     jobs = [Job(SETUPS["one"], seed) for seed in range(4)]
     append_row(path, row(experiment, jobs[0]))
@@ -118,7 +118,7 @@ def test_what_is_missing(experiment: Experiment, tmp_path: Path) -> None:
     assert [job.seed for job in missing(jobs, read_rows(path), experiment)] == [1, 2]
 
 
-def test_the_time_that_a_run_will_take(experiment: Experiment, tmp_path: Path) -> None:
+def test_estimated_time(experiment: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     epochs = experiment.epochs
     assert seconds_of(SETUPS["one"], read_rows(path), epochs) == epochs * parts.GUESS_S
@@ -131,9 +131,7 @@ def test_the_time_that_a_run_will_take(experiment: Experiment, tmp_path: Path) -
     assert seconds_of(SETUPS["one"], rows, 2 * epochs) == pytest.approx(80.0)
 
 
-def test_a_part_goes_on_where_the_last_one_was_killed(
-    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_part_is_resumed(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results, work = tmp_path / "runs.csv", tmp_path / "work"
     jobs = [Job(SETUPS["one"], seed) for seed in range(4)]
     trained: list[int] = []

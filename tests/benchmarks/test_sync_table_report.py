@@ -45,7 +45,7 @@ def rows(name: str, accuracies: Sequence[float], **more: object) -> list[dict[st
     return found
 
 
-def test_verdicts_are_those_of_the_comparison() -> None:
+def test_verdicts_are_those_of_runner_compare() -> None:
     found = [
         *rows("one", [*ONE, 80.3]),
         *rows("k16-none", [80.1, 80.4, 80.3]),
@@ -62,7 +62,7 @@ def test_verdicts_are_those_of_the_comparison() -> None:
     assert worse.verdict.text == "different: worse"
 
 
-def test_rows_of_other_settings_stand_aside() -> None:
+def test_rows_of_other_settings_are_not_used() -> None:
     old = rows("one", [60.0], base_lr=0.0001) + rows("one", [61.0], data="d-") + rows("k2-none", [62.0], digest="old")
     failed = [{**rows("k4-none", [0.0])[0], "status": "FAILED", "accuracy": ""}]
     new = [*rows("one", ONE), *rows("k2-none", [80.0])]
@@ -70,7 +70,7 @@ def test_rows_of_other_settings_stand_aside() -> None:
     assert current(new, 0.0003, 4) == []
 
 
-def test_the_published_layout() -> None:
+def test_published_layout() -> None:
     found = [
         *rows("one", ONE),
         *rows("sync-none", [79.0, 79.4, 79.2]),
@@ -98,7 +98,7 @@ def test_the_published_layout() -> None:
     assert "| one worker | 0.600 ± 0.000 |  |  |  |  |" in lines
 
 
-def test_a_report_of_any_part_of_the_runs(tmp_path: Path) -> None:
+def test_report_of_some_runs(tmp_path: Path) -> None:
     results = tmp_path / "runs.csv"
     write_report(results, 0.0003, 3)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""MLflow's pages in a real browser: Debian's chromium, driven headless, cut off from every host but this one."""
+"""MLflow's pages in a real browser: Debian's chromium, headless, without access to other hosts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, Route, sync_playwright
 
-#: Milliseconds for whatever a page has to show: this machine may be busy.
-PATIENCE = 120_000
+#: Milliseconds to wait for an element, generous since the machine can be busy.
+TIMEOUT_MS = 120_000
 
 
 @contextlib.contextmanager
 def mlflow_pages(root: Path) -> Iterator[str]:
-    """`python -m runner.track ui` in a folder, as a user starts it; the address of its pages."""
+    """`python -m runner.track ui` in a folder; the address of its pages."""
     port = _free_port()
     command = [sys.executable, "-m", "runner.track", "ui", "--port", str(port)]
     with (root / "ui.log").open("w") as log:
         process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log, start_new_session=True)
         try:
             address = f"http://127.0.0.1:{port}"
-            _wait_until_it_answers(address, process, root / "ui.log")
+            _wait_until_up(address, process, root / "ui.log")
             yield address
         finally:
-            os.killpg(process.pid, 15)  # its own session: the server and the workers that it has started
+            os.killpg(process.pid, 15)  # its session: the server and its workers
             process.wait(30)
 
 
@@ -43,8 +43,8 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_it_answers(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE / 1000
+def _wait_until_up(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(f"{address}/health"):
@@ -55,28 +55,28 @@ def _wait_until_it_answers(address: str, process: subprocess.Popen[bytes], log: 
 
 @contextlib.contextmanager
 def browser_page() -> Iterator[tuple[Page, set[str]]]:
-    """A page of a new browser, and the addresses on other hosts that it wanted to fetch and was not let to."""
+    """A page of a new browser, and the set of requests to other hosts, which are blocked."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium is not None, "these tests need a browser: apt-get install chromium"
-    refused: set[str] = set()
+    blocked: set[str] = set()
 
-    def only_here(route: Route) -> None:
+    def block_other_hosts(route: Route) -> None:
         url = route.request.url
         if url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:")):
             route.continue_()
         else:
-            refused.add(url)
+            blocked.add(url)
             route.abort()
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         context = browser.new_context(viewport={"width": 1500, "height": 1000})
-        context.set_default_timeout(PATIENCE)
-        # A fresh browser gets MLflow's assistant in front of a third of the page.
+        context.set_default_timeout(TIMEOUT_MS)
+        # In a new browser MLflow's assistant covers a third of the page.
         context.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
-        context.route("**/*", only_here)
+        context.route("**/*", block_other_hosts)
         try:
-            yield context.new_page(), refused
+            yield context.new_page(), blocked
         finally:
             browser.close()
 
@@ -100,7 +100,7 @@ def use_as_x_axis(page: Page, card: Locator, metric: str) -> None:
     dialog.get_by_role("combobox").first.click()
     options = page.locator(".du-bois-light-select-item-option-content")
     options.first.wait_for()
-    for _ in range(100):  # the page has only those options in it that are in view: go down to the metric
+    for _ in range(100):  # the page has only the options that are in view: scroll to the metric
         if options.filter(has_text=metric).count():
             break
         page.keyboard.press("ArrowDown")
@@ -110,5 +110,5 @@ def use_as_x_axis(page: Page, card: Locator, metric: str) -> None:
 
 
 def hide_paths(page: Page) -> None:
-    """Take the folder of an artifact off the page: a picture is to look alike wherever it is taken."""
+    """Hide the folder of an artifact, so that screenshots are the same on every machine."""
     page.get_by_text("Path: file:").evaluate_all("found => found.forEach(one => one.style.visibility = 'hidden')")

@@ -1,7 +1,7 @@
-"""What a user sees of a sweep in MLflow and in its report, looked at with a real browser.
+"""A sweep in MLflow's pages and in its report, in a real browser.
 
-Set RUNNER_SCREENSHOTS to a folder to keep the pictures, and RUNNER_SWEPT to one in which a sweep of devices and seeds
-was run, with what it printed in `sweep.log`, to look at that one; otherwise a small one is run.
+RUNNER_SCREENSHOTS: a folder to keep the screenshots. RUNNER_SWEPT: a folder in which a sweep over devices and seeds was
+run, with its output in `sweep.log`; otherwise a small sweep is run.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from mlflow.tracking import MlflowClient
 from playwright.sync_api import Page
 
 from tests.browser.pages import browser_page, chart, hide_paths, mlflow_pages, use_as_x_axis
-from tests.replicas import TINY
+from tests.runs import TRACKED, stored_runs
 
 pytestmark = pytest.mark.long
 
 
 @dataclass(frozen=True)
 class Swept:
-    """A finished sweep: its folder, its pages' address, the ids of its parent and of four runs, and what it printed."""
+    """A finished sweep: its folder, the address of MLflow, the ids of its parent and of four runs, and its output."""
 
     folder: Path
     address: str
     parent: str
     runs: dict[str, str]
-    said: str
+    output: str
 
     @property
     def setup(self) -> str:
@@ -43,9 +42,8 @@ class Swept:
 
 
 def run_small_sweep(root: Path) -> None:
-    quick = [override for override in TINY if not override.startswith(("tracking", "precision"))]
     grid = ["device=cpu,cpu2", "seed=0,1", "sync.k=2"]
-    command = [sys.executable, "-m", "runner", "-m", *quick, *grid]
+    command = [sys.executable, "-m", "runner", "-m", *TRACKED, *grid]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (root / "sweep.log").write_text(done.stdout)
@@ -57,8 +55,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
     root = Path(given) if given else tmp_path_factory.mktemp("swept")
     if not given:
         run_small_sweep(root)
-    client = MlflowClient(f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
-    found = client.search_runs(["1"])
+    found = stored_runs(root)
     (parent,) = (run.info.run_id for run in found if "sweep.jobs" in run.data.tags)
     jobs = [run for run in found if run.data.params.get("seed") in ("0", "1")]
     jobs = [run for run in jobs if run.data.params["device"] in ("cpu", "cpu2")]
@@ -71,20 +68,20 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    with browser_page() as (page, refused):
+    with browser_page() as (page, blocked):
         yield page
-    assert refused == set(), "a page wanted something from another host"
+    assert blocked == set(), "a page requested something from another host"
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(os.environ.get("RUNNER_SCREENSHOTS") or tmp_path_factory.mktemp("pictures"))
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(os.environ.get("RUNNER_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def test_the_comparison_page_names_setups_and_what_differs(swept: Swept, page: Page, pictures: Path) -> None:
-    """MLflow's page for several runs: our run names, and as parameters the few that differ; none of them nested."""
+def test_the_comparison_page_names_setups_and_what_differs(swept: Swept, page: Page, screenshots: Path) -> None:
+    """MLflow's page for several runs has our run names, and few parameters, those that differ; none is nested."""
     runs = quote(json.dumps(list(swept.runs.values()), separators=(",", ":")))
     page.goto(
         f"{swept.address}/#/compare-runs?runs={runs}&experiments={quote(json.dumps(['1']))}&workflowType=machine_learning"
@@ -98,18 +95,18 @@ def test_the_comparison_page_names_setups_and_what_differs(swept: Swept, page: P
     shown = params.first.inner_text()
     assert {"device", "world_size", "micro_batch", "seed"} <= set(re.findall(r"^\w+", shown, re.MULTILINE)), shown
     assert "recipe" not in shown
-    page.screenshot(path=pictures / "mlflow-compare-runs.png", full_page=True)
+    page.screenshot(path=screenshots / "mlflow-compare-runs.png", full_page=True)
 
 
-def test_the_charts_of_a_sweep(swept: Swept, page: Page, pictures: Path) -> None:
-    """The address that a sweep ends with draws every job in every chart, and samples seen can be the x-axis."""
-    (link,) = re.findall(r"http://127\.0\.0\.1:5000(/#/\S+)", swept.said)
+def test_the_charts_of_a_sweep(swept: Swept, page: Page, screenshots: Path) -> None:
+    """The address that a sweep prints shows every job in every chart, and samples seen can be the x-axis."""
+    (link,) = re.findall(r"http://127\.0\.0\.1:5000(/#/\S+)", swept.output)
     page.goto(swept.address + link)
     for name in swept.runs:
         page.get_by_text(name, exact=True).first.wait_for()
-    assert page.get_by_text("sweep · ").count() == 0, "the parent has no metrics and would be an empty line"
+    assert page.get_by_text("sweep · ").count() == 0, "the parent has no metrics, so it must not be a row"
     page.get_by_text("eval/accuracy", exact=True).first.wait_for()
-    page.screenshot(path=pictures / "mlflow-charts.png")
+    page.screenshot(path=screenshots / "mlflow-charts.png")
     for metric in ("eval/accuracy", "train/samples_per_s", "comm/bytes"):
         chart(page, metric)
     card = chart(page, "train/loss")
@@ -123,10 +120,10 @@ def test_the_charts_of_a_sweep(swept: Swept, page: Page, pictures: Path) -> None
     drawn = card.locator(".scatterlayer .trace").filter(has=page.locator("path.js-line"))
     lengths = drawn.locator("path.js-line").evaluate_all("lines => lines.map(line => line.getTotalLength())")
     assert sum(length > 0 for length in lengths) >= 4, "a run has no line"
-    page.screenshot(path=pictures / "mlflow-samples-seen.png")
+    page.screenshot(path=screenshots / "mlflow-samples-seen.png")
 
 
-def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, pictures: Path) -> None:
+def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, screenshots: Path) -> None:
     """The parent run shows the report in MLflow's preview, with table, verdict and plots, and each plot by itself."""
     where = f"{swept.address}/#/experiments/1/runs/{swept.parent}/artifacts/compare"
     page.goto(f"{where}/report.html?workflowType=machine_learning")
@@ -137,14 +134,14 @@ def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, pictures: 
     widths = preview.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
     assert min(widths) > 100, "a plot was not drawn"
     hide_paths(page)
-    page.screenshot(path=pictures / "mlflow-report.png")
-    page.goto("about:blank")  # the address differs behind the # only, which loads nothing
+    page.screenshot(path=screenshots / "mlflow-report.png")
+    page.goto("about:blank")  # a change after the # alone loads nothing
     page.goto(f"{where}/loss_vs_samples.png")
     page.locator("img[src*='loss_vs_samples'], img[src^='blob:'], img[src^='data:image/png']").first.wait_for()
 
 
-def test_the_parent_says_what_the_sweep_came_to(swept: Swept, page: Page, pictures: Path) -> None:
-    """The parent's page has the verdicts as its description, the sweep's tags, and links to its jobs."""
+def test_parent_run_has_the_verdicts(swept: Swept, page: Page, screenshots: Path) -> None:
+    """Its page has the verdicts as description, the sweep's tags, and links to its jobs."""
     page.goto(f"{swept.address}/#/experiments/1/runs/{swept.parent}?workflowType=machine_learning")
     page.get_by_text("sweep.varied").first.wait_for()
     description = page.locator("table", has=page.get_by_text("verdict"))
@@ -152,17 +149,17 @@ def test_the_parent_says_what_the_sweep_came_to(swept: Swept, page: Page, pictur
     assert swept.setup in description.first.inner_text()
     page.get_by_text("Child runs").first.wait_for()
     page.get_by_role("link", name=re.compile(r"cpu\d? .*s\d")).first.wait_for()
-    page.screenshot(path=pictures / "mlflow-sweep.png")
+    page.screenshot(path=screenshots / "mlflow-sweep.png")
 
 
-def test_the_report_by_itself(swept: Swept, page: Page, pictures: Path) -> None:
-    """The file alone, without server or network: table, verdict, rule, the command that made it; light and dark."""
+def test_report_file(swept: Swept, page: Page, screenshots: Path) -> None:
+    """Without server or network: table, verdict, rule, the command that made it; light and dark."""
     report = swept.folder / "compare" / "report.html"
     page.goto(report.as_uri())
     shown = page.locator("body").inner_text()
     for text in (swept.setup, "accuracy", "two one-sided tests", "python -m runner.compare"):
         assert text in shown, text
-    page.screenshot(path=pictures / "report.png", full_page=True)
+    page.screenshot(path=screenshots / "report.png", full_page=True)
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light

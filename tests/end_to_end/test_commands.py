@@ -1,187 +1,157 @@
-"""The commands as one types them: processes of their own, signals, torchrun, help."""
+"""The commands as processes: signals, torchrun, help."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.processes import alive_in_session, start, statuses, still_alive_in_session, wait_for
-from tests.replicas import TINY
+from runner import cli
+from tests.processes import BIN, left_of_session, output, processes_of_session, start, wait_for, wait_until
+from tests.runs import QUICK, TRACKED, only_folder, read, statuses
 
-BIN = Path(sys.executable).parent
-QUICK = [override for override in TINY if not override.startswith(("tracking", "precision"))]
+ENDLESS = ["-m", "runner", *TRACKED, "device=cpu2", "epochs=100000"]
+METRICS = "outputs/acceptability/*/metrics.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def terminal_heard() -> Iterator[None]:
-    """Tests that run under nohup ignore a closed terminal, and so would every command that they start."""
+def default_sighup() -> Iterator[None]:
+    """Under nohup the tests ignore SIGHUP, and every command that they start would inherit that."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_kills_the_run_and_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, SIGTERM or a closed terminal in mid-training: exit code 130, KILLED in folder and store, nobody left."""
-    process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
-    metrics = wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
-    if number is signal.SIGINT:
-        os.killpg(process.pid, number)  # what a terminal does
-    else:
-        process.send_signal(number)  # what a scheduler does
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    summary = json.loads((metrics.parent / "summary.json").read_text())
+def assert_killed(root: Path, process: subprocess.Popen[bytes]) -> None:
+    assert process.wait(timeout=60) == 130, output(root)
+    assert "Traceback" not in output(root)
+    summary = read(only_folder(root), "summary.json")
+    assert summary["status"] == "KILLED"
     assert summary["samples_seen"] > 0
-    assert json.loads((metrics.parent / "summary.json").read_text())["status"] == "KILLED"
-    assert statuses(tmp_path) == ["KILLED"]
-    assert still_alive_in_session(process.pid) == []
+    assert statuses(root) == ["KILLED"]
+    assert left_of_session(process.pid) == []
 
 
-def test_workers_end_with_a_command_that_is_killed_outright(tmp_path: Path) -> None:
-    """SIGKILL, as when memory runs out, reaches the command alone: its workers do not train on for nobody."""
-    process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
-    wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
-    assert len(alive_in_session(process.pid)) > 2
+def test_ctrl_c(tmp_path: Path) -> None:
+    """Exit code 130, KILLED in folder and store, no process left; until then no socket is open to the network."""
+    process = start(tmp_path, *ENDLESS)
+    wait_for(tmp_path, METRICS, process)
+    assert listening_addresses(process.pid) <= {"0100007F", "00000000000000000000000001000000"}  # loopback
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert_killed(tmp_path, process)
+
+
+def listening_addresses(session: int) -> set[str]:
+    """Addresses, as in /proc/net, on which a process of the session accepts TCP connections."""
+    sockets = {
+        os.readlink(link)
+        for pid in processes_of_session(session)
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if link.is_symlink()
+    }
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+def test_closed_terminal(tmp_path: Path) -> None:
+    process = start(tmp_path, *ENDLESS)
+    wait_for(tmp_path, METRICS, process)
+    process.send_signal(signal.SIGHUP)
+    assert_killed(tmp_path, process)
+
+
+def test_nohup_and_sigterm(tmp_path: Path) -> None:
+    """Under nohup a run trains on when its terminal is closed; SIGTERM, as of a scheduler, ends it."""
+    process = start(tmp_path, "nohup", str(BIN / "python"), *ENDLESS)
+    metrics = wait_for(tmp_path, METRICS, process)
+    os.killpg(process.pid, signal.SIGHUP)
+    seen = metrics.stat().st_size
+    wait_until(lambda: metrics.stat().st_size > seen or process.poll() is not None, "it does not train on")
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert_killed(tmp_path, process)
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """SIGKILL, as when memory runs out, reaches the parent only: its workers must not train on."""
+    process = start(tmp_path, *ENDLESS)
+    wait_for(tmp_path, METRICS, process)
+    assert len(processes_of_session(process.pid)) > 2
     process.kill()
     process.wait(timeout=60)
-    assert still_alive_in_session(process.pid) == []
+    assert left_of_session(process.pid) == []
 
 
-def test_nohup_is_heeded(tmp_path: Path) -> None:
-    """A run that was told to outlive its terminal does: it trains on, and ends by itself."""
-    process = start(tmp_path, "nohup", str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=150")
-    wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
-    os.killpg(process.pid, signal.SIGHUP)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert statuses(tmp_path) == ["FINISHED"]
-
-
-def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:
-    """Ctrl-C in the second of three jobs: the first stays finished, the third never starts."""
-    sweep = ["-m", "device=cpu", "max_steps=3,100000,4", "epochs=100000"]
-    process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, *sweep)
-    wait_for(tmp_path, "outputs/sweeps/*/1/metrics.jsonl", process)
+def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
+    """Ctrl-C while libraries are being imported: no traceback from any process."""
+    process = start(tmp_path, "-m", "runner", *QUICK)
+    wait_until(lambda: len(processes_of_session(process.pid)) > 1, "the forkserver never starts")
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    assert sorted(statuses(tmp_path)) == ["FINISHED", "KILLED", "KILLED"]  # the last is the sweep's own
-    assert not list(tmp_path.glob("outputs/sweeps/*/2"))
+    assert process.wait(timeout=60) == 130, output(tmp_path)
+    assert "Traceback" not in output(tmp_path)
 
 
-def test_ctrl_c_before_anything_has_started(tmp_path: Path) -> None:
-    """Ctrl-C while libraries are still being imported: no traceback from any process, nothing left behind."""
-    process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK)
-    time.sleep(1.0)
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
+def torchrun(root: Path, *overrides: str) -> tuple[int, str]:
+    """The exit code and the output of `torchrun` with two processes."""
+    process = start(root, str(BIN / "torchrun"), "--nproc-per-node=2", "-m", "runner", *TRACKED, *overrides)
+    return process.wait(timeout=180), output(root)
 
 
 def test_torchrun_leaves_one_folder_and_one_run(tmp_path: Path) -> None:
-    """Two processes of torchrun join into one run: rank 0 plays the parent, the other never enters Hydra."""
-    done = subprocess.run(
-        [str(BIN / "torchrun"), "--nproc-per-node=2", "-m", "runner", *QUICK, "device=cpu2"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (tmp_path / "outputs" / "acceptability").iterdir()
-    summary = json.loads((folder / "summary.json").read_text())
+    """Two processes of torchrun join one run: rank 0 is the parent, the other never enters Hydra."""
+    code, text = torchrun(tmp_path, "device=cpu2")
+    assert code == 0, text
+    summary = read(only_folder(tmp_path), "summary.json")
     assert (summary["status"], summary["setup"], summary["samples_seen"]) == ("FINISHED", "cpu2 · s0", 200)
     assert statuses(tmp_path) == ["FINISHED"]
-    assert done.stdout.count("finished") == 1
+    assert text.count("finished") == 1
 
 
-def test_torchrun_with_another_world_size_is_refused(tmp_path: Path) -> None:
+def test_torchrun_with_another_world_size(tmp_path: Path) -> None:
     """A setup of three workers in a world of two: one sentence from rank 0, nothing left behind."""
-    done = subprocess.run(
-        [str(BIN / "torchrun"), "--nproc-per-node=2", "-m", "runner", *QUICK, "device=cpu", "device.workers=3"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert done.stderr.count("device.workers=3 does not match the 2 processes") == 1
-    assert list(tmp_path.iterdir()) == []
+    code, text = torchrun(tmp_path, "device=cpu", "device.workers=3")
+    assert code != 0
+    assert text.count("device.workers=3") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["output.txt"]
 
 
-@pytest.mark.parametrize("module", ["runner", "runner.plan"])
-def test_the_plan_is_printed(tmp_path: Path, module: str) -> None:
-    """Both commands show batch sizes, learning rate and the equivalent batches for 1, 2, 4 and 8 workers."""
-    done = subprocess.run(
-        [str(BIN / "python"), "-m", module, *QUICK, "batch.global_batch=96", "device=cpu2", "tracking=none"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "COLUMNS": "140"},
-    )
-    assert done.returncode == 0, done.stderr
-    for text in ("micro-batch 48 × accumulation 1 × 2 worker(s)", "base 0.001 × 2 = linear rule", "Certificate"):
-        assert text in done.stdout
-    cells = [line.split() for line in done.stdout.splitlines()]
+def test_plan(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Batch sizes, learning rate, certificate, and the equivalent batches for 1, 2, 4 and 8 workers; no folder."""
+    monkeypatch.setenv("COLUMNS", "140")
+    assert cli.plan_main([*QUICK, "batch.global_batch=96", "device=cpu2"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("48", "0.001 × 2", "Certificate"):
+        assert text in printed
+    cells = [line.split() for line in printed.splitlines()]
     assert ["256", "256", "128", "64", "32"] in cells
     assert ["96", "96", "48", "24", "12"] in cells
-    assert (module == "runner.plan") == (list(tmp_path.iterdir()) == [])
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
-        (["--help"], ["device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, causal_lm, cola"]),
         (["--cfg", "job", "--resolve"], ["lr: 0.001", "global_batch: 48"]),
         (["--info", "defaults-tree"], ["recipe: acceptability", "sync: periodic"]),
     ],
 )
-def test_hydra_shows_the_configuration(tmp_path: Path, options: list[str], texts: list[str]) -> None:
-    """The console script answers Hydra's own questions, and leaves nothing behind."""
-    done = subprocess.run(
-        [str(BIN / "runner"), *options], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_hydra_shows_the_configuration(
+    here: Path, options: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra's own options work, and leave nothing behind."""
+    assert cli.main(options, 0.0) == 0
+    printed = capsys.readouterr().out
     for text in texts:
-        assert text in done.stdout
-    assert list(tmp_path.iterdir()) == []
+        assert text in printed
+    assert list(here.iterdir()) == []
 
 
-def test_workers_listen_nowhere_but_on_loopback(tmp_path: Path) -> None:
-    """While two workers train, no process of the run has a socket open to the network."""
-    process = start(tmp_path, str(BIN / "python"), "-m", "runner", *QUICK, "device=cpu2", "epochs=100000")
-    try:
-        wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
-        mine = {
-            os.readlink(link)
-            for pid in alive_in_session(process.pid)
-            for link in Path(f"/proc/{pid}/fd").iterdir()
-            if link.is_symlink()
-        }
-        listening = []
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            for row in Path(table).read_text().splitlines()[1:]:
-                fields = row.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                    listening.append(fields[1].split(":")[0])
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
-    loopback = {"0100007F", "00000000000000000000000001000000"}
-    assert set(listening) <= loopback
+def test_console_script(tmp_path: Path) -> None:
+    process = start(tmp_path, str(BIN / "runner"), "--help")
+    assert process.wait(timeout=60) == 0
+    for text in ("device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, causal_lm, cola"):
+        assert text in output(tmp_path)

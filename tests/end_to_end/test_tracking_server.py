@@ -1,16 +1,12 @@
-"""A real MLflow server that dies, stays away, or takes something and never answers: nothing is lost or doubled."""
+"""A real MLflow server that dies, stays away, or acts without answering: nothing is lost or sent twice."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import http.client
 import http.server
-import io
 import json
 import math
-import os
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -19,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +26,12 @@ from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
 from runner.track import tracker as tracker_module
 from runner.track.card import RunCard
 from runner.track.tracker import Tracker
-from tests.processes import start_noted
-from tests.sweep.gated import GATED, hold, release, wait_until
+from tests import processes
+from tests.processes import BIN, kill, output, wait_for_gate, wait_until
+from tests.runs import read
+from tests.sweep.gated import GATED, hold, release
 
-BIN = Path(sys.executable).parent
-#: The command line with less patience for a server at the end of a run: 30 seconds are long for a test.
+#: `python -m runner` that waits two seconds instead of 30 for a server at the end of a run.
 IMPATIENT = """
 import sys, time
 from runner import cli
@@ -42,38 +39,34 @@ from runner.track import tracker
 tracker._FINISH_TIMEOUT_S = 2.0
 sys.exit(cli.main(sys.argv[1:], time.time()))
 """
-HELD, HELD_AGAIN, STEPS = 10, 20, 30
+HELD, HELD_AGAIN, STEPS = 5, 10, 15
 
 
 class Server:
-    """`mlflow server` on SQLite, as a process group of its own that can die and come back."""
+    """`mlflow server` on SQLite, in a session of its own, that can die and come back on the same port."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
         self.database = folder / "server.db"
         self.artifacts = folder / "artifacts"
-        self._log = folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def ensure_running(self) -> None:
+        if self._process is not None:
+            return
         command = [str(BIN / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.database}", "--artifacts-destination", str(self.artifacts)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            )
-        wait_until(self._answers, f"the server does not start: see {self._log}")
+        environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        self._process = processes.start(self.folder, *command, keep=True, **environment)
+        wait_until(self._answers, f"the server does not start: {self.folder}")
 
     def _answers(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, self._log.read_text()
+        assert self._process.poll() is None, output(self.folder)
         try:
             with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
                 return True
@@ -81,18 +74,12 @@ class Server:
             return False
 
     def die(self) -> None:
-        """As by power cut."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            kill(self._process)
             self._process = None
 
-    def ensure(self) -> None:
-        if self._process is None:
-            self.start()
-
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Straight from the database, past everything that might put double rows together."""
+        """Directly from the database, since MLflow's own reading could merge duplicates."""
         with sqlite3.connect(self.database) as connection:
             return connection.execute(query, values).fetchall()
 
@@ -106,47 +93,25 @@ def the_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(the_server: Server) -> Server:
-    the_server.ensure()
+    the_server.ensure_running()
     return the_server
 
 
-def command(root: Path, server: Server, *overrides: str, script: Sequence[str] = ("-m", "runner")) -> Any:
+def start(root: Path, server: Server, *arguments: str) -> subprocess.Popen[bytes]:
     """A run of the recipe that can be held, in `root`, logged to the server under the folder's name."""
     settings = [f"tracking.uri={server.uri}", f"tracking.experiment={root.name}", f"epochs={STEPS}"]
-    return start(root, *script, *GATED, *settings, *overrides)
+    return processes.start(root, "-c", IMPATIENT, *GATED, *settings, *arguments)
 
 
-def start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    return start_noted(root, *arguments, apart=False)
-
-
-def said(root: Path) -> str:
-    return (root / "said.txt").read_text()
-
-
-def comes_to(root: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the run waits before this step."""
-
-    def there() -> bool:
-        assert process.poll() is None, said(root)
-        return (root / f"at-0-{step}").exists()
-
-    wait_until(there, f"it never came to step {step}: {said(root)}")
-
-
-def sync(root: Path, *arguments: str) -> str:
-    """`python -m runner.track sync` in this process, which must succeed; its output."""
-    output = io.StringIO()
-    with contextlib.chdir(root), contextlib.redirect_stdout(output):
-        assert cli.track_main(["sync", *arguments]) == 0, output.getvalue()
-    return output.getvalue()
+def sync(*arguments: str) -> None:
+    assert cli.track_main(["sync", *arguments]) == 0
 
 
 Value = tuple[str, int, int, Any]
 
 
 def as_stored(metric: Metric) -> Value:
-    """What a SQL store makes of a value: NaN has no number, and infinity is the largest one."""
+    """A value as a SQL store has it: NaN is a flag, and infinity the largest number."""
     value: Any = "nan" if math.isnan(metric.value) else metric.value
     if value in (math.inf, -math.inf):
         value = math.copysign(sys.float_info.max, value)
@@ -158,8 +123,7 @@ def in_folder(folder: Path) -> list[Value]:
 
 
 def in_store(server: Server, run_id: str) -> list[Value]:
-    query = "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
-    rows = server.rows(query, run_id)
+    rows = server.rows("SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?", run_id)
     return sorted(((key, step, at, "nan" if nan else value) for key, step, at, value, nan in rows), key=repr)
 
 
@@ -182,62 +146,59 @@ def files_of(server: Server, run_id: str) -> dict[str, bytes]:
 
 
 def everything(server: Server) -> dict[str, Any]:
-    """All that the store holds, to see whether something changes it."""
+    """The whole content of the store."""
     tables = ("experiments", "runs", "metrics", "latest_metrics", "params", "tags", "datasets", "inputs", "input_tags")
-    held: dict[str, Any] = {table: sorted(server.rows(f"SELECT * FROM {table}"), key=repr) for table in tables}
-    held["files"] = {path: path.read_bytes() for path in server.artifacts.rglob("*") if path.is_file()}
-    return held
+    found: dict[str, Any] = {table: sorted(server.rows(f"SELECT * FROM {table}"), key=repr) for table in tables}
+    found["files"] = {path: path.read_bytes() for path in server.artifacts.rglob("*") if path.is_file()}
+    return found
 
 
 # --- Whole runs ---------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Server) -> None:
-    """Killed in mid-run and started again: training goes on, every value arrives once, the run is FINISHED."""
-    hold(tmp_path, HELD)
-    hold(tmp_path, HELD_AGAIN)
-    process = command(tmp_path, server)
-    comes_to(tmp_path, HELD, process)
+def test_server_that_dies_and_comes_back(here: Path, server: Server) -> None:
+    """Killed in the middle of a run and restarted: training continues, every value arrives once, FINISHED."""
+    hold(here, HELD)
+    hold(here, HELD_AGAIN)
+    process = start(here, server)
+    wait_for_gate(here, HELD, process)
     last = "SELECT 1 FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id) "
     last += "WHERE experiments.name = ? AND step = ?"
-    wait_until(lambda: server.rows(last, tmp_path.name, HELD - 1), "nothing is shipped while it trains")
+    wait_until(lambda: server.rows(last, here.name, HELD - 1), "nothing is sent while it trains")
     server.die()
-    release(tmp_path, HELD)
-    comes_to(tmp_path, HELD_AGAIN, process)  # without a server
-    wait_until(lambda: "MLflow cannot be reached" in said(tmp_path), "nobody misses the server")
-    server.start()
-    release(tmp_path, HELD_AGAIN)
-    assert process.wait(timeout=120) == 0, said(tmp_path)
-    (folder,) = tmp_path.glob("outputs/linear/*")
-    summary = json.loads((folder / "summary.json").read_text())
-    ((run_id, status, _, _),) = runs_of(server, tmp_path.name)
-    assert (run_id, status) == (summary["mlflow_run_id"], "FINISHED")
+    release(here, HELD)
+    wait_for_gate(here, HELD_AGAIN, process)  # without a server
+    wait_until(lambda: "MLflow" in output(here), "the missing server is not reported")
+    server.ensure_running()
+    release(here, HELD_AGAIN)
+    assert process.wait(timeout=120) == 0, output(here)
+    (folder,) = here.glob("outputs/linear/*")
+    ((run_id, status, _, _),) = runs_of(server, here.name)
+    assert (run_id, status) == (read(folder, "summary.json")["mlflow_run_id"], "FINISHED")
     assert in_store(server, run_id) == in_folder(folder)
-    assert {value[1] for value in in_folder(folder) if value[0] == "train/loss"} == set(range(1, STEPS + 1))
-    assert said(tmp_path).count("MLflow cannot be reached") == 1
-    assert "did not receive everything" not in said(tmp_path)
+    assert {step for key, step, _, _ in in_folder(folder) if key == "train/loss"} == set(range(1, STEPS + 1))
+    assert "runner.track sync" not in output(here)
     card = RunCard.read(folder)
     assert (card.delivered, card.run_id) == (True, run_id)
 
 
 @pytest.mark.long
-def test_a_sweep_whose_server_stays_away(tmp_path: Path, server: Server) -> None:
-    """All jobs run, the command ends as its jobs did, and one `sync` of the sweep's folder brings parent and jobs."""
-    hold(tmp_path, HELD)
-    process = command(tmp_path, server, "-m", "seed=0,1", script=("-c", IMPATIENT))
-    comes_to(tmp_path, HELD, process)
+def test_sweep_whose_server_stays_away(here: Path, server: Server) -> None:
+    """All jobs run, the exit code is theirs, and one `sync` of the sweep's folder sends parent and jobs."""
+    hold(here, HELD)
+    process = start(here, server, "-m", "seed=0,1")
+    wait_for_gate(here, HELD, process)
     server.die()
-    release(tmp_path, HELD)
+    release(here, HELD)
     code = process.wait(timeout=180)
-    server.start()
-    assert "2 of 2 jobs done" in said(tmp_path)
-    assert "Traceback" not in said(tmp_path), said(tmp_path)
+    server.ensure_running()
+    assert "2 of 2 jobs done" in output(here)
+    assert "Traceback" not in output(here)
     assert code == 0
-    (sweep,) = tmp_path.glob("outputs/sweeps/*")
-    sync(tmp_path, str(sweep))
-    found = {run_id: (status, tags_of(server, run_id)) for run_id, status, _, _ in runs_of(server, tmp_path.name)}
+    (sweep,) = here.glob("outputs/sweeps/*")
+    sync(str(sweep))
+    found = {run_id: (status, tags_of(server, run_id)) for run_id, status, _, _ in runs_of(server, here.name)}
     parent = RunCard.read(sweep).run_id
-    assert parent is not None
     assert [status for status, _ in found.values()] == ["FINISHED"] * 3
     children = {run_id for run_id, (_, tags) in found.items() if tags.get("mlflow.parentRunId") == parent}
     assert found.keys() - children == {parent}
@@ -251,22 +212,21 @@ def test_a_sweep_whose_server_stays_away(tmp_path: Path, server: Server) -> None
 
 
 class Proxy:
-    """Forwards every request to a server; loses some responses after the server has acted, or is down."""
+    """Forwards every request to a server; drops some answers after the server has acted, or is down."""
 
     def __init__(self, server: Server) -> None:
-        self.paths: collections.Counter[str] = collections.Counter()
         self.sent: list[tuple[str, int, int]] = []
-        self.lose: dict[str, int] = {}
-        self.lost: collections.Counter[str] = collections.Counter()
+        self.drop: dict[str, int] = {}
+        self.dropped: collections.Counter[str] = collections.Counter()
         self.down = False
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def handle_any(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if proxy.down:
                     self.close_connection = True
                     return
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 inner = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
                 headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
                 inner.request(self.command, self.path, body, headers)
@@ -275,9 +235,9 @@ class Proxy:
                 inner.close()
                 action = self.path.partition("?")[0].rpartition("mlflow/")[2]
                 proxy.note(action, body)
-                if proxy.lose.get(action, 0):
-                    proxy.lose[action] -= 1
-                    proxy.lost[action] += 1
+                if proxy.drop.get(action, 0):
+                    proxy.drop[action] -= 1
+                    proxy.dropped[action] += 1
                     self.close_connection = True
                     return
                 self.send_response(answer.status)
@@ -298,7 +258,6 @@ class Proxy:
         self._thread.start()
 
     def note(self, action: str, body: bytes) -> None:
-        self.paths[action] += 1
         if action == "runs/log-batch":
             for metric in json.loads(body).get("metrics", []):
                 self.sent.append((metric["key"], int(metric.get("step", 0)), int(metric["timestamp"])))
@@ -309,127 +268,105 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy(server: Server) -> Iterator[Proxy]:
+def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
     proxy = Proxy(server)
     yield proxy
     proxy.close()
 
 
-def write(log: MetricsLog, steps: range) -> None:
+def write(folder: Path, steps: range) -> None:
+    log = MetricsLog(folder)
     for step in steps:
         loss = {7: math.nan, 8: math.inf, 9: -math.inf}.get(step, 1 / step)
         log.write(step, {"train/loss": loss, "train/lr": 0.1, "train/samples_seen": 8.0 * step})
+    log.close()
 
 
-def test_a_server_that_stays_down(
-    tmp_path: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run ends and names the command that uploads it later; that sends everything, and again changes nothing."""
-    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
-    monkeypatch.setattr(tracker_module, "_FINISH_TIMEOUT_S", 0.5)
-    folder = tmp_path / "outputs" / "run"
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text("{}")
-    tracker = Tracker(RunCard(tmp_path.name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri), folder, proxy.uri)
-    log = MetricsLog(folder)
-    write(log, range(1, 51))
+@pytest.mark.parametrize(("action", "times"), [("runs/create", 1), ("runs/log-batch", 2), ("runs/update", 1)])
+def test_lost_answer(action: str, times: int, tmp_path: Path, server: Server, proxy: Proxy) -> None:
+    """The server has acted and the answer is lost: there is one run, closed, with every value once."""
+    name = f"{tmp_path.name}-{action}"
+    tracker = Tracker(RunCard(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri), tmp_path, proxy.uri)
+    write(tmp_path, range(1, 51))
+    proxy.drop = {action: times}
     tracker.start()
-    wait_until(lambda: tracker.run_id and in_store(server, tracker.run_id), "no metrics are sent", 60)
-    proxy.down = True
-    write(log, range(51, 101))
+    if action != "runs/update":  # which comes at the end
+        wait_until(lambda: proxy.dropped[action] == times, f"no {action}", 60)
+    write(tmp_path, range(51, 101))
     tracker.tag("certificate", "equivalent")
     tracker.finish("FINISHED")
-    ended_at = time.time() * 1000
-    assert f"python -m runner.track sync {folder}" in capsys.readouterr().err
-    proxy.down = False
-    ((run_id, status, started, _),) = runs_of(server, tmp_path.name)
-    assert status == "RUNNING"
-
-    assert "delivered" in sync(tmp_path, str(folder))
-    ((again, status, _, ended),) = runs_of(server, tmp_path.name)
-    assert (again, status) == (run_id, "FINISHED")
-    assert started < ended < ended_at  # the end of the run, not of the upload
-    assert in_store(server, run_id) == in_folder(folder)
-    assert len(in_folder(folder)) == 300
-    assert files_of(server, run_id) == {n: (folder / n).read_bytes() for n in ("metrics.jsonl", "summary.json")}
-    assert {"device": "cpu", "certificate": "equivalent"}.items() <= tags_of(server, run_id).items()
-
-    before = everything(server)
-    sync(tmp_path, "outputs", "--killed")
-    assert everything(server) == before
-
-
-@pytest.mark.parametrize(
-    ("action", "times"),
-    [
-        ("experiments/create", 1),
-        ("runs/create", 1),
-        ("runs/log-batch", 1),
-        ("runs/log-batch", 3),
-        ("runs/update", 2),
-        ("runs/set-tag", 2),
-    ],
-)
-def test_an_answer_that_is_lost(
-    action: str, times: int, tmp_path: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server has acted and could not say so: there is one run, closed, with every value once."""
-    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
-    name = f"{tmp_path.name}-{action}-{times}"
-    card = RunCard(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
-    tracker = Tracker(card, tmp_path, proxy.uri)
-    log = MetricsLog(tmp_path)
-    write(log, range(1, 51))
-    proxy.lose = {action: times}
-    tracker.start()
-    if action not in ("runs/update", "runs/set-tag"):  # which come at the end
-        wait_until(lambda: proxy.lost[action] == times, f"{proxy.paths} has no {action}", 60)
-    write(log, range(51, 101))
-    tracker.tag("certificate", "equivalent")
-    tracker.finish("FINISHED")
-    assert proxy.lost[action] == times
-    assert [run[1] for run in runs_of(server, name)] == ["FINISHED"]
-    ((run_id, *_),) = runs_of(server, name)
-    assert run_id == tracker.run_id
+    assert proxy.dropped[action] == times
+    ((run_id, status, _, _),) = runs_of(server, name)
+    assert (run_id, status) == (tracker.run_id, "FINISHED")
     assert in_store(server, run_id) == in_folder(tmp_path)
     assert len(in_folder(tmp_path)) == 300
     assert tags_of(server, run_id)["certificate"] == "equivalent"
     assert RunCard.read(tmp_path).delivered
 
 
-def test_nothing_is_sent_twice(tmp_path: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 3,600 values in four requests the server takes the second without an answer: the rest is sent, once."""
-    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
-    card = RunCard(tmp_path.name, "a run", {}, {}, proxy.uri)
-    tracker = Tracker(card, tmp_path, proxy.uri)
-    write(MetricsLog(tmp_path), range(1, 1201))
+def test_server_that_stays_away(
+    here: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run ends and names the command that uploads it later; that sends everything, and repeating it nothing."""
+    monkeypatch.setattr(tracker_module, "_FINISH_TIMEOUT_S", 0.5)
+    folder = here / "outputs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    card = RunCard(here.name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
+    tracker = Tracker(card, folder, proxy.uri)
+    write(folder, range(1, 51))
+    tracker.start()
+    wait_until(lambda: tracker.run_id and in_store(server, tracker.run_id), "no metrics are sent")
+    proxy.down = True
+    write(folder, range(51, 101))
+    tracker.tag("certificate", "equivalent")
+    tracker.finish("FINISHED")
+    ended_at = time.time() * 1000
+    assert f"python -m runner.track sync {folder}" in capsys.readouterr().err
+    proxy.down = False
+    ((run_id, status, started, _),) = runs_of(server, here.name)
+    assert status == "RUNNING"  # the last that the store knows
+
+    sync(str(folder))
+    ((same_id, status, _, ended),) = runs_of(server, here.name)
+    assert (same_id, status) == (run_id, "FINISHED")
+    assert started < ended < ended_at  # of the run, not of the upload
+    assert in_store(server, run_id) == in_folder(folder)
+    assert len(in_folder(folder)) == 300
+    assert files_of(server, run_id) == {n: (folder / n).read_bytes() for n in ("metrics.jsonl", "summary.json")}
+    assert {"device": "cpu", "certificate": "equivalent"}.items() <= tags_of(server, run_id).items()
+
+    before = everything(server)
+    sync("outputs", "--killed")
+    assert everything(server) == before
+
+
+def test_nothing_is_sent_twice(
+    tmp_path: Path, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of 3,600 values in four requests the second is taken without an answer: the rest is sent, once.
+
+    MLflow prints nothing, which would show the address with its password.
+    """
+    uri = proxy.uri.replace("//", "//me:secret@")
+    tracker = Tracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
+    write(tmp_path, range(1, 1201))
     original = proxy.note
 
     def note(action: str, body: bytes) -> None:
         original(action, body)
-        if len(proxy.sent) == 2000 and not proxy.lost:
-            proxy.lose = {"runs/log-batch": 1}
+        if len(proxy.sent) == 2000 and not proxy.dropped:
+            proxy.drop = {"runs/log-batch": 1}
 
     monkeypatch.setattr(proxy, "note", note)
     tracker.start()
     tracker.finish("FINISHED")
-    assert proxy.lost["runs/log-batch"] == 1
+    assert proxy.dropped["runs/log-batch"] == 1
     assert tracker.run_id is not None
     assert in_store(server, tracker.run_id) == in_folder(tmp_path)
     assert len(in_folder(tmp_path)) == 3600
     assert len(proxy.sent) == len(set(proxy.sent)) == 3600
-
-
-def test_mlflow_says_nothing_of_its_own(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """MLflow would print the address of the run, between the runner's own lines, and a password that is in it."""
-    monkeypatch.setattr(tracker_module, "_SEND_EVERY_S", 0.05)
-    uri = server.uri.replace("//", "//me:secret@")
-    tracker = Tracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
-    tracker.start()
-    tracker.finish("FINISHED")
-    assert [run[1] for run in runs_of(server, tmp_path.name)] == ["FINISHED"]
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "secret" not in captured.err

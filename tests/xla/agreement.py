@@ -1,4 +1,4 @@
-"""How far training on XLA's CPU device is from plain CPU workers.
+"""Differences between training on XLA's CPU device and on plain CPU workers.
 
 `python -m tests.xla.agreement` prints the table of docs/tpu.md.
 """
@@ -10,11 +10,11 @@ import tempfile
 import numpy as np
 
 from tests.pool import WorkerPool
-from tests.xla.work import EXACT, SGD, TAIL, apart, trained
+from tests.xla.work import EXACT, SGD, TAIL, max_difference, trained
 
 ADAMW = ["optimizer=adamw"]
 
-#: In words, XLA replicas, settings of both, settings of the replicas, CPU workers to compare with.
+#: Title, XLA replicas, settings of both, settings of the replicas, CPU workers to compare with.
 CASES = [
     ("fp32, SGD", 1, [*SGD, "precision=fp32"], [], 1),
     ("fp32, SGD", 2, [*SGD, "precision=fp32"], [], 1),
@@ -28,7 +28,7 @@ CASES = [
 ]
 
 if __name__ == "__main__":
-    cpu, xla = WorkerPool(), WorkerPool("xla", patience=300)
+    cpu, xla = WorkerPool(), WorkerPool("xla", timeout_s=300)
     print("| training | XLA replicas | CPU workers | losses | logits | weights | ledger |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as cache:
@@ -37,8 +37,8 @@ if __name__ == "__main__":
             theirs = cpu.run(workers, trained, settings)[0]
             ours = xla.run(replicas, trained, [*settings, *further])[0]
             losses = float(np.abs(ours["losses"] / theirs["losses"] - 1).max())
-            weights = max(apart(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
-            row = [f"{share:.1e}" for share in (losses, apart(ours["logits"], theirs["logits"]), weights)]
+            weights = max(max_difference(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
+            row = [f"{share:.1e}" for share in (losses, max_difference(ours["logits"], theirs["logits"]), weights)]
             same = "same" if ours["ledger"] == theirs["ledger"] else "OTHER"
             print("|", " | ".join([title, str(replicas), str(workers), *row, same]), "|", flush=True)
     cpu.close()

@@ -13,13 +13,13 @@ from tests.pool import WorkerPool
 if not xla_installed():
     collect_ignore_glob = ["test_*.py"]
 
-# Before torch_xla is imported, which would say otherwise which device it selects.
+# Before torch_xla is imported, which would otherwise print the device that it selects.
 os.environ.setdefault("PJRT_SELECT_DEFAULT_DEVICE", "0")
 
 
 @pytest.fixture(scope="session")
 def xla_pool(pool: WorkerPool) -> Iterator[WorkerPool]:
-    """Workers on XLA's CPU device. They keep what they have compiled from test to test."""
-    xla_pool = WorkerPool("xla", patience=300)
+    """Workers on XLA's CPU device. They keep compiled programs from test to test."""
+    xla_pool = WorkerPool("xla", timeout_s=300)
     yield xla_pool
     xla_pool.close()

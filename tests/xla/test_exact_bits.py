@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exact_bits.py"
 
 
 def test_masks_have_the_cpus_bits() -> None:
-    """Three million elements, of few and of many dimensions, for rare and for frequent dropout: none differs."""
+    """Three million elements, in few and in many dimensions, with small and large dropout rates: none differs."""
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
     done = subprocess.run([sys.executable, SCRIPT, "xla"], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

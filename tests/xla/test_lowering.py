@@ -1,4 +1,4 @@
-"""What a TPU would be given: the shipped loop's own step, lowered for eight workers and not executed."""
+"""The programs that a TPU would get: the shipped loop's step, lowered for eight workers and not executed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.replicas import tiny_job
 WORKERS = 8
 EIGHT = "{{0,1,2,3,4,5,6,7}}"
 
-#: What leaves the device, or waits for the host, in the middle of a program.
+#: Operations that transfer data to or from the host in the middle of a program.
 HOST_TRAFFIC = re.compile(r"\b(outfeed|infeed|send|recv|copy-to-host|host-transfer|custom-call)\b")
 
 
 class _Host:
-    """Worker 0's link to seven others that do not exist: enough to build a loop with."""
+    """Worker 0's connection to seven others that do not exist: enough to build a loop."""
 
     rank, world_size, local_rank = 0, WORKERS, 0
 
@@ -36,21 +36,21 @@ class _Host:
 
 
 class _Lowered(Exception):
-    """In place of executing a program with a collective, which one device cannot."""
+    """Raised instead of executing a program with a collective, which needs eight devices."""
 
 
 @pytest.fixture(autouse=True)
 def _one_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "1")
-    # Torch_xla leaves a collective out where its own runtime knows of one device only.
+    # Torch_xla omits collectives where its runtime has one device only.
     monkeypatch.setenv("XLA_ALWAYS_ALLREDUCE", "1")
     yield
-    torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))  # what was not executed must not be, in another test
+    torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))  # or another test would execute it
 
 
 class _Worker(_Host):
-    """Another one of the eight."""
+    """Another one of the eight workers."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank  # type: ignore[misc]
@@ -74,7 +74,7 @@ def lowered(overrides: list[str], all_reduce: Any, executed: int = 0, rank: int 
         torch_xla.sync()
 
     backend.mark_step = mark_step  # type: ignore[method-assign]
-    loop._after_step = lambda: None  # type: ignore[method-assign]  # what it reduces, it would with workers not there
+    loop._after_step = lambda: None  # type: ignore[method-assign]  # it reduces metrics over workers that do not exist
     torch_xla.sync()
     metrics.clear_all()
     with pytest.raises(_Lowered):
@@ -91,7 +91,7 @@ OPTIMIZERS = [["optimizer=sgd"], ["optimizer=adamw"], ["optimizer=adamw", "preci
 
 @pytest.mark.parametrize("overrides", OPTIMIZERS)
 def test_a_synchronous_step_has_one_all_reduce(overrides: list[str]) -> None:
-    """After forward and backward comes one program with one all-reduce, of all gradients over all eight workers, and
+    """Forward and backward are followed by one program with one all-reduce, of all gradients over eight workers, and
     the update; the host reads nothing in between."""
     hlo, loop = lowered(overrides, compiled_all_reduce(WORKERS), executed=1)
     (reduction,) = all_reduces(hlo)
@@ -103,21 +103,21 @@ def test_a_synchronous_step_has_one_all_reduce(overrides: list[str]) -> None:
     assert metrics.counter_value("aten::_local_scalar_dense") is None
     assert metrics.metric_data("TransferFromDeviceTime") is None
     executed, *_ = metrics.metric_data("ExecuteTime") or (0,)
-    assert executed <= 1  # forward and backward; it may still be on its way
+    assert executed <= 1  # forward and backward, possibly not finished
 
 
 @pytest.mark.parametrize("overrides", OPTIMIZERS)
 def test_forward_and_backward_are_one_program_without_a_collective(overrides: list[str]) -> None:
-    """What depends on the shape of a worker's own rows has no collective in it."""
+    """The program whose shape depends on a worker's own rows has no collective."""
     hlo, _ = lowered(overrides, compiled_all_reduce(WORKERS))
     assert " dot(" in hlo
     assert not all_reduces(hlo)
     assert not HOST_TRAFFIC.search(hlo)
 
 
-def test_workers_meet_in_the_same_program() -> None:
-    """The first worker's rows and the last one's fall into different buckets; the program in which they meet is the
-    same to the letter."""
+def test_all_workers_run_the_same_collective_program() -> None:
+    """The rows of the first and of the last worker are in different length buckets; the program with the all-reduce is
+    identical."""
     overrides = ["optimizer=sgd", "device.length_buckets=[8,9,10,11,12,13]"]
     own, common = (
         [lowered(overrides, compiled_all_reduce(WORKERS), executed, rank)[0] for rank in (0, 7)] for executed in (0, 1)
@@ -132,7 +132,7 @@ def _unnumbered(hlo: str) -> str:
 
 
 def test_a_local_step_has_no_collective() -> None:
-    """With k = 4 the step itself speaks to nobody."""
+    """With k = 4 the step does not communicate."""
     hlo, _ = lowered(["optimizer=sgd", "sync.k=4"], compiled_all_reduce(WORKERS))
     assert " dot(" in hlo
     assert not all_reduces(hlo)
@@ -140,7 +140,7 @@ def test_a_local_step_has_no_collective() -> None:
 
 
 def test_an_average_is_one_program_with_one_all_reduce() -> None:
-    """The fourth step is followed by one that packs, and by one program with one all-reduce of all weights."""
+    """After the fourth step: a program that flattens the weights, and one with one all-reduce of all of them."""
     hlo, loop = lowered(["optimizer=sgd", "sync.k=4"], compiled_all_reduce(WORKERS), executed=5)
     (reduction,) = all_reduces(hlo)
     assert f"replica_groups={EIGHT}" in reduction
@@ -150,8 +150,8 @@ def test_an_average_is_one_program_with_one_all_reduce() -> None:
 
 
 @pytest.mark.parametrize("tensors", [1, 2])
-def test_an_average_is_the_same_program_whatever_a_worker_has_trained_on(tensors: int) -> None:
-    """One weight or many, a share of the samples, none or all of them: one program, with the one all-reduce."""
+def test_an_average_is_the_same_program_for_any_number_of_samples(tensors: int) -> None:
+    """With some, none or all of the samples on this worker: one program, with one all-reduce."""
     programs = set()
     for own_count in (0, 6, 7, 48):
         backend = XlaBackend(_Host(), torch_xla.device(), compiled_all_reduce(WORKERS))  # type: ignore[arg-type]
@@ -166,8 +166,8 @@ def test_an_average_is_the_same_program_whatever_a_worker_has_trained_on(tensors
     assert len(all_reduces(program)) == 1
 
 
-def test_the_collective_off_a_tpu_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same test sees that the gloo collective takes gradients to the host before the step ends."""
+def test_a_host_collective_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the gloo collective transfers gradients to the host before the step ends."""
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: None)
     hlo, _ = lowered(["optimizer=sgd"], host_all_reduce, executed=1)
     assert not all_reduces(hlo)
@@ -175,7 +175,7 @@ def test_the_collective_off_a_tpu_would_be_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_fp32_is_multiplied_as_fp32() -> None:
-    """A TPU multiplies fp32 matrices as bf16 unless the program asks for more; the shipped backend asks."""
+    """A TPU multiplies fp32 matrices in bf16 unless the program requests full precision, as the backend does."""
     from runner.backends.xla import _full_matmul_precision
 
     _full_matmul_precision()

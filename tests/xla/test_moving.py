@@ -1,4 +1,4 @@
-"""Models on their way to an XLA device and back."""
+"""Models that are moved to an XLA device and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["bert", "gpt2", "linear"],
 )
 def test_tied_weights_stay_tied(model: nn.Module) -> None:
-    """As many parameters there and back, under the same names, and with the same values."""
+    """The same parameters after both moves, under the same names and with the same values."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     there = to_device(model, torch_xla.device())
     assert [name for name, _ in there.named_parameters()] == list(before)

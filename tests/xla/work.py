@@ -1,4 +1,4 @@
-"""What workers run in the tests of XLA: the shipped loop, and what it can be compared by."""
+"""Functions that workers run in the XLA tests: the shipped loop, and the results to compare."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from runner.train.ledger import as_json
 from runner.train.loop import Loop
 from tests.replicas import make_loop, train_in_two_parts, weights_of
 
-#: 97 samples in global batches of 24: with two workers, one of them has nothing to do in the last step of an epoch.
+#: 97 samples in global batches of 24: with two workers, one has no samples in the last step of an epoch.
 TAIL = ["recipe.data.train_samples=97"]
 EXACT = ["equivalence=exact", "recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
 STANDARD = ["recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
 SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
 
 
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest number; of a thousandth for numbers that are noise around 0.
+def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, relative to the largest number, or to 1e-3 for tensors that are rounding noise around 0.
 
-    Such are the biases of attention keys, which move no output and have a gradient of nothing but rounding.
+    Such are the biases of attention keys: they change no output, so their gradient is rounding only.
     """
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
 
@@ -48,13 +48,13 @@ def trained(backend: Backend, overrides: list[str]) -> dict[str, Any]:
 
 
 def trained_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dict[str, torch.Tensor]:
-    """Stop, build everything anew, load the state and go on; the weights on the CPU."""
+    """Stop, rebuild everything, load the state and continue; the weights on the CPU."""
     weights = train_in_two_parts(backend, overrides, stop)["weights"]
     return {name: tensor.cpu() for name, tensor in weights.items()}
 
 
 def logits(loop: Loop) -> torch.Tensor:
-    """The evaluation part's, in sample order, as the shipped evaluation hands them to the recipe's metrics."""
+    """Of the evaluation part, in sample order, as the shipped evaluation passes them to the recipe's metrics."""
     seen: list[torch.Tensor] = []
     recipe = loop.recipe
     object.__setattr__(recipe, "metrics", lambda predictions, table: seen.append(predictions) or {})
@@ -66,19 +66,8 @@ def logits(loop: Loop) -> torch.Tensor:
     return seen[0] if seen else torch.zeros(0)
 
 
-def trained_with_meter(backend: Backend, overrides: list[str], stretch: int) -> dict[str, torch.Tensor]:
-    """Train and look at the losses every `stretch` steps, however long they take."""
-    loop = make_loop(backend, [*overrides, f"log_every={stretch}"])
-    loop.first_step_at = 0.0
-    loop.train()
-    loop.policy.finish()
-    weights = {name: tensor.cpu() for name, tensor in weights_of(loop).items()}
-    loop.policy.close()
-    return weights
-
-
 def compiled_by_step(backend: Backend, overrides: list[str], steps: int) -> tuple[list[int], list[int], str | None]:
-    """Compilations and tensors read back by each optimizer step, evaluation left out, and what the watch says."""
+    """Compilations and tensors read back in each optimizer step, without evaluation; and the warning."""
     from torch_xla.debug import metrics
 
     def read_back() -> int:
@@ -101,7 +90,7 @@ def compiled_by_step(backend: Backend, overrides: list[str], steps: int) -> tupl
 
 
 def with_ragged_batches(backend: Backend, overrides: list[str]) -> tuple[int, str | None]:
-    """Train with a recipe that pads to lengths of its own; its compilations, and what the watch says of them."""
+    """Train with a recipe that pads batches to 16 different lengths; its compilations, and the warning."""
     loop = make_loop(backend, overrides)
     collate = loop.recipe.collate
     calls = 0
