@@ -156,7 +156,7 @@ def test_metrics_of_each_synchronisation(pair: Pair) -> None:
     for record in records:
         near = min(rounding * record.drift_cancels, 1)
         # Where one worker alone has moved, the drift is the square root of rounding.
-        assert told["drift"][record.step] == pytest.approx(record.drift, rel=near, abs=1e-9 if record.drift else 1e-5)
+        assert logged["drift"][record.step] == pytest.approx(record.drift, rel=near, abs=1e-9 if record.drift else 1e-5)
         if not math.isnan(record.cosine):
             near = rounding * record.cosine_cancels
             assert logged["cosine"][record.step] == pytest.approx(record.cosine, abs=near)
