@@ -16,12 +16,12 @@ import yaml
 from mlflow.entities import Run
 
 from runner import cli
-from runner.config.compose import compose
 from runner.config.arguments import HydraOptions
+from runner.config.compose import compose
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
-from runner.sweep.preflight import prepare_sweep
 from runner.sweep import command
+from runner.sweep.preflight import prepare_sweep
 from tests import processes, runs
 from tests.processes import left_of_session, output, wait_until
 from tests.replicas import TINY
