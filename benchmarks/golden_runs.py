@@ -103,13 +103,17 @@ def record(file: Path, code: Path, runs: Mapping[str, Sequence[str]], log_every_
             found[name] = fingerprint(Path(folder, "run"))
         file.write_text(json.dumps(found, indent=1))
         print(f"{name}: {found[name]['weights'][:12]}", flush=True)
+
+
+def record_sweep(file: Path, code: Path, log_every_step: Sequence[str]) -> None:
+    """Run a sweep, resume it with one more seed, and add what its jobs computed to `file`."""
+    found = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         sweep = [*SWEEP, *log_every_step, "hydra.sweep.dir=sweep"]
         _run(code, Path(folder), [*sweep, "seed=0"])
         _run(code, Path(folder), [*sweep, "seed=0,1", "resume_sweep=sweep"])
         for summary in sorted(Path(folder, "sweep").rglob("summary.json")):
-            varied = json.loads(summary.read_text())["varied"]
-            found[f"resumed sweep: {varied['device']}, seed {varied['seed']}"] = fingerprint(summary.parent)
+            found[f"resumed sweep: {json.loads(summary.read_text())['setup']}"] = fingerprint(summary.parent)
     file.write_text(json.dumps(found, indent=1))
 
 
@@ -184,6 +188,8 @@ def main() -> None:
     if options.only:
         runs = {name: run for name, run in runs.items() if options.only in name}
     record(options.file, options.code.resolve(), runs, options.log)
+    if not options.only:
+        record_sweep(options.file, options.code.resolve(), options.log)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from runner.backends import Backend, Compilations, TorchBackend
 from runner.data.loader import FILLER
@@ -29,15 +28,6 @@ class Compiling(TorchBackend):
     def __init__(self, host: TorchBackend) -> None:
         vars(self).update(vars(host))
         self._known: set[tuple[int, ...]] = set()
-
-    def data_parallel(self, model: nn.Module, wire: torch.dtype | None) -> nn.Module:
-        return model
-
-    @torch.no_grad()
-    def average_gradients(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                self.all_reduce(parameter.grad).div_(self.world_size)
 
     def feed(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
         ahead: list[tuple[np.ndarray, Batch]] = []

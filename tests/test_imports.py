@@ -93,7 +93,7 @@ def test_no_import_circle() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_an_import_inside_a_function_says_why(name: str) -> None:
-    """By a comment in the line or the line above, unless the library is known to be slow or optional."""
+    """By a comment in its line or above its block, unless the library is known to be slow or optional."""
     text = MODULES[name].read_text()
     lines = text.splitlines()
     tree = ast.parse(text)
@@ -102,7 +102,10 @@ def test_an_import_inside_a_function_says_why(name: str) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             top = (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
             known = top.split(".")[0] in SLOW_OR_OPTIONAL
-            why = "#" in lines[node.lineno - 1] or lines[node.lineno - 2].strip().startswith("#")
+            first = node.lineno - 1
+            while lines[first - 1].strip().startswith(("from ", "import ")):
+                first -= 1
+            why = "#" in lines[node.lineno - 1] or lines[first - 1].strip().startswith("#")
             assert known or why, f"{MODULES[name].relative_to(ROOT)}:{node.lineno} imports {top} and does not say why"
 
 

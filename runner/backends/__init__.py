@@ -1,4 +1,4 @@
-"""Devices and the collectives between them."""
+"""Devices, and collectives between workers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def build_backend(
     cache: Path,
     threads: int,
 ) -> Backend:
-    """One worker's device, and its place among the workers that meet at `store`.
+    """Connect one worker with the others through `store`.
 
-    `device_type`: `cpu`, `cuda` or `xla`. `local_workers`: of this world on this machine. `cache`: the folder for what
-    may be kept from run to run. `threads`: of this worker's computations on a CPU.
+    `device_type`: `cpu`, `cuda` or `xla`. `local_workers`: the number of workers on this machine. `cache`: the folder
+    of caches that are shared between runs. `threads`: of this worker on a CPU.
     """
     if device_type != "xla":
         return TorchBackend(device_type, rank, world_size, local_rank, store)
-    from runner.backends import xla
+    from runner.backends import xla  # imports torch_xla, which is optional and takes seconds
 
     return xla.connect(TorchBackend("cpu", rank, world_size, local_rank, store), local_workers, cache / "xla", threads)

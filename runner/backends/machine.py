@@ -46,7 +46,7 @@ def threads_per_worker(local_workers: int) -> int:
 
 
 def describe_machine(device_type: str, cores: int) -> str:
-    """The hardware behind a worker: `2 cores of Intel(R) Xeon(R) Gold 6248`, or the machine's GPUs by name."""
+    """`2 cores of Intel(R) Xeon(R) Gold 6248`, or this machine's GPUs by name."""
     if device_type == "cuda":
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
@@ -54,10 +54,10 @@ def describe_machine(device_type: str, cores: int) -> str:
 
 
 def _processor() -> str:
-    # Python's own answer on Linux is empty or only the architecture.
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
+    # On Linux platform.processor() is empty or only the architecture.
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split())
     return platform.processor() or platform.machine()

@@ -1,44 +1,19 @@
-"""What the loop asks of a sync policy."""
+"""What the training loop asks of a sync policy."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import nn
 
-from runner.sync.telemetry import SyncRecord
-
-
-@dataclass(frozen=True)
-class SyncStats:
-    """What one worker put into collectives for training so far.
-
-    `seconds`: in which one was under way; `stall_seconds`: in which compute stood still for one. None where the host
-    cannot tell, because they are part of a compiled program.
-    """
-
-    synchronisations: int
-    bytes: int
-    seconds: float | None
-    stall_seconds: float | None
-
-    def __add__(self, other: SyncStats) -> SyncStats:
-        def total(a: float | None, b: float | None) -> float | None:
-            return None if a is None or b is None else a + b
-
-        return SyncStats(
-            self.synchronisations + other.synchronisations,
-            self.bytes + other.bytes,
-            total(self.seconds, other.seconds),
-            total(self.stall_seconds, other.stall_seconds),
-        )
+from runner.sync.telemetry import SyncRecord, SyncStats
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a policy is told of an optimizer step (counted from 0), on every worker.
+    """One optimizer step (counted from 0), as every worker knows it in advance.
 
     `local_count`, `global_count`: loss terms (labelled samples, or labelled tokens) of this worker's share and of the
     whole global batch; `lr`: the learning rate.
@@ -50,65 +25,79 @@ class StepFacts:
     lr: float
 
 
+@dataclass
+class LocalPhase:
+    """The optimizer steps since the last synchronisation.
+
+    `last`: the latest step, counted from 0. `count`, `global_count`: loss terms of this worker and of all workers.
+    """
+
+    steps: int = 0
+    last: int = -1
+    count: int = 0
+    global_count: int = 0
+    lr_sum: float = 0.0
+
+    def add(self, facts: StepFacts) -> None:
+        self.steps += 1
+        self.last = facts.step
+        self.count += facts.local_count
+        self.global_count += facts.global_count
+        self.lr_sum += facts.lr
+
+    def weight(self, world_size: int) -> float:
+        """This worker's weight in an average. No communication: the data order fixes every worker's count."""
+        return self.count / self.global_count if self.global_count else 1 / world_size
+
+    @property
+    def mean_lr(self) -> float:
+        return self.lr_sum / self.steps
+
+
 class SyncPolicy(Protocol):
-    """Brings replicas together. It knows models and optimizer steps, and nothing of recipes or data."""
+    """Decides when and how replicas synchronise. It knows models and optimizer steps, but not recipes or data."""
 
-    @property
-    def communicates_in_backward(self) -> bool:
-        """Whether collectives run within the backward pass, which may have to wait for them."""
-        ...
+    #: What training runs forward passes through: the model, or a wrapper that averages gradients.
+    forward_model: nn.Module
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether workers go on while an average travels: nothing else should make them wait for each other, then."""
-        ...
-
-    @property
-    def forward_model(self) -> nn.Module:
-        """What forward passes of training go through: the model itself, or a wrapper that averages gradients."""
-        ...
+    #: Whether workers train on while a collective is in flight: nothing else should make them wait for each other then.
+    overlaps: bool = False
 
     def loss_divisor(self, facts: StepFacts) -> float:
-        """What this worker divides its loss sum by."""
-        ...
+        """The number by which this worker divides its loss sum."""
+        return max(facts.local_count, 1)
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
         """The context of one micro-batch; `last`: of this worker's optimizer step."""
-        ...
+        return nullcontext()
 
-    def takes_part(self, facts: StepFacts) -> bool:
-        """Whether this worker runs the optimizer step at all."""
-        ...
-
-    def before_optimizer_step(self, facts: StepFacts) -> None:
-        """Called after the last backward pass of a step that this worker takes part in, before gradients are used."""
-        ...
+    def before_optimizer_step(self, facts: StepFacts) -> bool:
+        """Called after the last backward pass of a step; False if this worker skips the optimizer step."""
+        return facts.local_count > 0  # without a gradient neither weight decay nor moments may change anything
 
     def after_step(self, facts: StepFacts) -> bool:
-        """Called on every worker after an optimizer step; True if common weights were reached just now."""
+        """Called on every worker after an optimizer step, also a skipped one; True if workers just synchronised."""
         ...
 
     def common_weights(self) -> AbstractContextManager[Any]:
-        """Within it the model has the weights that all share since `after_step` last said True. A collective."""
-        ...
+        """Within it the model has the weights of the latest synchronisation, the same on all workers. A collective."""
+        return nullcontext()
 
     def finish(self) -> bool:
-        """Make all replicas equal at the end of training; True if that changed what the common weights are."""
+        """Make all replicas equal at the end of training; True if that changed the common weights. A collective."""
         ...
 
-    def agree_on_scale(self, scale: float) -> float:
-        """The fp16 loss scale to go on with after a synchronisation."""
+    def stats(self) -> SyncStats:
+        """Totals over the run so far."""
         ...
-
-    def stats(self) -> SyncStats: ...
 
     def take_records(self) -> list[SyncRecord]:
-        """The synchronisations of local phases that ended since the last time."""
-        ...
+        """The synchronisations of local phases that have finished since the last call."""
+        return []
 
     def close(self) -> None:
-        """Let go of wrappers that hold on to the process group, and give tensors storages of their own."""
-        ...
+        """Release wrappers that hold the process group, and shared memory. Only `stats` may be called afterwards."""
+        return
 
     def state_dict(self) -> dict[str, Any]: ...
 

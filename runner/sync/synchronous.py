@@ -2,73 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from runner.backends import Backend
 from runner.errors import UserError
-from runner.sync.flat import FlatTensors
-from runner.sync.protocol import StepFacts, SyncStats
-from runner.sync.telemetry import SyncRecord
+from runner.sync.averaging import FlatTensors
+from runner.sync.protocol import StepFacts, SyncPolicy
+from runner.sync.telemetry import SyncRecord, SyncStats
+
+_COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
 
-class Synchronous:
-    """k = 1: through torch's DistributedDataParallel during the last backward pass of a step, or right after it.
+class Synchronous(SyncPolicy):
+    """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
-    `wire`: the dtype in which gradients travel, None for their own.
+    `wire`: the dtype of gradients on the wire, None for their own.
     """
-
-    communicates_in_backward = True
-    overlaps = False
 
     def __init__(
         self, model: nn.Module, buffers: Sequence[Tensor], backend: Backend, wire: torch.dtype | None = None
     ) -> None:
         self._backend, self._wire = backend, wire
-        self.forward_model = backend.data_parallel(model, wire)
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._parameters = list(self._trainable.values())
-        #: Parameters whose gradient came in the last backward pass.
+        parameters = list(self._trainable.values())
+        #: Parameters that the last backward pass computed a gradient for.
         self._reached: set[nn.Parameter] = set()
         self._hooks: list[RemovableHandle] = []
         self._buffers = list(buffers) if backend.world_size > 1 else []
-        self._buffers_at_first = [buffer.clone() for buffer in self._buffers]
-        if isinstance(self.forward_model, DistributedDataParallel):
-            # Its timers look at the first ten steps, which build buckets, and then at every hundredth: look more often.
-            self.forward_model._set_ddp_runtime_logging_sample_rate(10)
-            self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in self._parameters]
-        self._gradient_bytes = sum(p.numel() * (wire.itemsize if wire else p.element_size()) for p in self._parameters)
+        self._initial_buffers = [buffer.clone() for buffer in self._buffers]
+        self.forward_model = model
+        if backend.world_size > 1 and not backend.compiles:
+            self.forward_model = _data_parallel(model, backend.device, wire)
+            self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
+        self._gradient_bytes = sum(p.numel() * (wire.itemsize if wire else p.element_size()) for p in parameters)
         self._steps = 0
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
     def loss_divisor(self, facts: StepFacts) -> float:
-        # Gradients are averaged over workers; a sum over the global batch divided by its count is wanted.
+        # The sum over the global batch divided by its count; gradients are averaged over workers, not summed.
         return max(facts.global_count, 1) / self._backend.world_size
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
-        model = self.forward_model
         self._reached.clear()
-        if last or not isinstance(model, DistributedDataParallel):
+        if last or not isinstance(self.forward_model, DistributedDataParallel):
             return nullcontext()
-        return model.no_sync()
+        return self.forward_model.no_sync()
 
-    def takes_part(self, facts: StepFacts) -> bool:
-        return True  # gradients are common, and so is the step
-
-    def before_optimizer_step(self, facts: StepFacts) -> None:
+    def before_optimizer_step(self, facts: StepFacts) -> bool:
         if isinstance(self.forward_model, DistributedDataParallel):
             self._require_gradients()
-        self._backend.average_gradients(self._parameters, self._wire)
+        elif self._backend.world_size > 1:
+            self._average_gradients()
+        return True  # gradients are the same on all workers, so all of them step
 
     def _require_gradients(self) -> None:
-        # DDP would leave what shares a bucket with a missing one unaveraged in this step, and say so in the next. It
-        # waits in a step's last backward pass: a gradient from an earlier micro-batch is none to it.
+        # DDP waits for every gradient in the last backward pass of a step. If one is missing it leaves the others of
+        # its bucket unaveraged, and reports that one step later. Gradients of earlier micro-batches do not help.
         missing = [name for name, parameter in self._trainable.items() if parameter not in self._reached]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -76,6 +76,20 @@ class Synchronous:
                 f"the loss of a micro-batch does not depend on {missing[0]}{more}, and sync.k=1 needs every gradient: "
                 "freeze it in the recipe's build_model with requires_grad_(False), or average weights: sync.k=2 or more"
             )
+
+    @torch.no_grad()
+    def _average_gradients(self) -> None:
+        # Workers whose rows have another length run another program up to here. The one with the collective has to be
+        # the same on all workers. (Not tested on a TPU: one collective in two different programs.)
+        self._backend.mark_step()
+        gradients = [p.grad for p in self._trainable.values() if p.grad is not None]
+        flat = _flatten_dense_tensors(gradients)
+        if self._wire is None:
+            flat = self._backend.all_reduce(flat).div_(self._backend.world_size)
+        else:
+            flat = self._backend.all_reduce(flat.div(self._backend.world_size).to(self._wire)).to(gradients[0].dtype)
+        for gradient, average in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
+            gradient.copy_(average)
 
     def after_step(self, facts: StepFacts) -> bool:
         self._steps += 1
@@ -97,41 +111,31 @@ class Synchronous:
 
     @torch.no_grad()
     def _average_buffers(self) -> None:
-        """Running statistics are each worker's own while it trains, and nothing that gradients could make common."""
+        """Running statistics differ between workers during training: averaging gradients does not make them equal."""
         if not self._buffers:
             return
-        # What they have changed by, so that constants among them stay what they are.
-        torch._foreach_sub_(self._buffers, self._buffers_at_first)
-        flat = FlatTensors(self._buffers, live=False)
+        # Average the change since the start, so that constant buffers keep their exact values.
+        torch._foreach_sub_(self._buffers, self._initial_buffers)
+        flat = FlatTensors(self._buffers, shared=False)
         self._backend.mark_step()
         self._backend.all_reduce(flat.pack()).div_(self._backend.world_size)
         flat.unpack()
-        torch._foreach_add_(self._buffers, self._buffers_at_first)
+        torch._foreach_add_(self._buffers, self._initial_buffers)
         self._backend.mark_step()
-
-    def agree_on_scale(self, scale: float) -> float:
-        return scale  # equal everywhere: it follows from common gradients
 
     def stats(self) -> SyncStats:
         if self._backend.world_size == 1:
-            return SyncStats(0, 0, 0.0, 0.0)
+            return SyncStats()
         if self._final_stats is not None:
             return self._final_stats
         if not isinstance(self.forward_model, DistributedDataParallel):
             return SyncStats(self._steps, self._steps * self._gradient_bytes, None, None)
         # torch's own timers, in nanoseconds, averaged over the steps it sampled.
         timing = self.forward_model._get_ddp_logging_data()
-        under_way = timing.get("avg_backward_comm_time", 0) / 1e9
-        beside_compute = timing.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
-        return SyncStats(
-            self._steps,
-            self._steps * self._gradient_bytes,
-            self._steps * under_way,
-            self._steps * max(under_way - beside_compute, 0.0),
-        )
-
-    def take_records(self) -> list[SyncRecord]:
-        return []  # every step alike, and no replica drifts
+        in_flight = timing.get("avg_backward_comm_time", 0) / 1e9
+        overlapped = timing.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
+        stalled = self._steps * max(in_flight - overlapped, 0.0)
+        return SyncStats(self._steps, self._steps * self._gradient_bytes, self._steps * in_flight, stalled, stalled)
 
     def close(self) -> None:
         if isinstance(self.forward_model, DistributedDataParallel):
@@ -145,3 +149,90 @@ class Synchronous:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
+
+
+def _data_parallel(model: nn.Module, device: torch.device, wire: torch.dtype | None) -> DistributedDataParallel:
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates `broadcast_buffers`, and recommends to keep using it for exactly this case: buffers are
+        # local to a worker, and broadcasting them would communicate on accumulation micro-batches, too.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
+    if wire is not None:
+        hook = _COMPRESS_HOOKS[wire]
+        # Registered under its own name, torch refuses bf16 on all backends but nccl. Gloo can sum it as well.
+        wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
+    # DDP times the first ten steps, which build buckets, and then one of a hundred by default: sample more often.
+    wrapped._set_ddp_runtime_logging_sample_rate(10)
+    return wrapped
+
+
+class PostLocal(SyncPolicy):
+    """Post-local SGD (Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD"): synchronous first, local later.
+
+    `make_local` is called before step `first_local`, when weights and moments of all replicas are equal.
+    """
+
+    def __init__(self, synchronous: SyncPolicy, make_local: Callable[[], SyncPolicy], first_local: int) -> None:
+        self._make_local, self._first_local = make_local, first_local
+        self._is_local = False
+        self._earlier_stats = SyncStats()
+        self._use(synchronous)
+
+    def _use(self, policy: SyncPolicy) -> None:
+        self._policy = policy
+        self.forward_model, self.overlaps = policy.forward_model, policy.overlaps
+
+    def _become_local(self) -> None:
+        self._earlier_stats = self._policy.stats()
+        self._policy.close()
+        self._use(self._make_local())
+        self._is_local = True
+
+    def loss_divisor(self, facts: StepFacts) -> float:
+        return self._policy.loss_divisor(facts)
+
+    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
+        return self._policy.backward_pass(last)
+
+    def before_optimizer_step(self, facts: StepFacts) -> bool:
+        return self._policy.before_optimizer_step(facts)
+
+    def after_step(self, facts: StepFacts) -> bool:
+        synchronised = self._policy.after_step(facts)
+        if facts.step + 1 == self._first_local:
+            self._policy.finish()
+            self._become_local()
+        return synchronised
+
+    def common_weights(self) -> AbstractContextManager[Any]:
+        return self._policy.common_weights()
+
+    def finish(self) -> bool:
+        return self._policy.finish()
+
+    def stats(self) -> SyncStats:
+        return self._earlier_stats + self._policy.stats()
+
+    def take_records(self) -> list[SyncRecord]:
+        return self._policy.take_records()
+
+    def close(self) -> None:
+        self._policy.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "is_local": self._is_local,
+            "earlier_stats": dataclasses.asdict(self._earlier_stats),
+            "policy": self._policy.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["is_local"] and not self._is_local:
+            self._become_local()
+        self._earlier_stats = SyncStats(**state["earlier_stats"])
+        self._policy.load_state_dict(state["policy"])

@@ -1,17 +1,18 @@
-"""How far replicas had drifted apart, from two numbers a worker that travel with its weights.
+"""Statistics of synchronisations: cost, and how far replicas drifted apart.
 
-With d_i the update of worker i since the last synchronisation, m = Σ w_i d_i their mean (weights w_i with sum 1) and
-r_i = |d_i| / |a| its length as a share of the common weights' a:
+With d_i the update of worker i since the last synchronisation, m = Σ w_i d_i the weighted mean (Σ w_i = 1), a the
+common weights and r_i = |d_i| / |a|:
 
-    Σ w_i |d_i − m|² = Σ w_i |d_i|² − |m|²                                       the spread around the mean
-    Σ_{i≠j} w_i w_j d_i·d_j = |m|² − Σ w_i² |d_i|²                               agreement, before it is normalised
-    Σ_{i≠j} w_i w_j |d_i||d_j| = (Σ w_i |d_i|)² − Σ w_i² |d_i|²                  and what it would be at a cosine of 1
+    Σ w_i |d_i − m|² = Σ w_i |d_i|² − |m|²                       the spread around the mean
+    Σ_{i≠j} w_i w_j d_i·d_j = |m|² − Σ w_i² |d_i|²               the agreement of pairs, not yet normalised
+    Σ_{i≠j} w_i w_j |d_i||d_j| = (Σ w_i |d_i|)² − Σ w_i² |d_i|²  what the agreement would be at a cosine of 1
 
-so neither needs another worker's update, only the mean that everybody gets, and every worker's w_i and r_i.
+So every worker can compute both from the mean and from w_i and r_i of all workers; it never sees another's update.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,71 +22,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_EACH = ("steps", "bytes", "seconds", "stall_seconds")
+#: Elements whose squares a CPU sums in one go: one fp32 sum over 20 million squares would be wrong in the fourth digit.
+_SUMMED_TOGETHER = 2**16
 
-#: Weight and share, each as a sum of numbers short enough to survive a collective in bf16.
-_NUMBERS, _PARTS = 2, 3
-
-
-def slots(world_size: int) -> int:
-    """How many elements of a buffer tell of drift: every worker has its own, and leaves the others' at 0."""
-    return world_size * _NUMBERS * _PARTS
+_COST = ("steps", "bytes", "seconds", "stall_seconds")
 
 
-def relative(update: Tensor, length: Tensor) -> Tensor:
-    """|update| / length."""
-    return torch.linalg.vector_norm(update) / length
-
-
-def tell(where: Tensor, rank: int, weight: Tensor | float, share: Tensor) -> None:
-    """Write a worker's weight and share into its slots of `where`, and 0 into the others'."""
-    where.zero_()
-    rest = torch.stack([share * 0 + weight, share])
-    own = where.view(-1, _NUMBERS, _PARTS)[rank]
-    for part in range(_PARTS):
-        short = rest.bfloat16().to(rest.dtype)
-        own[:, part] = short
-        rest = rest - short
+def norm(vector: Tensor) -> Tensor:
+    """The L2 norm."""
+    pieces = vector.split(_SUMMED_TOGETHER) if vector.device.type == "cpu" else [vector]
+    return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How replicas stood to each other, on the device until somebody asks.
+class UpdateSpread:
+    """How the workers' updates compare. Tensors stay on the device until a method is called.
 
-    `told`: the sum over workers of what `tell` wrote; `mean`: |m| / |a|.
+    `weights`, `norms`: w_i and r_i, one element per worker; `mean_norm`: |m| / |a|.
     """
 
-    told: Tensor
-    mean: Tensor
+    weights: Tensor
+    norms: Tensor
+    mean_norm: Tensor
 
     def drift(self) -> float | None:
-        """sqrt(Σ w_i |x_i − x̄|²) / |a|: the replicas' distance from their mean, as a share of the weights' length."""
-        weights, shares = self._numbers()
-        squared = sum(w * r**2 for w, r in zip(weights, shares, strict=True)) - float(self.mean) ** 2
+        """sqrt(Σ w_i |x_i − x̄|²) / |a|: the replicas' distance from their mean relative to the norm of the weights."""
+        weights, norms = self.weights.cpu().double(), self.norms.cpu().double()
+        squared = float((weights * norms**2).sum()) - float(self.mean_norm) ** 2
         return math.sqrt(max(squared, 0.0)) if math.isfinite(squared) else None
 
     def cosine(self) -> float | None:
-        """Between the updates of two workers, averaged over pairs by the product of weights and lengths."""
-        weights, shares = self._numbers()
-        lengths = [w * r for w, r in zip(weights, shares, strict=True)]
-        own = sum(length**2 for length in lengths)
-        possible = sum(lengths) ** 2 - own
-        # Where one worker alone has moved, or none, there is no angle.
+        """Between the updates of two workers, averaged over pairs; a pair is weighted by w_i |d_i| w_j |d_j|."""
+        weighted = self.weights.cpu().double() * self.norms.cpu().double()
+        own = float((weighted**2).sum())
+        possible = float(weighted.sum()) ** 2 - own
+        # Undefined if fewer than two workers have moved.
         if not (math.isfinite(possible) and possible > 1e-9 * own):
             return None
-        return max(-1.0, min(1.0, (float(self.mean) ** 2 - own) / possible))
-
-    def _numbers(self) -> tuple[list[float], list[float]]:
-        weights, shares = self.told.double().cpu().view(-1, _NUMBERS, _PARTS).sum(-1).T.tolist()
-        return weights, shares
+        return max(-1.0, min(1.0, (float(self.mean_norm) ** 2 - own) / possible))
 
 
 @dataclass(frozen=True)
 class SyncRecord:
-    """One synchronisation, after optimizer step `step` (counted from 1), that ended a local phase of `steps` steps.
+    """The synchronisation after optimizer step `step` (counted from 1), which ended a local phase of `steps` steps.
 
-    `bytes`: what this worker put into the collective. `seconds`: from its start to its end, None where the host cannot
-    tell; `stall_seconds`: those in which compute stood still. `drift_of`, `cosine_of`: what these are told of.
+    `bytes`: sent by this worker. `seconds`: from start to end of the collective, None where the host cannot measure
+    it; `stall_seconds`: the part of it that compute waited for. `weights`: the spread that gives the drift; `updates`:
+    the one that gives the cosine.
     """
 
     step: int
@@ -93,35 +76,76 @@ class SyncRecord:
     bytes: int
     seconds: float | None
     stall_seconds: float
-    drift_of: Spread
-    cosine_of: Spread
+    weights: UpdateSpread
+    updates: UpdateSpread
 
-    def told(self) -> dict[str, float | None]:
-        """As it is logged. Waits for the device."""
-        return {
-            "steps": self.steps,
-            "bytes": self.bytes,
-            "seconds": self.seconds,
-            "stall_seconds": self.stall_seconds,
-            "drift": self.drift_of.drift(),
-            "cosine": self.cosine_of.cosine(),
-        }
+    def metrics(self) -> dict[str, float | None]:
+        """By name, as they are logged under `sync/`. Waits for the device."""
+        cost = {name: getattr(self, name) for name in _COST}
+        return {**cost, "drift": self.weights.drift(), "cosine": self.updates.cosine()}
 
 
-def sync_summary(told: Sequence[Mapping[str, float | None]]) -> dict[str, Any] | None:
-    """What `summary.json` says of a run's local phases; None without any."""
-    if not told:
+@dataclass(frozen=True)
+class SyncStats:
+    """Totals over a run of the collectives for training, on one worker.
+
+    `seconds`: with one in flight; `stall_seconds`: with compute waiting for one, `backward_stall_seconds` of them
+    within backward passes. None where the host cannot measure them because they are part of a compiled program.
+    """
+
+    synchronisations: int = 0
+    bytes: int = 0
+    seconds: float | None = 0.0
+    stall_seconds: float | None = 0.0
+    backward_stall_seconds: float = 0.0
+
+    def __add__(self, other: SyncStats) -> SyncStats:
+        def add(a: float | None, b: float | None) -> float | None:
+            return None if a is None or b is None else a + b
+
+        return SyncStats(
+            self.synchronisations + other.synchronisations,
+            self.bytes + other.bytes,
+            add(self.seconds, other.seconds),
+            add(self.stall_seconds, other.stall_seconds),
+            self.backward_stall_seconds + other.backward_stall_seconds,
+        )
+
+
+class SyncHistory:
+    """All synchronisations of a run: totals, and the records that have not been logged yet."""
+
+    def __init__(self) -> None:
+        self._records: list[SyncRecord] = []
+        self.stats = SyncStats()
+
+    def add(self, record: SyncRecord) -> None:
+        self._records.append(record)
+        self.stats += SyncStats(1, record.bytes, record.seconds, record.stall_seconds)
+
+    def take_records(self) -> list[SyncRecord]:
+        records, self._records = self._records, []
+        return records
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stats": dataclasses.asdict(self.stats)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stats = SyncStats(**state["stats"])
+
+
+def sync_summary(logged: Sequence[Mapping[str, float | None]]) -> dict[str, Any] | None:
+    """The section `sync` of `summary.json` from the metrics of all synchronisations; None if there were none."""
+    if not logged:
         return None
+    values = {name: [value for row in logged if (value := row[name]) is not None] for name in logged[0]}
 
-    def numbers(name: str) -> list[float]:
-        return [value for one in told if (value := one[name]) is not None]
-
-    def described(name: str, worst: Callable[[list[float]], float], word: str) -> dict[str, float] | None:
-        values = numbers(name)
-        return {"mean": mean(values), word: worst(values), "last": values[-1]} if values else None
+    def describe(name: str, worst: Callable[[list[float]], float]) -> dict[str, float] | None:
+        own = values[name]
+        return {"mean": mean(own), worst.__name__: worst(own), "last": own[-1]} if own else None
 
     return {
-        "drift": described("drift", max, "max"),
-        "cosine": described("cosine", min, "min"),
-        **{f"{name}_each": mean(values) if (values := numbers(name)) else None for name in _EACH},
+        "drift": describe("drift", max),
+        "cosine": describe("cosine", min),
+        **{f"{name}_each": mean(values[name]) if values[name] else None for name in _COST},
     }

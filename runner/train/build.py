@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -90,11 +89,12 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     prepared = _prepare_data(recipe, job, backend)
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
     precision = Precision(config.precision.name, backend.device.type)
-    model = precision.cast(recipe.build_model(prepared)).to(backend.eager_device)
+    eager_device = torch.device("cpu") if backend.compiles else backend.device
+    model = precision.cast(recipe.build_model(prepared)).to(eager_device)
     _apply_options(config, model)
     exact = config.equivalence.mode is EquivalenceMode.exact
     if exact:
-        check_model(recipe, prepared, model, backend.eager_device)
+        check_model(recipe, prepared, model, eager_device)
     model = to_device(model, backend.device)
     optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused=not backend.compiles)
     policy = build_sync_policy(config, job.plan, model, optimizer, backend)
@@ -147,9 +147,7 @@ def train(job: Job, backend: Backend) -> RunResult | None:
 
 def _gather_warnings(loop: Loop) -> tuple[str, ...]:
     """All workers' warnings about compilation. A collective."""
-    text = (loop.compilations.warning() or "").encode()
-    of_rank = loop.backend.gather_rows(torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()))
-    texts = [bytes(rows.numpy()).decode() for rows in of_rank]
+    texts = loop.backend.all_gather_object(loop.compilations.warning())
     return tuple(f"worker {rank}: {text}" for rank, text in enumerate(texts) if text)
 
 
@@ -161,9 +159,9 @@ def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
     # One worker of each machine tokenises; the others wait, then map the same cache entry.
     cache = Cache(job.config.cache_dir)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
-    backend.barrier()
-    # The entry's name, not its path: another machine may keep its cache elsewhere.
-    return Prepared.load(cache.root / backend.share(entry.name if entry is not None else None))
+    # Wait for all machines. The entry's name, not its path: another machine may keep its cache elsewhere.
+    names = backend.all_gather_object(entry.name if entry is not None else None)
+    return Prepared.load(cache.root / names[0])
 
 
 def _apply_options(config: Config, model: torch.nn.Module) -> None:

@@ -63,15 +63,17 @@ def evaluate(
     parts += _fetch(on_device)
     model.train(was_training)
 
-    order = torch.cat(backend.gather_rows(torch.from_numpy(mine)))
+    order = torch.cat(backend.all_gather_object(torch.from_numpy(mine)))
     # A worker without samples contributes zero rows, and learns the shape of a row from rank 0.
-    shape = backend.share(list(parts[0].shape[1:]) if parts else None)
+    shape = backend.broadcast_object(list(parts[0].shape[1:]) if parts else None)
     own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)
-    gathered = torch.cat(backend.gather_rows(own))
+    gathered = torch.cat(backend.all_gather_object(own))
     assert len(order) == len(table), (len(order), len(table))
     predictions = torch.empty_like(gathered)
     predictions[order] = gathered
-    metrics: dict[str, float] = backend.share(recipe.metrics(predictions, table) if backend.rank == 0 else None)
+    metrics: dict[str, float] = backend.broadcast_object(
+        recipe.metrics(predictions, table) if backend.rank == 0 else None
+    )
     return metrics
 
 

@@ -68,7 +68,7 @@ class Ledger:
         ]
         mine = torch.from_numpy(np.concatenate(rows)) if rows else torch.zeros((0, 3), dtype=torch.int64)
         self._entries = []
-        merged = torch.cat(backend.gather_rows(mine)).numpy()
+        merged = torch.cat(backend.all_gather_object(mine)).numpy()
         permutation = order.epoch_permutation(epoch)
         planned = [(np.full(s.samples, s.t), permutation[s.start : s.stop]) for s in order.steps()[:steps_done]]
         record = merge(epoch, merged, permutation, np.concatenate([np.stack(step, axis=1) for step in planned]))

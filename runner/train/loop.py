@@ -166,13 +166,12 @@ class Loop:
                 with self.backend.forward_pass(), self.precision.autocast(), dropout:
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 meter.begin("backward")
-                self.scaler.scale(loss_sum / self.backend.number(divisor, loss_sum.dtype)).backward()
+                self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
             step_loss += loss_sum.detach()
             step_count += count
             meter.begin("data")
-        if policy.takes_part(facts):
-            meter.begin("communication")
-            policy.before_optimizer_step(facts)
+        meter.begin("communication")
+        if policy.before_optimizer_step(facts):
             meter.begin("optimizer")
             skipped = self._optimizer_step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -184,8 +183,9 @@ class Loop:
         meter.begin("communication")
         self.synchronised = policy.after_step(facts)
         self.optimizer_step += 1
-        if self.synchronised and self.scaler.is_enabled():
-            self.scaler.update(policy.agree_on_scale(self.scaler.get_scale()))
+        if self.synchronised and self.scaler.is_enabled() and not self.config.sync.always_synchronous:
+            # Each worker's scaler has adapted to its own gradients: continue with the smallest loss scale of all.
+            self.scaler.update(min(self.backend.all_gather_object(self.scaler.get_scale())))
         meter.begin("other")
         seen = samples_seen + step.samples
         meter.add(StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen))
@@ -228,9 +228,8 @@ class Loop:
         `wait`: if false, they may be logged by the next flush, so that no worker waits for another.
         """
         stats = self.policy.stats()
-        stalled = (stats.stall_seconds or 0.0) if self.policy.communicates_in_backward else 0.0
-        records = self.meter.reduce(stalled - self._stalled_before, wait)
-        self._stalled_before = stalled
+        records = self.meter.reduce(stats.backward_stall_seconds - self._stalled_before, wait)
+        self._stalled_before = stats.backward_stall_seconds
         for record in records:
             if record.counted != record.planned:
                 self._fail_ledger(
@@ -263,9 +262,9 @@ class Loop:
         if self.backend.rank != 0:
             return
         for record in records:
-            told = record.told()
-            self.synchronisations.append(told)
-            self._log(record.step, _without_none({f"sync/{name}": value for name, value in told.items()}))
+            metrics = record.metrics()
+            self.synchronisations.append(metrics)
+            self._log(record.step, _without_none({f"sync/{name}": value for name, value in metrics.items()}))
 
     def _evaluate(self) -> None:
         self.meter.pause()

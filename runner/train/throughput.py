@@ -81,7 +81,7 @@ class Meter:
         Timestamps go through the device's queue, since a GPU runs behind the host. They are read when the host waits
         for the device anyway. A device that compiles whole steps has no phases.
         """
-        timestamp = self._backend.stamp()
+        timestamp = self._backend.record_event()
         if timestamp is not None:
             self._phase_starts.append((phase, timestamp))
 
@@ -123,11 +123,7 @@ class Meter:
             pending, self._pending = self._pending, []
             self._measure(pending, stalled)
             numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending)]
-            if wait:
-                summed = self._backend.sum_numbers(numbers)
-                self._in_flight.append((pending, lambda: summed))
-            else:
-                self._in_flight.append((pending, self._backend.start_sum_numbers(numbers)))
+            self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         records = []
         while len(self._in_flight) > (0 if wait else 1):
             pending, result = self._in_flight.popleft()
@@ -174,7 +170,7 @@ class Meter:
             return {}
         seconds = dict.fromkeys(PHASES, 0.0)
         for (phase, start), (_, end) in zip(self._phase_starts, self._phase_starts[1:], strict=False):
-            seconds[phase] += self._backend.seconds_between(start, end)
+            seconds[phase] += start.elapsed_time(end) / 1000
         self._phase_starts = self._phase_starts[-1:]  # the current phase
         return seconds
 

@@ -58,6 +58,6 @@ def tokens_of(batch: Batch, rows: np.ndarray, lengths: np.ndarray) -> Tokens:
 
 def over_all_workers(tokens: Tokens, backend: Backend) -> Tokens | None:
     """The sum over all workers; None for models without tokens. A collective."""
-    counts = backend.gather_rows(torch.tensor([dataclasses.astuple(tokens)], dtype=torch.int64))
+    counts = backend.all_gather_object(torch.tensor([dataclasses.astuple(tokens)], dtype=torch.int64))
     total = sum((Tokens(*map(int, rows[0])) for rows in counts), Tokens())
     return total if total != Tokens() else None

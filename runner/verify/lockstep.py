@@ -68,7 +68,7 @@ def run_side(frames: Iterator[Frame], exchange: Exchange, backend: Backend) -> N
     """Iterate over a setup's frames on all its workers until rank 0's exchange returns False."""
     for number, frame in enumerate(frames):
         go_on = exchange(number, frame) if backend.rank == 0 else None
-        if not backend.share(go_on):
+        if not backend.broadcast_object(go_on):
             return
 
 

@@ -58,7 +58,7 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
         gradients.clear()
         loop.train(until=step)
         loop.flush()
-        samples = torch.cat(loop.backend.gather_rows(torch.from_numpy(loop.last_samples)))
+        samples = torch.cat(loop.backend.all_gather_object(torch.from_numpy(loop.last_samples)))
         metrics = {name: value for at, logged in log if at == step for name, value in logged.items()}
         log.clear()
         weights, replicas = _common_weights(loop)
@@ -116,15 +116,12 @@ def _replicas(loop: Loop) -> str | None:
     if loop.backend.world_size == 1:
         return None
     names = [name for name, _ in loop.model.named_parameters()]
-    hashes = [_hash(parameter) for parameter in loop.model.parameters()]
-    of_rank = loop.backend.gather_rows(
-        torch.frombuffer(bytearray(b"".join(hashes)), dtype=torch.uint8).view(len(names), -1)
-    )
-    for rank, theirs in enumerate(of_rank):
-        different = (theirs != of_rank[0]).any(1).nonzero().flatten().tolist()
+    of_rank = loop.backend.all_gather_object([_hash(parameter) for parameter in loop.model.parameters()])
+    for rank, hashes in enumerate(of_rank):
+        different = [name for name, one, first in zip(names, hashes, of_rank[0], strict=True) if one != first]
         if different:
             more = f" (and in {len(different) - 1} more)" if len(different) > 1 else ""
-            return f"worker {rank} has other bits than worker 0 in {names[different[0]]}{more}"
+            return f"worker {rank} has other bits than worker 0 in {different[0]}{more}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Which policy a configuration comes to."""
+"""Which policy a configuration builds."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from tests.pool import WorkerPool
 from tests.replicas import make_loop
 
 
-def kind(backend: Backend, overrides: list[str]) -> tuple[str, str]:
-    """The policy's class, and what its forward passes go through."""
-    loop = make_loop(backend, overrides)
-    names = type(loop.policy).__name__, type(loop.policy.forward_model).__name__
-    loop.policy.close()
+def kinds(backend: Backend, settings: list[str]) -> list[tuple[str, str]]:
+    """The class of the policy, and of the model that it runs forward passes through, for each of these settings."""
+    names = []
+    for overrides in settings:
+        loop = make_loop(backend, overrides.split())
+        names.append((type(loop.policy).__name__, type(loop.policy.forward_model).__name__))
+        loop.policy.close()
     return names
 
 
 @pytest.mark.parametrize(
-    ("overrides", "workers", "policy", "wrapped"),
+    ("workers", "policies"),
     [
-        ("sync.k=1", 2, "Synchronous", True),
-        ("sync.k=4", 2, "LocalPhases", False),
-        ("sync=outer sync.k=4", 2, "LocalPhases", False),
-        ("sync=outer sync.k=1", 2, "LocalPhases", False),
-        ("sync=accumulated sync.k=4", 2, "LocalPhases", False),
-        ("sync=gradients sync.k=4", 2, "PeriodicGradients", False),
-        ("sync=gradients sync.k=1", 2, "Synchronous", True),
-        ("sync.k=4 sync.schedule=post_local", 2, "PostLocal", True),
-        ("sync.schedule=qsr", 2, "LocalPhases", False),
-        ("sync=gradients sync.k=1 sync.schedule=qsr", 2, "PeriodicGradients", False),
-        ("sync=outer sync.k=4", 1, "Synchronous", False),
-        ("sync.k=4 sync.schedule=qsr sync.overlap=true", 1, "Synchronous", False),
+        (
+            2,
+            {
+                "sync.k=1": "Synchronous",
+                "sync=outer sync.k=1": "LocalSGD",
+                "sync=accumulated sync.k=4": "LocalSGD",
+                "sync=gradients sync.k=4": "PeriodicGradients",
+                "sync=gradients sync.k=1": "Synchronous",
+                "sync.k=4 sync.schedule=post_local": "PostLocal",
+                "sync=gradients sync.k=1 sync.schedule=qsr": "PeriodicGradients",
+            },
+        ),
+        (1, {"sync=outer sync.k=4": "Synchronous", "sync.k=4 sync.overlap=true": "Synchronous"}),
     ],
 )
-def test_which_policy(pool: WorkerPool, overrides: str, workers: int, policy: str, wrapped: bool) -> None:
-    """Gradients in every step go through torch's DDP; one worker has nobody to synchronise with."""
-    for name, model in pool.run(workers, kind, overrides.split()):
-        assert name == policy
-        assert (model == "DistributedDataParallel") is wrapped
+def test_policies(pool: WorkerPool, workers: int, policies: dict[str, str]) -> None:
+    """Gradients of every step are averaged by torch's DDP; a single worker synchronises with nobody."""
+    for found in pool.run(workers, kinds, list(policies)):
+        assert [name for name, _ in found] == list(policies.values())
+        for name, model in found:
+            wrapped = workers > 1 and name in ("Synchronous", "PostLocal")
+            assert (model == "DistributedDataParallel") is wrapped

@@ -1,4 +1,4 @@
-"""The shipped loop against the simulator of n replicas: every policy, with every option that has to do with it."""
+"""The training loop compared with the simulation of n replicas: every policy, with the options that affect it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sync.simulation import DILOCO, SLOWMO, WIRES, Simulation, Sync, simul
 from tests.sync.test_simulation import EVEN, PLAIN
 from tests.token_recipe import TOKENS
 
-#: Half of the run is warm-up, over which windows by the learning rate have to have k steps, and 15 steps are made.
+#: 15 steps with a long warm-up, in which phases by the quadratic rule have k steps.
 WARM = ["schedule.warmup_share=0.3", "epochs=3"]
 LATE = Sync(schedule="post_local", synchronous_share=0.35)
 QSR = Sync(schedule="qsr", k=2)
@@ -29,7 +29,7 @@ TWICE = ["accumulation.steps=2"]
 
 @dataclass(frozen=True)
 class Case:
-    """`choice`: a file of the group `sync` that stands for the policy; `own`: settings of the workers only."""
+    """`choice`: the file of the group `sync` to use for the policy; `own`: settings of the workers only."""
 
     workers: int
     sync: Sync
@@ -56,94 +56,45 @@ class Case:
 
 
 CASES = [
-    # periodic
+    # policies
     Case(2, Sync(k=2), [*SGD, *EXACT], TWICE),
-    Case(2, Sync(k=3, average=ALL), [*SGD, *TOKENS]),
     Case(8, Sync(k=4, average=ALL), [*ADAMW, *TOKENS]),
-    # accumulated
-    Case(2, Sync("accumulated", k=3), [*SGD, *EXACT], TWICE),
     Case(3, Sync("accumulated", k=2), [*ADAMW, *TOKENS]),
-    # outer
     Case(3, replace(DILOCO, k=2), SGD, (), "diloco"),
     Case(2, replace(SLOWMO, k=3), [*SGD, *WARM], TWICE, "slowmo"),
-    Case(3, Sync("outer", k=4, outer_lr=0.9, outer_momentum=0.5, outer_nesterov=False), [*ADAMW, *TOKENS]),
-    # gradients
-    Case(2, Sync("gradients", k=2), [*SGD, *EXACT], TWICE),
     Case(3, Sync("gradients", k=3), [*ADAMW, *TOKENS]),
     # schedules
-    Case(2, replace(LATE, k=3), [*SGD, *WARM]),
+    Case(2, replace(LATE, k=3), [*SGD, *BATCH_NORM]),
     Case(3, replace(LATE, policy="outer", k=2), [*ADAMW, *TOKENS]),
-    Case(2, replace(LATE, policy="gradients", k=2, synchronous_share=None), SGD),
     Case(3, replace(QSR, qsr_alpha=0.045), [*SGD, *WARM]),
-    Case(2, replace(QSR, policy="outer", outer_per_lr=True), [*SGD, *WARM]),
-    Case(2, replace(QSR, k=1), [*SGD, *TOKENS]),
     Case(3, replace(QSR, k=1, average=ALL), [*ADAMW, *TOKENS]),
     # overlap
-    Case(2, Sync(k=3, overlap=True, delay=1), SGD, TWICE),
     Case(3, Sync(k=4, overlap=True), [*SGD, *TOKENS, *EXACT]),
-    Case(3, Sync("accumulated", k=2, overlap=True, delay=2), [*SGD, *TOKENS]),
-    Case(2, Sync("outer", k=3, overlap=True, delay=3), ADAMW),
-    Case(2, replace(QSR, policy="outer", outer_per_lr=True, overlap=True), [*SGD, *WARM]),
-    # running statistics
-    Case(2, replace(LATE, k=3), [*SGD, *BATCH_NORM]),
-    Case(2, Sync(k=3, average=ALL), [*SGD, *BATCH_NORM]),
     Case(2, Sync("accumulated", k=3, overlap=True, delay=3), [*SGD, *BATCH_NORM]),
-    Case(2, Sync("outer", k=3, overlap=True), [*SGD, *BATCH_NORM]),
-    # compress
+    Case(2, replace(QSR, policy="outer", outer_per_lr=True, overlap=True), [*SGD, *WARM]),
+    # compression
     Case(2, Sync(k=3, compress="bf16", average=ALL), ADAMW),
     Case(2, Sync(k=3, compress="fp16", overlap=True, delay=2), [*SGD, *TOKENS]),
-    Case(2, replace(LATE, policy="accumulated", k=3, overlap=True, compress="bf16"), SGD),
-    Case(2, Sync("outer", k=2, compress="fp16"), [*SGD, *TOKENS]),
     Case(2, Sync("gradients", k=3, compress="fp16"), SGD, TWICE),
     Case(2, Sync(k=1, compress="fp16"), SGD),
 ]
 
 LONG = [
-    *(
-        Case(workers, Sync(policy, k=k), [*optimizer, *recipe, *dropout], [f"accumulation.steps={accumulation}"])
-        for policy in ("periodic", "accumulated", "outer", "gradients")
-        for workers, k, accumulation, optimizer, recipe, dropout in (
-            (2, 4, 2, SGD, TOKENS, EXACT),
-            (2, 2, 1, ADAMW, [], EXACT),
-            (3, 3, 1, ADAMW, [], EXACT),
-            (3, 4, 2, SGD, [], []),
-            (8, 2, 3, SGD, TOKENS, EXACT),
-            (8, 3, 1, ADAMW, [], []),
-            (8, 4, 1, ADAMW, TOKENS, []),
-        )
-    ),
-    *(
-        Case(workers, Sync(policy, k=4, overlap=True, delay=delay, schedule=schedule), [*SGD, *WARM])
-        for policy in ("periodic", "accumulated", "outer")
-        for workers, delay in ((2, 1), (3, 2), (2, 3), (3, 4))
-        for schedule in ("constant", "post_local", "qsr")
-    ),
-    *(
-        Case(2, Sync(policy, k=k, compress=compress, schedule=schedule), [*optimizer, *WARM])
-        for policy in ("periodic", "accumulated", "outer", "gradients")
-        for compress in ("bf16", "fp16")
-        for k, schedule, optimizer in ((2, "qsr", SGD), (3, "post_local", SGD), (4, "constant", ADAMW))
-    ),
-    *(Case(n, Sync(k=k, average=ALL), optimizer) for n in (3, 8) for k in (2, 3) for optimizer in (SGD, ADAMW)),
-    Case(2, Sync("accumulated", k=1), PLAIN),
-    Case(2, Sync("outer", k=1, outer_lr=1.0, outer_momentum=0.0, outer_nesterov=False), PLAIN),
-    Case(2, Sync("gradients", k=1), [*SGD, *TOKENS]),
-    Case(2, replace(QSR, policy="accumulated"), [*ADAMW, *WARM]),
-    Case(2, Sync("accumulated", k=3, overlap=True, delay=1), SGD),
-    Case(2, Sync("outer", k=4, overlap=True), SGD),
+    Case(8, Sync("outer", k=4, outer_lr=0.9, outer_momentum=0.5, outer_nesterov=False), [*ADAMW, *TOKENS]),
+    Case(8, Sync("gradients", k=2), [*SGD, *TOKENS, *EXACT], ["accumulation.steps=3"]),
+    Case(8, Sync("accumulated", k=3), [*SGD, *EXACT], ["accumulation.steps=3"]),
+    Case(2, replace(LATE, policy="gradients", k=2, synchronous_share=None), SGD),
+    Case(3, replace(LATE, policy="accumulated", k=4, overlap=True, delay=4), [*SGD, *WARM]),
     Case(2, replace(QSR, overlap=True, delay=2), [*SGD, *WARM]),
-    Case(2, Sync("gradients", k=2, compress="bf16"), [*SGD, *TOKENS]),
+    Case(2, Sync("outer", k=3, overlap=True, delay=1, compress="bf16"), [*ADAMW, *BATCH_NORM]),
+    Case(2, Sync("outer", k=2, compress="fp16"), [*SGD, *TOKENS]),
     Case(2, Sync(k=1, compress="bf16"), SGD),
-    *(Case(2, Sync(policy, k=4), [*SGD, *BATCH_NORM]) for policy in ("periodic", "accumulated", "outer", "gradients")),
-    Case(3, Sync(k=3), [*SGD, *TOKENS]),
-    Case(2, replace(SLOWMO, k=1), [*SGD, *BATCH_NORM]),
-    Case(8, Sync("accumulated", k=1), [*PLAIN, *TOKENS]),
 ]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What the workers of a case came to, and what the simulator did."""
+    """Results of the workers, and of the simulation."""
 
     case: Case
     results: list[dict[str, Any]]
@@ -154,7 +105,7 @@ class Pair:
         return max(self.simulation.commons)
 
     def logged(self, name: str) -> dict[int, float]:
-        """The values logged under a name, by step; the last of a step's."""
+        """The values logged under this name, by step; the last one if a step has several."""
         return {step: metrics[name] for step, metrics in self.results[0]["logged"] if name in metrics}
 
 
@@ -166,14 +117,14 @@ def pair(request: pytest.FixtureRequest, pool: WorkerPool) -> Pair:
 
 
 def test_weights_are_those_of_simulated_replicas(pair: Pair) -> None:
-    """Local steps and synchronisations follow the written rules; rounding is all that is left between the two."""
+    """Local steps and synchronisations follow the rules in docs/sync.md, up to rounding."""
     expected = pair.simulation.commons[pair.last]
     for result in pair.results:
         assert largest_difference(result["weights"], expected) < 1e-12
 
 
-def test_workers_end_alike(pair: Pair) -> None:
-    """Not one bit differs between the workers at the end, and each sample was trained on once an epoch."""
+def test_replicas_are_equal_at_the_end(pair: Pair) -> None:
+    """No bit differs between workers, and each sample was trained on once per epoch."""
     for result in pair.results:
         assert largest_difference(result["weights"], pair.results[0]["weights"]) == 0
         epochs = [(e["samples_seen"], e["missing"], e["duplicated"]) for e in result["ledger"]]
@@ -181,7 +132,7 @@ def test_workers_end_alike(pair: Pair) -> None:
 
 
 def test_common_weights_are_evaluated(pair: Pair) -> None:
-    """What was evaluated during training and at the end are common weights, at the first chance after an epoch."""
+    """Evaluations use common weights, at the first synchronisation after an epoch and at the end."""
     reference = pair.simulation.reference
     for result in pair.results:
         assert result["metrics"] == pytest.approx(reference.evaluate(pair.simulation.commons[pair.last]))
@@ -194,37 +145,37 @@ def test_common_weights_are_evaluated(pair: Pair) -> None:
         assert loss == pytest.approx(reference.evaluate(commons[step])["loss"], rel=1e-9)
 
 
-def test_what_is_told_of_each_synchronisation(pair: Pair) -> None:
-    """One record a synchronisation, at its step; drift and cosine are those of the replicas, bytes those sent."""
+def test_metrics_of_each_synchronisation(pair: Pair) -> None:
+    """Drift and cosine of the simulated replicas, bytes of the vector and of telemetry, at the right step."""
     records, sync, one = pair.simulation.records, pair.case.sync, pair.simulation
-    told = {name: pair.logged(f"sync/{name}") for name in ("steps", "drift", "cosine", "bytes")}
-    assert told["steps"] == {record.step: record.steps for record in records}
+    logged = {name: pair.logged(f"sync/{name}") for name in ("steps", "drift", "cosine", "bytes")}
+    assert logged["steps"] == {record.step: record.steps for record in records}
     size = WIRES[sync.compress][0].itemsize * one.weights_only * one.vectors
-    # Squares travel, and are subtracted from each other; what rounds them grows with what cancels.
+    # Drift and cosine are differences of squares: relative rounding errors grow by the cancellation.
     rounding = {"none": 1e-6, "bf16": 2**-7, "fp16": 2**-10}[sync.compress]
     for record in records:
         near = min(rounding * record.drift_cancels, 1)
-        assert told["drift"][record.step] == pytest.approx(record.drift, rel=near, abs=1e-9)
+        # Where one worker alone has moved, the drift is the square root of rounding.
+        assert logged["drift"][record.step] == pytest.approx(record.drift, rel=near, abs=1e-9 if record.drift else 1e-5)
         if not math.isnan(record.cosine):
             near = rounding * record.cosine_cancels
-            assert told["cosine"][record.step] == pytest.approx(record.cosine, abs=near)
-        assert size < told["bytes"][record.step] < size + 2000
+            assert logged["cosine"][record.step] == pytest.approx(record.cosine, abs=near)
+        assert size < logged["bytes"][record.step] < size + 1000
     stats, gradients = pair.results[0]["stats"], WIRES[sync.compress][0].itemsize * one.weights_only
     assert stats.synchronisations == one.synchronous + len(records)
-    assert stats.bytes == one.synchronous * gradients + sum(told["bytes"].values())
+    assert stats.bytes == one.synchronous * gradients + sum(logged["bytes"].values())
 
 
 @pytest.mark.parametrize(
     ("overrides", "sync"),
     [
-        (PLAIN, Sync("accumulated", k=1)),
         (PLAIN, Sync("outer", k=1, outer_lr=1.0, outer_momentum=0.0, outer_nesterov=False)),
         (EVEN, Sync("accumulated", k=1)),
         ([*SGD, *TOKENS], Sync("gradients", k=1)),
     ],
 )
 def test_averages_after_every_step_are_synchronous_sgd(pool: WorkerPool, overrides: list[str], sync: Sync) -> None:
-    """Brought together after each step, workers do what one does with all samples."""
+    """Workers that synchronise after each step train like one worker with all samples."""
     expected = simulate_synchronous(overrides)
     for result in pool.run(2, train, [*overrides, *sync.overrides()]):
         assert largest_difference(result["weights"], expected) < 1e-12
@@ -232,7 +183,7 @@ def test_averages_after_every_step_are_synchronous_sgd(pool: WorkerPool, overrid
 
 @one_thread()
 def one_synchronisation(overrides: list[str], workers: int, sync: Sync) -> tuple[Tensor, list[Tensor]]:
-    """The weights before it, and what each worker puts on the wire, after all steps of a run."""
+    """The initial weights, and what each worker sends after all steps of a run."""
     simulation = Simulation(overrides, workers, sync)
     reference, (dtype, factor) = simulation.reference, WIRES[sync.compress]
     for t, (ids, lr) in enumerate(zip(reference.global_batches(), reference.lrs(), strict=True)):
@@ -242,25 +193,12 @@ def one_synchronisation(overrides: list[str], workers: int, sync: Sync) -> tuple
     return simulation.a, sent
 
 
-@pytest.mark.parametrize(("workers", "compress"), [(3, "bf16"), (3, "fp16"), (8, "bf16")])
-def test_sums_of_more_than_two_rounded_numbers(pool: WorkerPool, workers: int, compress: str) -> None:
-    """The order in which a library adds up is its own. Of three numbers, each weight has one of the three sums.
-
-    Of eight, each of seven additions rounds a number no larger than all added up without their signs, by half a unit
-    in its last place; that bound is met, and it is far below what the numbers themselves are.
-    """
+def test_sums_of_three_rounded_numbers(pool: WorkerPool) -> None:
+    """The order of the sum is up to the library: each weight is one of the three possible sums."""
     overrides = [*SGD, *TOKENS, "max_steps=3", "schedule.warmup_share=0"]
-    sync, (dtype, factor) = Sync(k=3, compress=compress), WIRES[compress]
-    a, sent = one_synchronisation(overrides, workers, sync)
-    state = pool.run(workers, train, [*overrides, *sync.overrides()])[0]["weights"]
+    sync, factor = Sync(k=3, compress="fp16"), WIRES["fp16"][1]
+    a, (one, two, three) = one_synchronisation(overrides, 3, sync)
+    state = pool.run(3, train, [*overrides, *sync.overrides()])[0]["weights"]
     moved = Reference(overrides).flat(state) - a
-    if workers == 3:
-        one, two, three = sent
-        sums = torch.stack([(one + two) + three, (one + three) + two, (two + three) + one]).double() / factor
-        assert float((moved - sums).abs().min(0).values.max()) < 1e-15
-    else:
-        exact = torch.stack(sent).double().sum(0) / factor
-        whole = torch.stack(sent).double().abs().sum(0) / factor
-        bound = 7 * torch.finfo(dtype).eps / 2 * whole + 1e-15
-        assert bool(((moved - exact).abs() <= bound).all())
-        assert float((moved - exact).norm() / exact.norm()) < 7 * torch.finfo(dtype).eps
+    sums = torch.stack([(one + two) + three, (one + three) + two, (two + three) + one]).double() / factor
+    assert float((moved - sums).abs().min(0).values.max()) < 1e-15

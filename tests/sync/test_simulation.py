@@ -1,4 +1,4 @@
-"""The simulator of n replicas against itself: identities that its rules must fulfil, and rules that must not pass."""
+"""The simulation of n replicas itself: identities that it must fulfil, and wrong rules that it must tell apart."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from tests.sync.reference import ADAMW, SGD, Reference, largest_difference, simulate_synchronous
-from tests.sync.simulation import SLOWMO, Simulation, Sync, due_steps, simulate, synchronous_steps, weighted_sum
+from tests.sync.simulation import SLOWMO, Simulation, Sync, simulate, weighted_sum
 from tests.token_recipe import TOKENS
 
-#: Averages of weights are those of gradients only without momentum (of uneven weights) and without clipping.
+#: Averaging weights equals averaging gradients only without clipping, and without momentum if weights are uneven.
 PLAIN = [*SGD, "optimizer.momentum=0.0", "optimizer.clip_norm=null"]
-#: The same with momentum: without a tail every worker weighs the same in every step, and so it has no bearing.
+#: With momentum: without a tail every worker has the same weight in every step.
 EVEN = [*SGD, "optimizer.clip_norm=null", "batch.global_batch=20"]
 
-#: Periodic averaging after every step that is not DDP: windows by the square of a tiny number are of k = 1.
+#: Periodic averaging after every step without DDP: with a tiny alpha all phases have k = 1 steps.
 EVERY_STEP = Sync(k=1, schedule="qsr", qsr_alpha=1e-9)
 EVERY_STEP_ALL = dataclasses.replace(EVERY_STEP, average="weights_and_moments")
 
@@ -31,16 +31,14 @@ def apart(simulation: Simulation, other: Simulation) -> float:
 @pytest.mark.parametrize(
     ("overrides", "sync", "workers"),
     [
-        (PLAIN, EVERY_STEP, 3),
         (EVEN, EVERY_STEP, 2),
-        ([*PLAIN, *TOKENS], Sync("accumulated", k=1), 8),
-        (PLAIN, Sync("outer", k=1, outer_lr=1.0, outer_momentum=0.0, outer_nesterov=False), 2),
+        ([*PLAIN, *TOKENS], Sync("accumulated", k=1), 3),
         ([*SGD, "optimizer.clip_norm=null"], EVERY_STEP_ALL, 3),
-        ([*SGD, *TOKENS], dataclasses.replace(EVERY_STEP, policy="gradients"), 8),
+        ([*SGD, *TOKENS], dataclasses.replace(EVERY_STEP, policy="gradients"), 3),
     ],
 )
 def test_averages_after_every_step_are_synchronous_sgd(overrides: list[str], sync: Sync, workers: int) -> None:
-    """Averaged after each step, replicas walk the way of one worker, as long as momentum and clipping are common."""
+    """Replicas that are averaged after each step train like one worker if momentum and clipping are common."""
     simulation = simulate(overrides, workers, sync)
     assert largest_difference(simulation.commons[10], simulate_synchronous(overrides)) < 1e-13
 
@@ -54,15 +52,15 @@ def test_an_outer_step_of_one_is_an_average(overlap: bool) -> None:
         assert apart(simulate(SGD, 3, Sync("outer", k=3, overlap=overlap, **settings)), periodic) < 1e-14
 
 
-@pytest.mark.parametrize("delay", [1, 2, 3])
-def test_one_replica_alone_does_not_feel_the_delay(delay: int) -> None:
-    """What arrives is what one replica did itself, and it is not done twice."""
+@pytest.mark.parametrize("delay", [1, 3])
+def test_a_delay_does_not_change_a_single_replica(delay: int) -> None:
+    """Its own update is not applied twice."""
     alone = simulate(SGD, 1, Sync(k=3, overlap=True, delay=delay)).commons[10]
     assert largest_difference(alone, simulate_synchronous(SGD)) < 1e-14
 
 
 def test_accumulated_updates_over_one_step_are_an_average() -> None:
-    """With k = 1, weights that go back and weights that stay are the same."""
+    """With k = 1, accumulated updates and moved weights have the same average."""
     assert apart(simulate(ADAMW, 3, Sync("accumulated", k=1)), simulate(ADAMW, 3, EVERY_STEP)) < 1e-14
 
 
@@ -72,52 +70,6 @@ def test_post_local_over_everything_is_synchronous() -> None:
     assert largest_difference(whole.commons[10], simulate_synchronous(SGD)) < 1e-13
     none = simulate(SGD, 3, Sync("accumulated", k=3, schedule="post_local", synchronous_share=0.0))
     assert apart(none, simulate(SGD, 3, Sync("accumulated", k=3))) == 0
-
-
-class Schedule:
-    """What `due_steps` needs of a reference: 5 batches of 24, 24, 24, 24 and 4 samples, three times over."""
-
-    def __init__(self, lrs: list[float], warm_steps: int = 0) -> None:
-        self._lrs, self._warm = lrs, warm_steps
-        self.plan = type("Plan", (), {"lr": 1.0})
-
-    def seen(self) -> list[int]:
-        return [epoch * 100 + i * 24 for epoch in range(3) for i in range(5)] + [300]
-
-    def lrs(self) -> list[float]:
-        return self._lrs
-
-    def warming_up(self) -> list[bool]:
-        return [t < self._warm for t in range(15)]
-
-
-@pytest.mark.parametrize(
-    ("sync", "schedule", "due"),
-    [
-        (Sync(k=4), Schedule([1.0] * 15), {3, 7, 11}),
-        # 0.5 × 300 samples are seen within step 7 (148 before it, 172 after): step 8 is the first local one.
-        (Sync(k=3, schedule="post_local"), Schedule([1.0] * 15), {10, 13}),
-        (Sync(k=3, schedule="post_local", synchronous_share=0.0), Schedule([1.0] * 15), {2, 5, 8, 11, 14}),
-        (Sync(k=1, schedule="post_local", synchronous_share=0.9), Schedule([1.0] * 15), {13, 14}),
-        # Windows of (2.5 / 1)² = 6 steps, though the warm-up's rates would give more, then of (2.5 / 0.9)² = 7.
-        (Sync(k=2, schedule="qsr", qsr_alpha=2.5), Schedule([0.0, 0.1] + [1.0] * 4 + [0.9] * 9, 2), {5, 12}),
-        (Sync(k=4, schedule="qsr", qsr_alpha=1.0), Schedule([1.0] * 8 + [0.4] * 7), {3, 7, 13}),
-        # Without alpha a window at the peak has k steps, and one at half of it 4 k.
-        (Sync(k=3, schedule="qsr"), Schedule([1.0] * 3 + [0.499] * 12), {2, 14}),
-    ],
-)
-def test_steps_that_synchronisations_follow(sync: Sync, schedule: Any, due: set[int]) -> None:
-    """Constant, post-local and quadratic windows, counted by hand."""
-    assert due_steps(sync, schedule) == due
-
-
-def test_steps_before_the_switch() -> None:
-    """Half of 300 samples: 148 are seen before step 7, which is the last synchronous one."""
-    seen = Schedule([]).seen()
-    assert (seen[7], seen[8]) == (148, 172)
-    assert synchronous_steps(Sync(schedule="post_local"), seen) == 8
-    assert synchronous_steps(Sync(schedule="post_local", synchronous_share=148 / 300), seen) == 7
-    assert synchronous_steps(Sync(), seen) == 0
 
 
 def test_wires_round_once_for_each_worker_and_once_for_the_sum() -> None:
@@ -130,14 +82,14 @@ def test_wires_round_once_for_each_worker_and_once_for_the_sum() -> None:
 
 
 class Unweighted(Simulation):
-    """Every worker weighs the same."""
+    """Every worker has the same weight."""
 
     def weights(self) -> list[float]:
         return [1 / self.n] * self.n
 
 
 class LostProgress(Simulation):
-    """What was done since the snapshot is thrown away when the average arrives."""
+    """Steps made while the average was in flight are lost."""
 
     def arrive(self, t: int) -> None:
         super().arrive(t)
@@ -146,7 +98,7 @@ class LostProgress(Simulation):
 
 
 class MomentumOfTheRun(Simulation):
-    """The outer momentum starts anew with every synchronisation."""
+    """Every synchronisation resets the outer momentum."""
 
     def outer_step(self, flight: Any) -> Tensor:
         self.v = torch.zeros_like(self.v)
@@ -154,7 +106,7 @@ class MomentumOfTheRun(Simulation):
 
 
 class LastLearningRate(Simulation):
-    """The last learning rate of a window instead of the mean."""
+    """The last learning rate of a phase instead of the mean."""
 
     def outer_step(self, flight: Any) -> Tensor:
         return super().outer_step(dataclasses.replace(flight, lrs=flight.lrs[-1:]))
@@ -185,24 +137,19 @@ def with_sync(**changes: Any) -> Wrong:
     ("overrides", "workers", "sync", "wrong"),
     [
         (SGD, 3, Sync(k=3), Unweighted),
-        (SGD, 2, Sync(k=3), with_sync(k=4)),
         (SGD, 2, Sync(k=3), with_sync(policy="accumulated")),
         (SGD, 2, Sync(k=3, overlap=True, delay=2), with_sync(delay=1)),
-        (SGD, 2, Sync(k=3, overlap=True, delay=3), with_sync(delay=2)),
         (SGD, 2, Sync(k=3, overlap=True, delay=2), LostProgress),
         (SGD, 2, Sync("outer", k=3), MomentumOfTheRun),
-        (SGD, 2, Sync("outer", k=3), with_sync(outer_nesterov=False)),
         (SGD, 2, dataclasses.replace(SLOWMO, k=3), with_sync(outer_per_lr=False)),
         (SGD, 2, dataclasses.replace(SLOWMO, k=3), LastLearningRate),
         (SGD, 2, Sync(k=3, compress="bf16"), with_sync(compress="none")),
-        (SGD, 2, Sync("gradients", k=2, compress="fp16"), with_sync(compress="none")),
-        (SGD, 2, Sync(k=3, schedule="qsr"), with_sync(schedule="constant")),
         (ADAMW, 2, Sync(k=3, average="weights_and_moments"), with_sync(average="weights")),
         ([*ADAMW, *TOKENS], 8, Sync(k=3, average="weights_and_moments"), StepsStay),
     ],
 )
-def test_a_wrong_rule_is_seen(overrides: list[str], workers: int, sync: Sync, wrong: Wrong) -> None:
-    """What the loop is held to within 1e-12 is missed by more than 1e-8 if one rule is not as written."""
+def test_a_wrong_rule_is_detected(overrides: list[str], workers: int, sync: Sync, wrong: Wrong) -> None:
+    """One wrong rule changes weights by more than 1e-8; the loop is compared within 1e-12."""
     right, other = simulate(overrides, workers, sync), wrong(overrides, workers, sync)
     other.run()
     assert apart(right, other) > 1e-8

@@ -1,4 +1,4 @@
-"""k = 1 through torch's DDP: what it cannot do is said in a sentence."""
+"""k = 1 through torch's DDP: a parameter without a gradient is an error."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ def refusal(backend: Backend, overrides: list[str]) -> str:
     return ""
 
 
-def test_a_parameter_without_a_gradient(pool: WorkerPool) -> None:
-    """DDP waits for a gradient that never comes, and would leave others unaveraged: refused, with the layer's name."""
-    for said in pool.run(2, refusal, HALF_USED):
-        assert "does not depend on unread.weight and 1 more" in said
-        assert "requires_grad_(False)" in said
-        assert "sync.k=2" in said
+def test_a_parameter_without_a_gradient_is_named(pool: WorkerPool) -> None:
+    """DDP would leave other gradients unaveraged."""
+    for message in pool.run(2, refusal, HALF_USED):
+        assert "unread.weight" in message
+        assert "sync.k" in message
 
 
-def test_a_gradient_of_an_earlier_micro_batch_only(pool: WorkerPool) -> None:
-    """DDP averages in the last backward pass of a step: what only earlier ones reach is missing all the same."""
+def test_a_gradient_of_an_earlier_micro_batch_is_not_enough(pool: WorkerPool) -> None:
+    """DDP averages in the last backward pass of a step."""
     sometimes = ["recipe._target_=tests.odd_recipe.SometimesUsed", *HALF_USED[1:]]
-    for said in pool.run(2, refusal, [*sometimes, "accumulation.steps=2"]):
-        assert "does not depend on unread.weight and 1 more" in said
+    for message in pool.run(2, refusal, [*sometimes, "accumulation.steps=2"]):
+        assert "unread.weight" in message
     assert set(pool.run(2, refusal, [*sometimes, "accumulation.steps=3", "max_steps=1"])) == {""}
 
 
-def test_it_trains_where_nobody_waits(pool: WorkerPool) -> None:
-    """One worker, and workers that average weights, leave such a layer as it is."""
+def test_other_policies_leave_such_a_parameter_as_it_is(pool: WorkerPool) -> None:
+    """A single worker, and workers that average weights."""
     (alone,) = pool.run(1, train, HALF_USED)
     two, _ = pool.run(2, train, [*HALF_USED, "sync.k=2"])
     for name in ("unread.weight", "unread.bias"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor
 
 from runner.backends import Compilations
 from runner.train.throughput import Meter, StepLoss
+
+
+@dataclass(frozen=True)
+class Event:
+    now: float
+
+    def elapsed_time(self, end_event: Event) -> float:
+        return 1000 * (end_event.now - self.now)
 
 
 class FakeBackend:
@@ -28,18 +37,12 @@ class FakeBackend:
     def synchronize(self) -> None:
         pass
 
-    def sum_numbers(self, numbers: Sequence[Tensor]) -> list[float]:
-        return [float(number) for number in numbers]
-
-    def start_sum_numbers(self, numbers: Sequence[Tensor]) -> Callable[[], list[float]]:
-        summed = self.sum_numbers(numbers)
+    def start_sum(self, numbers: Sequence[Tensor], async_op: bool) -> Callable[[], list[float]]:
+        summed = [float(number) for number in numbers]
         return lambda: summed
 
-    def stamp(self) -> float | None:
-        return None if self._compiles else self.now
-
-    def seconds_between(self, start: float, end: float) -> float:
-        return end - start
+    def record_event(self) -> Event | None:
+        return None if self._compiles else Event(self.now)
 
     def pass_time(self, seconds: float, compiling: float = 0.0) -> None:
         self.now += seconds

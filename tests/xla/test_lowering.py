@@ -14,7 +14,7 @@ from torch_xla.debug import metrics
 from runner.backends.xla import XlaBackend, compiled_all_reduce, host_all_reduce
 from runner.config.choices import Compress
 from runner.sync import StepFacts
-from runner.sync.local_phases import LocalPhases
+from runner.sync.local_sgd import LocalSGD
 from runner.train.build import build_loop
 from runner.train.loop import Loop
 from tests.replicas import tiny_job
@@ -31,11 +31,8 @@ class _Host:
 
     rank, world_size, local_rank = 0, WORKERS, 0
 
-    def share(self, value: Any) -> Any:
-        return value
-
-    def barrier(self) -> None:
-        pass
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value] * WORKERS
 
 
 class _Lowered(Exception):
@@ -71,8 +68,8 @@ def lowered(overrides: list[str], all_reduce: Any, executed: int = 0, rank: int 
         marks += 1
         if marks > executed:
             gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
-            buffers = [replica._flat.memory] if (replica := getattr(loop.policy, "_replica", None)) else []
-            hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters(), *gradients, *buffers])
+            vector = [flat.memory] if (flat := getattr(loop.policy, "_flat", None)) else []
+            hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters(), *gradients, *vector])
             raise _Lowered
         torch_xla.sync()
 
@@ -147,7 +144,7 @@ def test_an_average_is_one_program_with_one_all_reduce() -> None:
     hlo, loop = lowered(["optimizer=sgd", "sync.k=4"], compiled_all_reduce(WORKERS), executed=5)
     (reduction,) = all_reduces(hlo)
     assert f"replica_groups={EIGHT}" in reduction
-    assert f"f32[{len(loop.policy._replica._flat.memory)}]" in reduction
+    assert f"f32[{len(loop.policy._flat.memory)}]" in reduction
     assert " dot(" not in hlo
     assert not HOST_TRAFFIC.search(hlo)
 
@@ -159,7 +156,7 @@ def test_an_average_is_the_same_program_for_any_number_of_samples(tensors: int) 
     for own_count in (0, 6, 7, 48):
         backend = XlaBackend(_Host(), torch_xla.device(), compiled_all_reduce(WORKERS))  # type: ignore[arg-type]
         model = torch.nn.Linear(3, 2, bias=tensors == 2).to(backend.device)
-        policy = LocalPhases(model, [], backend, Compress.none, {3})
+        policy = LocalSGD(model, [], backend, Compress.none, {3})
         torch_xla.sync()
         backend.mark_step = lambda: None  # type: ignore[method-assign]  # it would be executed
         policy.after_step(StepFacts(3, own_count, 48, 0.1))

@@ -1,11 +1,11 @@
-"""Tensors that share one memory."""
+"""Tensors in one flat vector."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from runner.sync.flat import FlatTensors, parts
+from runner.sync.averaging import FlatTensors
 
 
 def some_tensors() -> list[Tensor]:
@@ -21,11 +21,11 @@ def some_tensors() -> list[Tensor]:
     ]
 
 
-def test_live_tensors_keep_values_and_strides_and_share_the_memory() -> None:
-    """What is done to the vector is done to them, and back; moments made before or after have the same layout."""
+def test_shared_tensors_keep_values_and_strides() -> None:
+    """Tensors and vector are the same memory until `release`. Strides matter to an optimizer's moments."""
     tensors = some_tensors()
     values, strides = [t.clone() for t in tensors], [torch.empty_like(t).stride() for t in tensors]
-    flat = FlatTensors(tensors, live=True)
+    flat = FlatTensors(tensors, shared=True)
     assert flat.pack() is flat.memory
     for tensor, value, stride in zip(tensors, values, strides, strict=True):
         assert torch.equal(tensor, value)
@@ -39,11 +39,11 @@ def test_live_tensors_keep_values_and_strides_and_share_the_memory() -> None:
     assert torch.equal(tensors[0], 2 * values[0])
 
 
-def test_copies_where_memory_cannot_be_shared() -> None:
-    """`pack` takes the present values, `unpack` gives the memory's."""
+def test_tensors_that_are_not_shared_are_copied() -> None:
+    """`pack` copies into the vector and `unpack` back."""
     tensors = some_tensors()
     values = [t.clone() for t in tensors]
-    flat = FlatTensors(tensors, live=False)
+    flat = FlatTensors(tensors, shared=False)
     assert float(flat.memory.abs().sum()) == 0
     flat.pack().mul_(3)
     assert torch.equal(tensors[0], values[0])
@@ -51,17 +51,8 @@ def test_copies_where_memory_cannot_be_shared() -> None:
     assert all(torch.equal(tensor, 3 * value) for tensor, value in zip(tensors, values, strict=True))
 
 
-def test_tensors_begin_at_whole_vector_registers() -> None:
-    """Between two of them is room, which counts nowhere."""
-    flat = FlatTensors([torch.ones(3), torch.ones(17), torch.ones(16)], live=True)
+def test_tensors_are_aligned() -> None:
+    """The padding is zero."""
+    flat = FlatTensors([torch.ones(3), torch.ones(17), torch.ones(16)], shared=True)
     assert flat.bounds == [0, 16, 48, 64]
     assert float(flat.memory.sum()) == 36
-
-
-def test_parts_cover_a_range_once() -> None:
-    """On the CPU small ones, elsewhere the whole; of nothing, none."""
-    for stop in (0, 1, 2**17, 2**17 + 1, 5 * 2**17):
-        covered = [i for part in parts(0, stop, torch.device("cpu")) for i in (part.start, part.stop)]
-        assert covered[:1] + covered[-1:] == ([0, stop] if stop else [])
-        assert covered[1:-1:2] == covered[2::2]
-        assert list(parts(0, stop, torch.device("meta"))) == ([slice(0, stop)] if stop else [])

@@ -1,0 +1,181 @@
+"""Averages over workers of many tensors by one collective: one flat vector, a wire format, optional overlap."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.backends import Backend
+from runner.config.choices import Compress
+from runner.sync.protocol import LocalPhase
+from runner.sync.telemetry import SyncRecord, UpdateSpread
+
+#: Elements to whose multiples each tensor is aligned, so that kernels read whole vector registers.
+_ALIGNMENT = 16
+
+#: dtype on the wire, and a factor that lifts updates of 1e-5 above fp16's smallest numbers; bf16 has fp32's range.
+_WIRE_FORMATS = {
+    Compress.none: (None, 1.0),
+    Compress.bf16: (torch.bfloat16, 1.0),
+    Compress.fp16: (torch.float16, 1024.0),
+}
+
+
+def wire_dtype(compress: Compress) -> torch.dtype | None:
+    """None: no compression."""
+    return _WIRE_FORMATS[compress][0]
+
+
+class FlatTensors:
+    """Tensors of one dtype and device, one after the other in the vector `memory`, with zeros as padding.
+
+    `shared`: the tensors become views of the vector, so that a collective on it needs no copy. Otherwise `pack` copies
+    them into it and `unpack` back: on torch_xla tensors cannot share memory.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], shared: bool) -> None:
+        first = tensors[0]
+        #: Where each tensor begins, and where the last one ends.
+        self.bounds = [0]
+        for tensor in tensors:
+            assert tensor.dtype is first.dtype, (tensor.dtype, first.dtype)
+            self.bounds.append(self.bounds[-1] + -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT)
+        self._tensors = list(tensors)
+        self._shared = shared
+        self.memory = torch.zeros(self.bounds[-1], dtype=first.dtype, device=first.device)
+        if shared:
+            self._copy_in()
+            for tensor, view in zip(self._tensors, self.views(), strict=True):
+                tensor.data = view
+
+    def views(self) -> list[Tensor]:
+        """The vector in pieces with the shapes and strides of the tensors."""
+        return [self._view(start, tensor) for start, tensor in zip(self.bounds, self._tensors, strict=False)]
+
+    def _view(self, start: int, tensor: Tensor) -> Tensor:
+        if tensor.is_contiguous():
+            return self.memory[start : start + tensor.numel()].view(tensor.shape)
+        # The strides of a new tensor like it have no gaps between elements. An optimizer's moments have the same.
+        return self.memory.as_strided(tensor.shape, torch.empty_like(tensor).stride(), start)
+
+    def pack(self) -> Tensor:
+        """The vector with the tensors' current values."""
+        if not self._shared:
+            self._copy_in()
+        return self.memory
+
+    def unpack(self) -> None:
+        """Set the tensors to the vector's values."""
+        if not self._shared:
+            torch._foreach_copy_(self._tensors, self.views())
+
+    def release(self) -> None:
+        """Give each tensor its own memory again."""
+        if self._shared:
+            for tensor in self._tensors:
+                tensor.data = tensor.data.clone()
+            self._shared = False
+
+    def _copy_in(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self.views(), [tensor.detach() for tensor in self._tensors])
+
+
+class WeightedAverage:
+    """Replaces a vector by its weighted sum over all workers, in two calls: `start` and `finish`.
+
+    `vector` must not be used in between. `overlapped`: compute continues while the collective is in flight.
+    """
+
+    def __init__(self, backend: Backend, compress: Compress, vector: Tensor, overlapped: bool) -> None:
+        dtype, self._scale = _WIRE_FORMATS[compress]
+        self._backend, self._vector, self._overlapped = backend, vector, overlapped
+        compressed = dtype is not None and dtype is not vector.dtype
+        #: What is sent: the vector itself unless it is compressed.
+        self._wire = torch.zeros_like(vector, dtype=dtype) if compressed else vector
+        #: Row by worker: its weight, and the norms it passed to `start`. Sent next to the vector, uncompressed.
+        self._norms = torch.zeros(0)
+        #: The phase whose average is in flight; None between `finish` and the next `start`.
+        self.phase: LocalPhase | None = None
+        self._wait: Callable[[], float | None] | None = None
+        self._seconds: float | None = None
+        self._stall_seconds = 0.0
+        if overlapped:  # connect the workers now: it takes time, and later they would have to wait for it
+            backend.start_all_reduce([torch.zeros(1, device=vector.device)], async_op=True)()
+
+    def start(self, phase: LocalPhase, *norms: Tensor) -> None:
+        """Start to average what `vector` holds, weighted by the loss terms of this worker's `phase`. A collective.
+
+        `norms`: scalars of this worker that all workers need, for telemetry.
+        """
+        assert self.phase is None, "an average is still in flight"
+        backend = self._backend
+        weight = backend.scalar(phase.weight(backend.world_size), self._vector.dtype)
+        self._norms = self._vector.new_zeros(backend.world_size, 1 + len(norms))
+        self._norms[backend.rank] = torch.stack([torch.zeros_like(norms[0]) + weight, *norms])
+        self._vector.mul_(weight)
+        if self._wire is not self._vector:
+            self._wire.copy_(self._vector if self._scale == 1.0 else self._vector.mul_(self._scale))
+        backend.mark_step()
+        backend.synchronize()  # work queued before this point is not communication
+        started = time.perf_counter()
+        self._wait = backend.start_all_reduce([self._wire, self._norms], async_op=self._overlapped)
+        self._stall_seconds = time.perf_counter() - started
+        self.phase = phase
+        if not self._overlapped:
+            self._wait_until_done()
+
+    def finish(self) -> tuple[Tensor, LocalPhase]:
+        """Wait for the average. Returns the vector that holds it, and the phase that was passed to `start`."""
+        assert self.phase is not None, "no average is in flight"
+        self._wait_until_done()
+        if self._wire is not self._vector:
+            self._vector.copy_(self._wire)
+            if self._scale != 1.0:
+                self._vector.div_(self._scale)
+        phase, self.phase = self.phase, None
+        return self._vector, phase
+
+    def record(self, phase: LocalPhase, *mean_norms: Tensor) -> SyncRecord:
+        """The latest average for telemetry; `mean_norms`: of the average, in the order of the norms given to `start`.
+
+        The first is the norm of updates, the last that of weight changes; usually they are the same.
+        """
+        weights, *norms = self._norms.unbind(1)
+        spreads = [UpdateSpread(weights, own, mean) for own, mean in zip(norms, mean_norms, strict=True)]
+        size, seconds, stalled = self._bytes, self._seconds, self._stall_seconds
+        return SyncRecord(phase.last + 1, phase.steps, size, seconds, stalled, spreads[-1], spreads[0])
+
+    @property
+    def _bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self._wire, self._norms))
+
+    def _wait_until_done(self) -> None:
+        if self._wait is None:
+            return
+        if not self._backend.compiles:  # there the host does not wait for anything here
+            self._backend.synchronize()
+        started = time.perf_counter()
+        self._seconds = self._wait()
+        self._stall_seconds += time.perf_counter() - started
+        self._wait = None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The average in flight, for which this waits; None if there is none."""
+        if self.phase is None:
+            return None
+        self._wait_until_done()
+        return {"wire": self._wire, "norms": self._norms, "phase": dataclasses.asdict(self.phase)}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        self.phase, self._wait = None, None
+        if state is not None:
+            self._wire.copy_(state["wire"])
+            self._norms = state["norms"].to(self._wire.device)
+            self.phase = LocalPhase(**state["phase"])
+            self._seconds, self._stall_seconds = 0.0, 0.0

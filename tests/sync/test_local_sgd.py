@@ -1,0 +1,87 @@
+"""Local SGD on tiny models whose averages are known: weights, running statistics, the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runner.backends import Backend
+from runner.config.choices import Compress
+from runner.sync import StepFacts, SyncPolicy, running_statistics
+from runner.sync.local_sgd import LocalSGD
+from tests.pool import WorkerPool
+
+FLOATS = ("weight", "bias", "running_mean", "running_var")
+
+
+def make(accumulate: bool, model: nn.Module, backend: Backend, due: Iterable[int]) -> SyncPolicy:
+    buffers = running_statistics(model)
+    return LocalSGD(model, buffers, backend, Compress.none, frozenset(due), accumulate=accumulate)
+
+
+def move(model: nn.Module, by: float) -> None:
+    with torch.no_grad():
+        for name in FLOATS:
+            getattr(model, name).add_(by)
+
+
+def average(
+    backend: Backend, accumulate: bool, counts: list[int], due: list[int], steps: int
+) -> tuple[dict[str, Tensor], list[bool]]:
+    """A batch-norm model after `steps` steps, each of which moves every float of worker r by r."""
+    model = nn.BatchNorm1d(3)
+    for tensor in (*model.parameters(), model.running_mean, model.running_var):
+        nn.init.zeros_(tensor)
+    policy = make(accumulate, model, backend, due)
+    synchronised = []
+    for step in range(steps):
+        move(model, float(backend.rank))
+        synchronised.append(policy.after_step(StepFacts(step, counts[backend.rank], sum(counts), 0.1)))
+    policy.finish()
+    policy.close()
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}, synchronised
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("counts", "mean"), [([3, 1], 0.25), ([1, 0], 0.0)])
+def test_averages_are_weighted_by_loss_terms(
+    pool: WorkerPool, accumulate: bool, counts: list[int], mean: float
+) -> None:
+    """Running statistics are averaged like the weights."""
+    for state, synchronised in pool.run(2, average, accumulate, counts, [1], 2):
+        assert synchronised == [False, True]
+        for tensor in FLOATS:
+            assert state[tensor].tolist() == [2 * mean] * 3
+
+
+def test_weights_are_equal_in_a_phase_without_loss_terms(pool: WorkerPool) -> None:
+    """There is no division by zero."""
+    for state, _ in pool.run(2, average, False, [0, 0], [1], 2):
+        assert state["weight"].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_finish_averages_the_last_steps(pool: WorkerPool, accumulate: bool) -> None:
+    """Steps after the last synchronisation are averaged at the end."""
+    for state, synchronised in pool.run(2, average, accumulate, [1, 1], [3], 6):
+        assert synchronised == [False, False, False, True, False, False]
+        assert state["weight"].tolist() == [3.0] * 3
+
+
+def close_policy(backend: Backend) -> list[bool]:
+    """Whether parameters share memory until the policy is closed, and keep their values afterwards."""
+    model = nn.Linear(5, 3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    policy = make(False, model, backend, [0])
+    shared = len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
+    policy.close()
+    own = len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 2
+    return [shared, own, *(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())]
+
+
+def test_parameters_share_memory_until_close(pool: WorkerPool) -> None:
+    """The collective works on the weights themselves, and the model can be saved afterwards."""
+    assert all(pool.run(2, close_policy)[0])
