@@ -6,9 +6,8 @@ from functools import cache
 from typing import Any
 
 from omegaconf import OmegaConf
-from runner.config.paths import conf_dir
 
-from runner.config.compose import compose, settings
+from runner.config.compose import compose, conf_dir, settings
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.plan.experiment import Experiment, prepare

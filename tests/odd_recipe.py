@@ -1,4 +1,4 @@
-"""Recipes that do what a careful one would not, and may."""
+"""Unusual recipes that must work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.data.recipe import Batch, Prepared
 
 @dataclass(frozen=True)
 class Normalising(SequenceClassification):
-    """Its model has a layer whose result depends on which samples are together."""
+    """Its model has a layer whose output depends on the other samples of the micro-batch."""
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         model = super().build_model(prepared)
@@ -25,7 +25,7 @@ class Normalising(SequenceClassification):
 
 @dataclass(frozen=True)
 class Drawing(SequenceClassification):
-    """Draws numbers while it evaluates, from every generator there is."""
+    """Draws from every random generator during evaluation."""
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         random.random()
@@ -36,7 +36,7 @@ class Drawing(SequenceClassification):
 
 @dataclass(frozen=True)
 class HalfUsed(SequenceClassification):
-    """Its model has a layer that the loss does not depend on, as a pooler that nobody reads."""
+    """Its model has a layer that the loss does not depend on, such as an unused pooler."""
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         model = super().build_model(prepared)

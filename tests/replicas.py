@@ -1,4 +1,4 @@
-"""What test workers run: the shipped loop on a recipe small enough for exact comparisons."""
+"""Functions that test workers run: the shipped loop on a recipe small enough for exact comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.plan.experiment import prepare
 from runner.train.build import Job, build_loop
 from runner.train.loop import Loop
 
-#: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 of them have nothing to do in it.
+#: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 have no samples in it.
 TINY = [
     "recipe=acceptability",
     "recipe.data.train_samples=100",
@@ -53,7 +53,7 @@ def weights_of(loop: Loop) -> Weights:
 
 
 def outcome(loop: Loop) -> dict[str, Any]:
-    """What two ways of training are compared by."""
+    """The results in which two ways of training are compared."""
     return {
         "weights": weights_of(loop),
         "metrics": loop.eval_metrics,
@@ -62,7 +62,7 @@ def outcome(loop: Loop) -> dict[str, Any]:
 
 
 def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
-    """Train to the end; what the worker ended with."""
+    """Train to the end; the worker's results."""
     logged: list[Any] = []
     loop = make_loop(backend, overrides, logged)
     loop.train()
@@ -79,16 +79,16 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
 
 
 def train_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dict[str, Any]:
-    """Stop after `stop` optimizer steps, build everything anew, load the state, and go on to the end."""
+    """Stop after `stop` optimizer steps, rebuild everything, load the state, and train to the end."""
     first = make_loop(backend, overrides)
     first.train(until=stop)
     with tempfile.TemporaryDirectory() as folder:
         torch.save(first.state_dict(), Path(folder) / "state.pt")
         first.policy.close()
         del first
-        torch.manual_seed(999)  # nothing may depend on what the generators happen to hold
+        torch.manual_seed(999)  # nothing may depend on the present state of the generators
         second = make_loop(backend, overrides)
-        # weights_only: the state is made of plain data and tensors, so that loading it runs no code.
+        # weights_only: the state consists of plain data and tensors, so that loading it runs no code.
         second.load_state_dict(torch.load(Path(folder) / "state.pt", weights_only=True))
     second.train()
     second.finish()
@@ -98,7 +98,7 @@ def train_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dic
 
 
 def count_all_reduces(backend: Backend, overrides: list[str], steps: int) -> tuple[int, int]:
-    """Gradient all-reduces and micro-batches of `steps` optimizer steps."""
+    """The number of gradient all-reduces and of micro-batches in `steps` optimizer steps."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     loop = make_loop(backend, overrides)
@@ -136,7 +136,7 @@ def train_with_high_loss_scale(backend: Backend, overrides: list[str]) -> dict[s
 
 
 def train_with_wrong_dealing(backend: Backend, overrides: list[str], mistake: str) -> str:
-    """Deal samples wrongly on every worker but the first; what the loop says to it."""
+    """Deal samples wrongly on every worker but the first; the loop's error."""
     loop = make_loop(backend, overrides)
     order, right = loop.order, loop.order.micro_batches
 

@@ -1,4 +1,4 @@
-"""Folders that `from_pretrained` reads, with models small enough for tests."""
+"""Folders for `from_pretrained`, with models small enough for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 def pair_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Words and signs of these texts as tokens, pairs with BERT's special tokens and types."""
+    """A tokenizer for the words of these texts, with BERT's special tokens and token types for pairs."""
     split = pre_tokenizers.Whitespace()
     words = sorted({word for text in texts for word, _ in split.pre_tokenize_str(text)})
     vocabulary = {word: number for number, word in enumerate([*_SPECIAL, *words])}
