@@ -350,7 +350,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["-m", "resume_sweep=2026-01-02_03-04-05-abce"], ["'2026-01-02_03-04-05-abcd'"]),
     (["-m", "resume_sweep=2026"], ["resume_sweep=2026 "]),
     (["-m", "resume_sweep=outputs/sweeps"], ["resume_sweep=outputs/sweeps "]),
-    (["-m", "resume_sweep=outputs/sweeps/2026-01-02_03-04-05-abcd/0"], ["is no sweep"]),
+    (["-m", "resume_sweep=outputs/sweeps/2026-01-02_03-04-05-abcd/0"], ["is not a sweep"]),
     (["-m", "resume_sweep=*"], ["resume_sweep=*"]),
     (["-m", "resume_sweep=.."], ["resume_sweep=.."]),
     (["-m", "resume_sweep="], ["resume_sweep="]),
@@ -559,7 +559,7 @@ def test_a_sweep_goes_on_in_its_own_store(here: Path, capsys: pytest.CaptureFixt
     (here / "elsewhere").mkdir()
     os.chdir(here / "elsewhere")
     assert sweep("seed=0,1", f"resume_sweep={folder}") == cli.EXIT_USER_ERROR
-    assert "start it where it was started" in capsys.readouterr().err
+    assert "resume it from the same folder" in capsys.readouterr().err
     assert list((here / "elsewhere").iterdir()) == []
 
 
