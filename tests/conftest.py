@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,14 @@ def no_process_left() -> Iterator[None]:
     """Kill what a failed test has left running, which would slow down all later ones."""
     yield
     kill_started()
+
+
+@pytest.fixture(autouse=True)
+def no_log_handlers() -> None:
+    """Remove the handlers that Hydra has installed for a sweep in this process: they write to a closed stream."""
+    for handler in logging.root.handlers[:]:
+        if type(handler) in (logging.StreamHandler, logging.FileHandler):
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture

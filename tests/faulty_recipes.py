@@ -23,8 +23,8 @@ from runner.data.recipe import Batch, Prepared
 from runner.errors import UserError
 from runner.plan import order
 
-#: Seconds of a sleep in a step, several times what the tiny model takes for one, and of a sleep outside of steps.
-STEP_S, ONCE_S = 0.06, 3.0
+#: Seconds of a sleep: in a step (several times what the tiny model takes), in an all-reduce, and outside of steps.
+STEP_S, LINK_S, ONCE_S = 0.06, 0.03, 3.0
 
 
 def faulty(name: str) -> list[str]:
@@ -121,7 +121,7 @@ class SlowAllReduce(SequenceClassification):
         init = DistributedDataParallel.__init__
 
         def delayed(future):  # type: ignore[no-untyped-def]  # as for the hook
-            time.sleep(STEP_S)
+            time.sleep(LINK_S)
             return future.value()
 
         def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that it cannot resolve

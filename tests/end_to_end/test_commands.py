@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -86,10 +87,17 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert left_of_session(process.pid) == []
 
 
+def ignores_sigint(pid: int) -> bool:
+    """The parent does while it starts the forkserver, which inherits that."""
+    (mask,) = re.findall(r"SigIgn:\s(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) & 1 << (signal.SIGINT - 1))
+
+
 def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
     """Ctrl-C while libraries are being imported: no traceback from any process."""
     process = start(tmp_path, "-m", "runner", *QUICK)
     wait_until(lambda: len(processes_of_session(process.pid)) > 1, "the forkserver never starts")
+    wait_until(lambda: not ignores_sigint(process.pid), "the parent ignores Ctrl-C")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130, output(tmp_path)
     assert "Traceback" not in output(tmp_path)

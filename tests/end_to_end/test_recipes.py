@@ -81,7 +81,6 @@ def test_squad_on_one_and_on_two_workers(here: Path, capsys: pytest.CaptureFixtu
     assert found[0][0]["f1"] > 0
     printed = capsys.readouterr().out
     assert "over 12 questions" in printed
-    assert "of 40 questions" in printed  # the plan
 
 
 def test_plan_without_data_weights_or_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,10 +90,9 @@ def test_plan_without_data_weights_or_gpu(capsys: pytest.CaptureFixture[str]) ->
     assert "plan.train_samples=N" in capsys.readouterr().err
     assert cli.plan_main([*published, "plan.train_samples=88524"]) == 0
     printed = capsys.readouterr().out
-    rows = {line.strip().split("  ")[0]: line for line in printed.splitlines()}
-    assert "177,048" in rows["samples"]
-    assert "5,534" in rows["optimizer steps"]
-    assert " 32 " in rows["global batch"]  # 8 per worker
+    rows = [" ".join(line.split()) for line in printed.splitlines()]
+    for row in ("samples 177,048", "optimizer steps 5,534", "global batch 32"):
+        assert any(one.startswith(row) for one in rows), row
     assert "recipe.model.name=bert-large-uncased" in printed
 
 

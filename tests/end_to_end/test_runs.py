@@ -196,7 +196,7 @@ def test_folder_taken_after_preflight(here: Path, monkeypatch: pytest.MonkeyPatc
 def test_unsound_ledger_withdraws_the_certificate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With `ledger=warn` a run on wrong data ends, and is comparable with nothing."""
     assert run(*faulty("RepeatsRow"), "ledger=warn", base=TRACKED) == 0
-    assert "ledger is not sound" in capsys.readouterr().out
+    assert "ledger.json; this run is not comparable" in capsys.readouterr().out
     folder = only_folder(here)
     ledger = read(folder, "ledger.json")
     assert ledger["sound"] is False
