@@ -169,8 +169,9 @@ def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserEr
         hint = "write $HOME instead of ~" if "=~" in (error.override or "") else first_line(error)
         return UserError(f"'{error.override}' cannot be parsed as setting=value: {hint}")
     if first_line(error).startswith("Ambiguous value"):
-        return UserError(f"{first_line(error)}: add -m to sweep over the values, or write a list as [a,b]")
-    return UserError(first_line(error))
+        key, _, values = first_line(error).split("'")[1].partition("=")
+        return UserError(f"{key}={values} has several values: add -m to sweep over them, or write {key}=[{values}]")
+    return UserError(first_line(error) + (f" (in {' '.join(overrides)})" if overrides else ""))
 
 
 def _unknown_choice(error: MissingConfigException) -> UserError:

@@ -74,7 +74,7 @@ def test_preparing_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("recipe.metric=null evaluation.metric=loss", "recipe.metric "),
         ("recipe.tuned.lrr=1", "there is no setting 'recipe.tuned.lrr'"),
         ("recipe.model.hidden_size=100", "recipe.model.hidden_size=100 .*recipe.model.heads=8"),
-        ("recipe.metrics_shown=[acc]", "recipe.metrics_shown .*did you mean 'accuracy'"),
+        ("recipe.metrics_shown=[acc]", "recipe.metrics_shown.*did you mean 'accuracy'"),
         ("recipe._target_=os.system", "recipe._target_=os.system .*trusted"),
         ("device=tpu8 precision=fp16", "precision=fp16 "),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from runner.backends import Compilations
 from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
 from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of
 from runner.speed.run_numbers import Baseline
+from runner.train.result import RunResult
+from runner.train.tokens import Tokens
 from tests.replicas import TINY
 
 SETTINGS = [override for override in TINY if not override.startswith("precision")]
@@ -149,23 +153,22 @@ def test_what_cannot_be_read_is_no_baseline(tmp_path: Path) -> None:
 
 
 STEP = {"data": 0.0, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "communication": 0.02, "other": 0.01}
-RESULT: dict[str, Any] = {
-    "optimizer_steps": 10,
-    "samples_seen": 200,
-    "samples_per_s": 150.0,
-    "first_step_s": 1.0,
-    "synchronisations": 10,
-    "comm_bytes": 10**9,
-    "comm_s": 4.0,
-    "step_s": STEP,
-    "evaluation_s": 0.5,
-    "tokens": {"of_samples": 90, "uneven": 10, "beyond": 0, "fillers": 0},
-    "compilations": None,
-    "machine": MACHINE,
-}
+RESULT = RunResult(
+    optimizer_steps=10,
+    samples_seen=200,
+    samples_per_s=150.0,
+    first_step_s=1.0,
+    synchronisations=10,
+    comm_bytes=10**9,
+    comm_s=4.0,
+    step_s=STEP,
+    evaluation_s=0.5,
+    tokens=Tokens(of_samples=90, uneven=10),
+    machine=MACHINE,
+)
 
 
-def test_the_block_of_a_run_with_a_baseline(tmp_path: Path) -> None:
+def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     """Each number by hand: 150 samples/s on two workers where one has 100 is an efficiency of 75%."""
     of = experiment("device=cpu2")
     left(tmp_path, "one", speed_key=key())
@@ -185,7 +188,7 @@ def test_the_block_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     assert (speed["padding_share"], speed["compile_share"]) == (0.1, None)
     assert found["speed_key"] == speed_key(of.setup, MACHINE)
     assert found["diagnosis"] == found["diagnoses"][0]["sentence"]
-    compiling = {**RESULT, "compilations": {"count": 2, "seconds": 3.0}}
+    compiling = dataclasses.replace(RESULT, compilations=Compilations(2, 3.0, 0))
     shares = speed_of(of, compiling, 10.0, tmp_path / "own", 1)["speed"]
     assert shares["compile_share"] == 0.3
     assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
@@ -196,14 +199,15 @@ def summary_of(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"rehearsed": False, "jobs_at_once": 1, **found, **changes}
 
 
-def test_how_the_report_says_it(tmp_path: Path) -> None:
+def test_efficiency_in_words(tmp_path: Path) -> None:
     """With a baseline, without one, for one worker by itself, and where no comparison would mean anything."""
     own = tmp_path / "own"
     own.mkdir()
     two, one = experiment("device=cpu2"), experiment()
     lonely = summary_of(speed_of(two, RESULT, 10.0, own, 1))
-    advice = "scaling efficiency unknown: no run of one worker lies beside this one; setup=one with all but "
-    assert efficiency_words(lonely, 2, own) == f"{advice}workers and accumulation as here makes one"
+    advice = efficiency_words(lonely, 2, own)
+    assert advice is not None
+    assert "setup=one" in advice
     assert efficiency_words({**lonely, "rehearsed": True}, 2, own) is None
     assert efficiency_words({**lonely, "jobs_at_once": 2}, 2, own) is None
     itself = summary_of(speed_of(one, RESULT, 10.0, own, 1))
@@ -215,14 +219,14 @@ def test_how_the_report_says_it(tmp_path: Path) -> None:
     assert efficiency_words(beside, 2, own) == said
     left(tmp_path, "hindered", age=-1, speed_key=key(), samples_per_s=60.0)
     said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
-    doubt = "which something must have slowed down"
-    assert said == f"scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered, {doubt}"
+    assert said is not None
+    assert said.startswith("scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered, ")
     many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
     assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
 
 
 @pytest.mark.parametrize(("overrides", "jobs"), [(["device=tpu8"], 1), (["device=cpu2"], 2)])
-def test_no_efficiency_of_a_rehearsal_or_in_company(tmp_path: Path, overrides: list[str], jobs: int) -> None:
+def test_no_efficiency_of_a_rehearsal_or_of_simultaneous_jobs(tmp_path: Path, overrides: list[str], jobs: int) -> None:
     """Though there is a run of one worker."""
     left(tmp_path, "one", speed_key=speed_key(experiment(*overrides).one_worker, MACHINE))
     (tmp_path / "own").mkdir()
@@ -230,9 +234,9 @@ def test_no_efficiency_of_a_rehearsal_or_in_company(tmp_path: Path, overrides: l
     assert (speed["scaling_efficiency"], speed["baseline"]) == (None, None)
 
 
-def test_a_run_that_came_to_nothing(tmp_path: Path) -> None:
-    """Interrupted before its first step: nothing is known, and nothing is said."""
-    found = speed_of(experiment("device=cpu2"), {}, 3.0, tmp_path, 1)
+def test_run_interrupted_before_its_first_step(tmp_path: Path) -> None:
+    """Nothing is known, so there is no diagnosis."""
+    found = speed_of(experiment("device=cpu2"), RunResult(), 3.0, tmp_path, 1)
     assert (found["diagnosis"], found["diagnoses"], found["speed_key"]) == (None, [], None)
     assert set(found["speed"].values()) == {None}
     assert speed_metrics(found["speed"]) == {}
@@ -241,7 +245,7 @@ def test_a_run_that_came_to_nothing(tmp_path: Path) -> None:
 
 def test_too_short_to_time(tmp_path: Path) -> None:
     """One step has a start-up and no speed, and so no efficiency."""
-    result = {**RESULT, "samples_per_s": None, "step_s": None, "first_step_s": 9.0}
+    result = dataclasses.replace(RESULT, samples_per_s=None, step_s=None, first_step_s=9.0)
     found = speed_of(experiment("device=cpu2"), result, 10.0, tmp_path, 1)
     assert [one["kind"] for one in found["diagnoses"]] == ["start-up"]
     assert found["speed"]["scaling_efficiency"] is None
