@@ -202,8 +202,8 @@ def test_how_the_report_says_it(tmp_path: Path) -> None:
     own.mkdir()
     two, one = experiment("device=cpu2"), experiment()
     lonely = summary_of(speed_of(two, RESULT, 10.0, own, 1))
-    advice = "scaling efficiency unknown: no run of one worker lies beside this one; setup=one with all but "
-    assert efficiency_words(lonely, 2, own) == f"{advice}workers and accumulation as here makes one"
+    unknown = "scaling efficiency unknown: there is no run of one worker in this folder"
+    assert efficiency_words(lonely, 2, own) == f"{unknown}; rerun with setup=one to get a baseline"
     assert efficiency_words({**lonely, "rehearsed": True}, 2, own) is None
     assert efficiency_words({**lonely, "jobs_at_once": 2}, 2, own) is None
     itself = summary_of(speed_of(one, RESULT, 10.0, own, 1))
@@ -215,8 +215,8 @@ def test_how_the_report_says_it(tmp_path: Path) -> None:
     assert efficiency_words(beside, 2, own) == said
     left(tmp_path, "hindered", age=-1, speed_key=key(), samples_per_s=60.0)
     said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
-    doubt = "which something must have slowed down"
-    assert said == f"scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered, {doubt}"
+    doubt = "the baseline was probably slowed down by something else"
+    assert said == f"scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered; {doubt}"
     many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
     assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
 
