@@ -30,7 +30,7 @@ def print_comparison(comparison: RunComparison, console: Console) -> None:
     if sentence := skipped_sentence(comparison):
         console.print(Text(sentence, style="yellow"))
         console.print()
-    rule = "equivalent: 90% interval inside the margin; different: 95% interval without 0; details in the report"
+    rule = "equivalent: 90% interval inside the margin; different: 95% interval excludes 0; see the report for details"
     console.print(Text(rule, style="dim"))
 
 
@@ -84,7 +84,7 @@ def _below(block: Block) -> Iterator[RenderableType]:
     for line in remarks(block):
         yield _hanging("·", Text(line, style="dim"))
     if block.flags:
-        yield Text("Flags (no run is excluded from a mean)", style="bold")
+        yield Text("Flags (flagged runs still count in the means)", style="bold")
     for flag in block.flags:
         text = Text.assemble((f"{flag.kind}: ", "yellow"), flag.text)
         for detail in flag.details:
@@ -102,10 +102,10 @@ def _hanging(label: str, text: Text) -> Table:
 
 
 def _published(table: PublishedTable, width: int) -> RenderableType:
-    title = Text(f"{table.title}: metric over speed-up", style="bold")
+    title = Text(f"{table.title}: metric (top) and speed-up (bottom)", style="bold")
     fits = 10 + 8 * len(table.columns) <= width
     parts = [table] if fits else [table.only("accumulation"), table.only("k")]
-    footnote = [Text("* a seed collapsed, or its time is an outlier: see the flags", style="dim")]
+    footnote = [Text("* at least one seed collapsed or has an outlier time (see flags)", style="dim")]
     return Group(title, *map(_published_part, parts), *(footnote if table.has_doubtful else []), "")
 
 

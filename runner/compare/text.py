@@ -66,7 +66,7 @@ def _seconds(row: SetupResult) -> str:
     if row.setup.rehearsed:
         return "rehearsed"
     if row.seconds is None:
-        return "no time"
+        return "not timed"
     text = f"{row.seconds:,.0f}" if row.seconds >= 100 else f"{row.seconds:.3g}"
     return f"({text})" if row.setup.shared_machine else text
 
@@ -116,7 +116,7 @@ def skipped_sentence(comparison: RunComparison) -> str:
 def remarks(block: Block) -> Iterator[str]:
     """Sentences about a block as a whole, for below its table."""
     if len(block.rows) > 1:
-        yield f"Margin of equivalence: {block.margin.text}."
+        yield f"Equivalence margin: {block.margin.text}."
     yield from _comparability(block)
     if block.baseline_note:
         yield f"Baseline: {block.baseline_note}."
@@ -126,16 +126,19 @@ def remarks(block: Block) -> Iterator[str]:
         name, pairs = row.setup.name, row.difference.pairs if row.difference is not None else ()
         if row.left_out:
             seeds = ", ".join(map(str, row.left_out))
-            yield f"{name}: the paired difference leaves out seed {seeds}, which only one of the two setups has."
+            yield f"{name}: the paired difference excludes seed {seeds}, which only one of the two setups ran."
         if len(pairs) > 1 and pairs[0] and min(pairs) == max(pairs):
             yield (
-                f"{name}: all {len(pairs)} seeds have the same difference, so its interval has no width. With few "
-                "evaluated samples this can be chance: run more seeds."
+                f"{name}: all {len(pairs)} seeds have the same difference, so the interval has zero width. This can be "
+                "coincidence with few evaluation samples: run more seeds."
             )
         yield from _bootstrap(row)
         if row.comparability is not None and row.comparability.unknown:
-            names = ", ".join(row.comparability.unknown)
-            yield f"{name}: only one of its certificate and the baseline's records {names}, so this is not compared."
+            names, several = ", ".join(row.comparability.unknown), len(row.comparability.unknown) > 1
+            yield (
+                f"{name}: {names} {'are' if several else 'is'} recorded in only one of the two certificates and "
+                f"{'were' if several else 'was'} not compared."
+            )
 
 
 def _comparability(block: Block) -> Iterator[str]:
@@ -156,7 +159,7 @@ def _wide_margin(block: Block) -> Iterator[str]:
     margin, mean = block.margin.value, abs(block.rows[0].metric.value)
     if len(block.rows) > 1 and margin is not None and mean and margin > WIDE_MARGIN * mean:
         share = f"{100 * margin / mean:.0f}% of the baseline's {block.key.metric} ({mean:.3g})"
-        yield f"The margin of {margin:g} is {share}, so equivalent says little: choose a smaller --margin."
+        yield f'The margin of {margin:g} is {share}, so "equivalent" is a weak claim: choose a smaller --margin.'
 
 
 def _few_seeds(block: Block) -> Iterator[str]:
@@ -169,7 +172,7 @@ def _few_seeds(block: Block) -> Iterator[str]:
     intervals = [row.difference.interval(DIFFERENCE_LEVEL) for row in block.rows if row.difference is not None]
     widths = [one.half_width for one in intervals if one.known]
     factor = t_quantile(DIFFERENCE_LEVEL, few - 1) / math.sqrt(few)
-    sentence = f"{few} seeds rarely decide: a 95% interval of {few} pairs is ±{factor:.1f} standard deviations wide"
+    sentence = f"{few} seeds are rarely enough: the 95% interval is ±{factor:.1f} standard deviations"
     if widths and max(widths) > 0:
         sentence += f", here ±{min(widths):.2g} to ±{max(widths):.2g} (median {median(widths):.2g})"
     yield sentence + "."
@@ -184,5 +187,6 @@ def _bootstrap(row: SetupResult) -> Iterator[str]:
     if texts and row.verdict is not None:
         sentence = f"{row.setup.name}: the bootstrap interval is {' and '.join(texts)}"
         if row.verdict.bootstrap is not None:
-            sentence += f"; it would decide {row.verdict.bootstrap}, but the t interval decides: {row.verdict.kind}"
+            by_t = f"the verdict uses the t interval: {row.verdict.kind}"
+            sentence += f"; by the bootstrap interval: {row.verdict.bootstrap}; {by_t}"
         yield sentence + "."

@@ -87,4 +87,4 @@ def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule) -> str:
     first = f", after {steps.first_local:,} synchronous steps" if steps.first_local else ""
     at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
     steps_each = f"{sync.k} step{'s' * (sync.k > 1)}"
-    return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {count:,} in all"
+    return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {count:,} in total"

@@ -23,7 +23,7 @@ def plan_tables(experiment: Experiment) -> RenderableType:
 
 
 def accelerate_notes(config: Config) -> RenderableType | None:
-    """The keys of an Accelerate config file that were taken, and those that were not and why; None without a file."""
+    """The keys of an Accelerate config file that are used, and those that are ignored and why; None without a file."""
     if config.device.file is None:
         return None
     found = accelerate.read(config.device.file, config.device.workers, config.precision.name)
@@ -31,9 +31,9 @@ def accelerate_notes(config: Config) -> RenderableType | None:
     if accelerate.NOT_USED in left:  # the longest row and the least informative one: last
         left[accelerate.NOT_USED] = left.pop(accelerate.NOT_USED)
     notes = Table.grid(padding=(0, 2))
-    notes.add_row("taken", Text("; ".join(f"{keys} → {setting}" for setting, keys in taken.items())))
+    notes.add_row("used", Text("; ".join(f"{keys} → {setting}" for setting, keys in taken.items())))
     for number, (why, keys) in enumerate(left.items()):
-        notes.add_row("" if number else "left", Text(f"{keys}: {why}"), style="dim")
+        notes.add_row("" if number else "ignored", Text(f"{keys}: {why}"), style="dim")
     return Group(Text(f"From {config.device.file}", style="bold"), notes, "")
 
 
@@ -46,7 +46,7 @@ def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
 
 def absent_notes(experiment: Experiment) -> RenderableType | None:
     """Which data or weights are not on this machine; None if all are."""
-    notes = [f"Not here: {sentence}." for sentence in experiment.absent]
+    notes = [f"Not available on this machine: {sentence}." for sentence in experiment.absent]
     return Text("\n".join(notes), style="yellow") if notes else None
 
 
@@ -87,11 +87,9 @@ def _learning_rate(experiment: Experiment) -> str:
     if scaling.rule is ScalingRule.none:
         return f"base {plan.base_lr:.4g}, not scaled"
     batch = scaling_samples(scaling.batch.name, plan.global_batch, plan.samples_per_epoch, plan.world_size)
-    root = "√" if scaling.rule is ScalingRule.sqrt else ""
-    return (
-        f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} = {scaling.rule.name} rule, "
-        f"{root}({batch} / reference {plan.reference_batch})"
-    )
+    ratio = f"{batch} / reference {plan.reference_batch}"
+    shown = f"√({ratio})" if scaling.rule is ScalingRule.sqrt else ratio
+    return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({scaling.rule.name} rule: {shown})"
 
 
 def _samples(experiment: Experiment) -> str:
@@ -102,14 +100,15 @@ def _samples(experiment: Experiment) -> str:
 
 def _steps(experiment: Experiment) -> str:
     plan, limit = experiment.plan, experiment.config.max_steps
-    whole = f"{plan.epochs} epoch(s) of {plan.steps_per_epoch:,}"
-    return f"{whole}, ended by max_steps={limit}" if limit == plan.optimizer_steps else whole
+    epochs, steps = plan.epochs, plan.steps_per_epoch
+    whole = f"{epochs} epoch{'s' * (epochs != 1)} × {steps:,} step{'s' * (steps != 1)}"
+    return f"{whole}, limited by max_steps={limit}" if limit == plan.optimizer_steps else whole
 
 
 def _equivalents(experiment: Experiment) -> Table:
     plan = experiment.plan
     workers = (1, 2, 4, 8)
-    table = plain_table("Equivalent batches: samples per worker and step")
+    table = plain_table("Samples per worker and step for the same global batch")
     table.add_column("global batch", justify="right")
     for n in workers:
         table.add_column(f"{n} worker{'s' if n > 1 else ''}", justify="right")
@@ -135,7 +134,7 @@ def certificate_table(
             table.add_row(item.name.replace("_", " "), value, _cell(item.baseline), item.effect)
     equal = ", ".join(item.name.replace("_", " ") for item in certificate.properties if item.equal)
     dropout_differs = any(item.name == "dropout" and not item.equal for item in certificate.properties)
-    hint = " With equivalence=exact in both runs dropout would be equal too." if dropout_differs else ""
+    hint = " Set equivalence=exact in both runs to make dropout equal." if dropout_differs else ""
     line = Text(f"Equal: {equal}.{hint}", style="dim")
     return Group(table, line) if table.row_count else Group(Text(title, style="bold"), line)
 

@@ -141,7 +141,7 @@ class Bar:
         self._latest.update(metrics)
         if evaluating is not None:
             done, total = evaluating
-            after = f"batches, after step {self._latest.step:,}"
+            after = f"batches (step {self._latest.step:,})"
             self._progress.update(self._task, description="evaluating", completed=done, total=total, numbers=after)
         elif self._latest.step:
             self._progress.update(

@@ -106,7 +106,7 @@ def one_line(error: Exception) -> str:
 def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, console: Console) -> None:
     """Print how a finished run ended, and how fast it was."""
     metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
-    speed = f"{summary['samples_per_s']:,.0f} samples/s" if summary["samples_per_s"] else "too short to time"
+    speed = f"{summary['samples_per_s']:,.0f} samples/s" if summary["samples_per_s"] else "too short to measure"
     console.print()
     facts = experiment.facts
     over = f"  over {facts.eval_groups:,} {facts.groups}" if facts.eval_groups is not None else ""
@@ -128,4 +128,4 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
         )
     for warning in summary["warnings"]:
         console.print(f"  [bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
-    console.print(f"  in {escape(os.path.relpath(folder))}", soft_wrap=True)
+    console.print(f"  saved to {escape(os.path.relpath(folder))}", soft_wrap=True)

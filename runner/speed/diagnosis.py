@@ -54,8 +54,8 @@ def _not_dealt_out(run: RunNumbers) -> Iterator[Diagnosis]:
     part = "" if read.expected == run.samples_per_epoch else " of the finished steps"
     yield Diagnosis(
         "not dealt out",
-        f"each worker read all {read.unique:,} {run.unit}{part}: the data were not dealt out, so {workers} workers did "
-        f"{workers} times the work",
+        f"each worker read all {read.unique:,} {run.unit}{part}: the data were not split between workers, so "
+        f"{workers} workers did {workers}× the work",
         (1 - 1 / workers) * run.training_share,
     )
 
@@ -72,7 +72,7 @@ def _repeats(run: RunNumbers) -> Iterator[Diagnosis]:
         return
     repeats = read.seen - read.unique
     if repeats and repeats >= REPEATS_STAND_OUT * read.seen:
-        sentence = f"{repeats:,} of {read.seen:,} {run.unit} were repeats within an epoch: see ledger.json"
+        sentence = f"{repeats:,} of {read.seen:,} {run.unit} were duplicates within an epoch: see ledger.json"
         yield Diagnosis("repeats", sentence, repeats / read.seen * run.training_share)
 
 
@@ -83,9 +83,9 @@ _PHASE_CAUSES = (
         "optimizer",
         "optimizer",
         "the optimizer",
-        "more workers do not shorten it; a larger global batch runs it less often",
+        "adding workers does not help; a larger global batch means fewer optimizer steps",
     ),
-    ("other", "overhead", "logging and the loop itself", "use larger micro-batches, or a larger log_every"),
+    ("other", "overhead", "logging and loop overhead", "use larger micro-batches, or a larger log_every"),
 )
 
 
@@ -115,8 +115,8 @@ def _another_k(run: RunNumbers) -> str:
         each_s = max(each_s, run.collectives.seconds / run.collectives.synchronisations)
     k = smallest_k(each_s, compute_s, run.largest_k)
     if k is None:
-        return f"; no sync.k up to the {run.largest_k:,} steps of this run would bring it below {STANDS_OUT:.0%}"
-    return f"; sync.k={k} would bring it to {share_at(k, each_s, compute_s):.0%}"
+        return f"; no sync.k up to the {run.largest_k:,} steps of this run would reduce it below {STANDS_OUT:.0%}"
+    return f"; sync.k={k} would reduce it to {share_at(k, each_s, compute_s):.0%}"
 
 
 def _padding(run: RunNumbers) -> Iterator[Diagnosis]:
@@ -129,7 +129,7 @@ def _padding(run: RunNumbers) -> Iterator[Diagnosis]:
 def _less_padding(run: RunNumbers, tokens: Tokens) -> str:
     """What reduces the largest kind of padding."""
     if tokens.fillers > max(tokens.uneven, tokens.beyond):
-        return "most of it fills the short last batch of an epoch; use a smaller global batch"
+        return "most of it is in the short last batch of each epoch; use a smaller global batch"
     if tokens.uneven >= tokens.beyond:
         sorting = "" if run.length_sorted else "batch.length_sorted=true and "
         return f"use {sorting}smaller micro-batches (more accumulation.steps), which hold {run.unit} of similar length"
@@ -146,11 +146,11 @@ def _devices(run: RunNumbers) -> Iterator[Diagnosis]:
     few_cores = run.cores is not None and workers > 1 and workers * jobs >= run.cores
     if run.samples_per_s is not None and few_cores:
         cores = f"{run.cores} core{'s' * (run.cores != 1)}"
-        sentence = f"{workers} workers share {cores}: each uses one thread, and more workers cannot be faster here"
+        sentence = f"{workers} workers share {cores}: each uses one thread, so more workers cannot help on this machine"
         # A single worker would use all the cores.
         yield Diagnosis("cores", sentence, (1 - 1 / workers) * run.computing)
     if run.samples_per_s is not None and jobs > 1:
-        sentence = f"{jobs} jobs ran at once on this machine: a run on its own would be faster"
+        sentence = f"{jobs} jobs shared this machine; a single run would be faster"
         yield Diagnosis("side by side", sentence, (1 - 1 / jobs) * run.computing)
     if base is None or not base.compute_s or run.compute_s is None or run.micro_batch >= base.micro_batch or few_cores:
         return
@@ -158,7 +158,7 @@ def _devices(run: RunNumbers) -> Iterator[Diagnosis]:
     if saved >= STANDS_OUT:
         sentence = (
             f"a sample took {run.compute_s / base.compute_s:.1f} times as long to compute as in {base.folder}: "
-            f"micro-batches of {run.micro_batch:,} {run.unit} use the device less well than {base.micro_batch:,}"
+            f"micro-batches of {run.micro_batch:,} {run.unit} use the device less efficiently than {base.micro_batch:,}"
         )
         yield Diagnosis("micro-batch", sentence, saved * run.computing)
 
@@ -170,14 +170,15 @@ def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
         compiling = ", with compile=true" if run.compiled else ""
         sentence = (
             f"start-up was {share:.0%} of this run ({run.first_step_s:.1f} of {run.wall_s:.1f} s until the end of the "
-            f"first step{compiling}): it is a fixed cost, which matters less in longer runs"
+            f"first step{compiling}): a fixed cost; longer runs amortise it"
         )
         yield Diagnosis("start-up", sentence, share)
     share = run.of_wall(run.ending_s)
     if share >= FIXED_COST_STANDS_OUT:
         sentence = (
-            f"{share:.0%} of this run came after training and evaluation ({run.ending_s:.1f} of {run.wall_s:.1f} s: "
-            "saving the model, closing the ledger, tracking): it is a fixed cost, which matters less in longer runs"
+            f"{share:.0%} of this run was spent after training and evaluation ({run.ending_s:.1f} of "
+            f"{run.wall_s:.1f} s: saving the model, closing the ledger, tracking): "
+            "a fixed cost; longer runs amortise it"
         )
         yield Diagnosis("ending", sentence, share)
     share = run.of_wall(run.compile_s)
@@ -197,9 +198,9 @@ def _nothing(run: RunNumbers) -> Iterator[Diagnosis]:
     if run.samples_per_s is None:
         return
     if run.step_share is None:
-        computed = "a step is one program here, whose parts have no times"
+        computed = "no per-phase times: a step is one compiled program"
     else:
         computed = f"{run.in_steps(*PER_SAMPLE, 'optimizer'):.0%} of a step was computation"
     efficiency = run.scaling_efficiency
     slow = f", but scaling efficiency is {efficiency:.0%}" if efficiency and efficiency < 1 - STANDS_OUT else ""
-    yield Diagnosis("nothing", f"{computed}; nothing stands out{slow}", 0.0)
+    yield Diagnosis("nothing", f"{computed}; no single bottleneck found{slow}", 0.0)

@@ -193,12 +193,12 @@ def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> 
     if efficiency is not None and baseline != folder.resolve().name:
         times, one = efficiency * workers, speed["baseline_samples_per_s"]
         faster = f"{times:,.{0 if times >= 10 else 1}f} times as fast as one worker ({one:,.0f}/s)"
-        doubt = ", which must have been slowed down by something else" if efficiency > _IMPLAUSIBLE else ""
+        doubt = "; the baseline was probably slowed down by something else" if efficiency > _IMPLAUSIBLE else ""
         return f"scaling efficiency {efficiency:.0%}: {faster} in {baseline}{doubt}"
     alone = not summary["rehearsed"] and summary["jobs_at_once"] == 1
     if efficiency is None and workers > 1 and alone and speed["samples_per_s"] is not None:
         return (
-            "scaling efficiency unknown: there is no run of one worker in this folder; run this command with setup=one "
-            "for comparison"
+            "scaling efficiency unknown: there is no run of one worker in this folder; rerun with setup=one to get a "
+            "baseline"
         )
     return None

@@ -40,8 +40,8 @@ EXIT_SAME, EXIT_DIFFERENT = 0, 3
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m runner.verify",
-        description="Replay two setups in lockstep, and report the first step and tensor in which they differ by more "
-        "than rounding. Exit code 0: the same; 3: different; 2: wrong settings; 1: the replay crashed.",
+        description="Replay two setups in lockstep, and report the first step and tensor that differ by more than "
+        "rounding error. Exit code 0: the same; 3: different; 2: wrong settings; 1: the replay crashed.",
         epilog='example: python -m runner.verify precision=fp64 equivalence=exact --a "device=cpu" --b "device=cpu2"',
         allow_abbrev=False,
     )
@@ -66,7 +66,7 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     a, b = (_experiment(name, [*options.common, *_split(name, getattr(options, name))], dirs) for name in ("a", "b"))
     if all(experiment.placement.device_type == "xla" and not experiment.placement.rehearsed for experiment in (a, b)):
         raise UserError(
-            "--a and --b both use the TPU, which runs one setup at a time: compare each of them with device=cpu"
+            "--a and --b both use the TPU, which can run only one setup at a time: compare each with device=cpu"
         )
     certificate = certify(b.setup, a.setup)
     steps = min(options.steps, a.plan.optimizer_steps, b.plan.optimizer_steps)
@@ -78,7 +78,7 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     result = _replay(a, b, steps, console)
     ends = a.plan.optimizer_steps, b.plan.optimizer_steps
     if result["finding"] is None and ends[0] != ends[1] and options.steps > min(ends):
-        sentence = f"a trains for {ends[0]:,} optimizer steps in total and b for {ends[1]:,}"
+        sentence = f"a has {ends[0]:,} optimizer steps, b has {ends[1]:,}"
         result["finding"] = dataclasses.asdict(Mismatch(min(ends), "length", sentence))
     console.print(_report(result, time.time() - started_at))
     if options.json is not None:
@@ -92,7 +92,7 @@ def _experiment(name: str, overrides: Sequence[str], config_dirs: Sequence[str])
         cfg = compose(overrides, config_dirs)
         if cfg.hydra.sweeper.params:
             raise UserError(
-                "hydra.sweeper.params (of sweep=…) makes several runs, and runner.verify needs one: omit it"
+                "hydra.sweeper.params (of sweep=…) defines a sweep, but runner.verify needs a single run: remove it"
             )
         return prepare(settings(cfg))
     except UserError as error:
@@ -145,7 +145,7 @@ def _status(folder: Path, steps: int, console: Console) -> Iterator[None]:
             while not done.wait(0.25):
                 frames = frames_compared(folder)
                 if frames is not None:  # the start and the end are frames, too
-                    status.update(f"optimizer step {min(frames, steps)} of {steps} in lockstep")
+                    status.update(f"comparing optimizer step {min(frames, steps)} of {steps}")
 
         thread = threading.Thread(target=follow, name="status", daemon=True)
         thread.start()
@@ -170,14 +170,16 @@ def _report(result: dict[str, Any], seconds: float) -> RenderableType:
     if result["without_gradient"]:
         largest = max(map(float, result["without_gradient"].values()))
         names = ", ".join(result["without_gradient"])
-        text = f"Not compared, since their gradient is rounding only (weights differ by up to {largest:.2g}): {names}."
+        text = f"Not compared (gradient is only rounding error; weights differ by up to {largest:.2g}): {names}."
         parts.append(Text(text, style="dim"))
     finding = result["finding"]
     if finding is None:
-        verdict = f"no difference beyond rounding in {result['steps']} optimizer steps"
+        verdict = f"no difference beyond rounding error in {result['steps']} optimizer steps"
         parts.append(Text.assemble(("the same: ", "bold green"), verdict, f" ({seconds:.0f} s)"))
         if not result["compared"]["gradient"]:
-            parts.append("Gradients were not compared: between synchronisations they are of different samples.")
+            parts.append(
+                "Gradients were not compared: between synchronisations they are computed on different samples."
+            )
     else:
         where = "before the first step" if finding["step"] == 0 else f"at optimizer step {finding['step']}"
         parts.append(Text.assemble(("different: ", "bold red"), f"{finding['what']}, {where}: {finding['sentence']}"))

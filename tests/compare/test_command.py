@@ -95,7 +95,7 @@ def test_the_terminal_is_readable(
     output = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in output.splitlines()) <= width
     assert "…" not in output
-    for text in ("[red]new[/] · qa", "speed-up", "timing outlier", "collapsed", "twins", "3 seeds rarely decide"):
+    for text in ("[red]new[/] · qa", "speed-up", "timing outlier", "collapsed", "twins", "3 seeds are rarely enough"):
         assert text in " ".join(output.split())
     lines = [line.split() for line in output.splitlines()]
     at = next(i for i, line in enumerate(lines) if line[:2] == ["80.2", "80.1*"])

@@ -169,10 +169,10 @@ def test_remarks() -> None:
     """The margin, few seeds (4.303 ÷ √3 = 2.5), seeds without a partner, equal differences, a wide margin."""
     five = [80.0, 80.1, 80.2, 80.3, 80.4]
     usual = remarks_on(runs("one", five), runs("four", five[::-1], workers=4))
-    assert usual == "Margin of equivalence: ±1 (percentage points, default)."
-    assert "3 seeds rarely decide" in remarks_on(BASE, runs("four", [80.1, 80.5, 80.2], workers=4))
+    assert usual == "Equivalence margin: ±1 (percentage points, default)."
+    assert "3 seeds are rarely enough" in remarks_on(BASE, runs("four", [80.1, 80.5, 80.2], workers=4))
     assert "±2.5 standard deviations" in remarks_on(BASE, runs("four", [80.1, 80.5, 80.2], workers=4))
-    assert "leaves out seed 2" in remarks_on(BASE, runs("four", [80.1, 80.3], workers=4))
+    assert "excludes seed 2" in remarks_on(BASE, runs("four", [80.1, 80.3], workers=4))
     pair = runs("one", [90.0, 88.0])
     assert "same difference" in remarks_on(pair, runs("four", [92.0, 90.0], workers=4))
     assert "same difference" not in remarks_on(pair, runs("four", [90.0, 88.0], workers=4))
@@ -183,7 +183,7 @@ def test_ten_pairs_have_a_bootstrap_interval_too() -> None:
     four = runs("four", [80.0 + extra for extra in [0.0] * 6 + [0.02, 0.03, 0.05, 3.3]], workers=4)
     text = remarks_on(runs("one", [80.0] * 10), four)
     assert "four: the bootstrap interval is 90% from" in text
-    assert "it would decide different, but the t interval decides: equivalent" in text
+    assert "by the bootstrap interval: different; the verdict uses the t interval: equivalent" in text
 
 
 def test_huge_and_infinite_metrics_end_nothing() -> None:

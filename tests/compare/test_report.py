@@ -80,7 +80,7 @@ def test_it_says_everything(usual: tuple[str, Page]) -> None:
         "Comparison of 2 setups",
         "equivalent",
         "seed 1: 420.0 s, 2.08 × the median of its setup",
-        "3 seeds rarely decide",
+        "3 seeds are rarely enough",
         "Schuirmann 1987",
         "of 20 setups",
         "±1 (percentage points, default)",

@@ -185,7 +185,7 @@ def test_refused_combinations() -> None:
 
 
 def test_notes() -> None:
-    """The file, what was taken, and what was not, with keys of the same reason together and unused ones last."""
+    """The file, what is used, and what is ignored, with keys of the same reason together and unused ones last."""
     dynamo = {"dynamo_backend": "INDUCTOR"}
     notes = accelerate_notes(applied(write(gpu_ids="2,3", **{"[red]": 1}, **dynamo), workers=2))
     assert notes is not None
@@ -195,7 +195,7 @@ def test_notes() -> None:
     lines = [line.strip() for line in capture.get().splitlines()]
     assert lines[:2] == [
         "From acc.yaml",
-        "taken  distributed_type → device.kind=gpu; mixed_precision → precision=bf16",
+        "used     distributed_type → device.kind=gpu; mixed_precision → precision=bf16",
     ]
     text = "\n".join(lines)
     for key, setting in (("num_processes", "device.workers=2"), ("dynamo_backend", "compile=true")):

@@ -120,8 +120,8 @@ def test_plan_refuses_the_same(arguments: list[str], named: list[str], capsys: p
 def test_plan_prints_what_it_takes_from_an_accelerate_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "acc.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nmixed_precision: bf16\nzzz: 1\n")
     assert cli.plan_main([*accelerate("acc.yaml"), "precision=fp32"]) == 0
-    taken, left, unknown = capsys.readouterr().out.splitlines()[1:4]
-    assert "num_processes → device.workers=2" in taken
-    assert "mixed_precision" in left
+    used, ignored, unknown = capsys.readouterr().out.splitlines()[1:4]
+    assert "num_processes → device.workers=2" in used
+    assert "mixed_precision" in ignored
     assert "zzz" in unknown
     assert [path.name for path in here.iterdir()] == ["acc.yaml"]

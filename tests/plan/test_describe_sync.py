@@ -35,10 +35,10 @@ def test_labels(overrides: str, labels: list[str]) -> None:
     ("overrides", "parts"),
     [
         ("device=cpu4", ["every step"]),
-        ("device=cpu4 sync.k=4 max_steps=10", ["k = 4 steps", "3 in all"]),  # the last one at the end of the run
-        ("device=cpu4 sync.k=4 max_steps=16 sync.schedule=post_local", ["after 8 synchronous steps", "2 in all"]),
-        ("device=cpu4 sync.k=4 max_steps=100 sync.schedule=qsr schedule=constant", ["at least k = 4", "25 in all"]),
-        ("device=cpu4 sync=gradients sync.k=4 max_steps=10", ["k = 4 steps", "2 in all"]),  # none at the end
+        ("device=cpu4 sync.k=4 max_steps=10", ["k = 4 steps", "3 in total"]),  # the last one at the end of the run
+        ("device=cpu4 sync.k=4 max_steps=16 sync.schedule=post_local", ["after 8 synchronous steps", "2 in total"]),
+        ("device=cpu4 sync.k=4 max_steps=100 sync.schedule=qsr schedule=constant", ["at least k = 4", "25 in total"]),
+        ("device=cpu4 sync=gradients sync.k=4 max_steps=10", ["k = 4 steps", "2 in total"]),  # none at the end
         ("device=cpu sync.k=4", ["one worker"]),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_long_evaluation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     during, before = shown(tmp_path, terminal, between=evaluating), shown(tmp_path, terminal)
     during, before = (re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in (during, before))
     assert "evaluating" in during
-    assert ("1037/1200 batches, after step 5" if terminal else "1,037 of 1,200 batches") in during
+    assert ("1037/1200 batches (step 5)" if terminal else "1,037 of 1,200 batches") in during
     assert "evaluating" not in before
     last = during.rpartition("batches")[2]
     assert "evaluating" not in last

@@ -55,7 +55,7 @@ def found(**changes: Any) -> list[Diagnosis]:
 CASES: list[tuple[dict[str, Any], str, str, float]] = [
     ({}, "nothing", "95% of a step was computation", 0.0),
     ({"baseline": Baseline("one", 200.0, 32, None)}, "nothing", "scaling efficiency is 50%", 0.0),
-    ({"step_s": None}, "nothing", "a step is one program", 0.0),
+    ({"step_s": None}, "nothing", "a step is one compiled program", 0.0),
     (
         {"reading": SamplesRead(8551, 4 * 8551, 8551)},
         "not dealt out",
@@ -68,7 +68,7 @@ CASES: list[tuple[dict[str, Any], str, str, float]] = [
     (
         {"step_s": step(forward=0.1, backward=0.24, optimizer=0.02, data=0.02, communication=0.61, other=0.01)},
         "communication",
-        "took 61% of a step; sync.k=8 would bring it to 16%",
+        "took 61% of a step; sync.k=8 would reduce it to 16%",
         0.61 * 0.75,
     ),
     ({"rehearsed": True}, "rehearsed", "rehearsal of gpu4", 0.0),
@@ -167,14 +167,17 @@ def test_smallest_k_against_brute_force(each: float, largest: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({}, "; sync.k=4 would bring it to 20%"),
+        ({}, "; sync.k=4 would reduce it to 20%"),
         ({"largest_k": None}, "of a step"),
-        ({"largest_k": 3}, "; no sync.k up to the 3 steps of this run would bring it below 20%"),
-        ({"k": 2}, "; sync.k=8 would bring it to 20%"),  # 1 s per step is 2 s per synchronisation
+        ({"largest_k": 3}, "; no sync.k up to the 3 steps of this run would reduce it below 20%"),
+        ({"k": 2}, "; sync.k=8 would reduce it to 20%"),  # 1 s per step is 2 s per synchronisation
         # The backward pass hides 1 of 2 s; local phases would not. 1 GB in 2 s is 4 Gbit/s, times 1.5 in a ring of 4.
-        ({"collectives": Collectives(10, 10 * 10**9, 20.0)}, " (6 Gbit/s); sync.k=8 would bring it to 20%"),
+        ({"collectives": Collectives(10, 10 * 10**9, 20.0)}, " (6 Gbit/s); sync.k=8 would reduce it to 20%"),
         # 64 s in flight per synchronisation are hidden at any k; 16 s are waited for.
-        ({"k": 16, "collectives": Collectives(10, 80 * 10**9, 640.0)}, "(1.5 Gbit/s); sync.k=64 would bring it to 20%"),
+        (
+            {"k": 16, "collectives": Collectives(10, 80 * 10**9, 640.0)},
+            "(1.5 Gbit/s); sync.k=64 would reduce it to 20%",
+        ),
     ],
 )
 def test_advice_on_k(changes: dict[str, Any], advice: str) -> None:
