@@ -163,13 +163,13 @@ def test_a_recipe_that_does_not_heed_the_length_is_told(pool: WorkerPool) -> Non
     assert said.startswith("10 compilations after the first 10 optimizer steps, the last in step 20, for input_ids [4,")
 
 
-def test_every_worker_may_have_something_to_say(pool: WorkerPool) -> None:
-    """Warnings of all workers, whose shapes differ, come to all of them with their ranks; mostly there are none."""
+def test_warnings_of_all_workers(pool: WorkerPool) -> None:
+    """Each worker gets the warnings of all workers, with their ranks; usually there are none."""
     said = [None, "batches, in tokens × rows", "x"]
-    expected = ["worker 1: batches, in tokens × rows", "worker 2: x"]
+    expected = ("worker 1: batches, in tokens × rows", "worker 2: x")
     assert pool.run(3, warnings_of_all, said) == [expected] * 3
-    assert pool.run(2, warnings_of_all, [None, None]) == [[], []]
-    assert pool.run(1, warnings_of_all, ["x"]) == [["worker 0: x"]]
+    assert pool.run(2, warnings_of_all, [None, None]) == [(), ()]
+    assert pool.run(1, warnings_of_all, ["x"]) == [("worker 0: x",)]
 
 
 def test_periodic_averaging_communicates_as_ever(pool: WorkerPool) -> None:

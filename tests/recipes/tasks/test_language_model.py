@@ -23,9 +23,9 @@ from runner.config.compose import compose, settings
 from runner.data.cache import Cache
 from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
 from runner.errors import UserError
-from runner.launch.worker import Job, build_loop
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
+from runner.train.build import Job, build_loop
 from tests.pool import WorkerPool
 from tests.recipes.letters import (
     END,
