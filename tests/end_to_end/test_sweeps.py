@@ -333,9 +333,11 @@ GRID_SEARCH = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.swee
 
 
 def test_optuna_minimises_the_recipes_metric(here: Path) -> None:
-    """The best of three trials has the lowest loss; one diverges, which does not stop the others."""
+    """The best trial has the lowest loss; one value diverges, which does not stop the others."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    assert sweep(*GRID_SEARCH, "hydra.sweeper.n_trials=3", "optimizer.lr=choice(1e300,0.01,0.02)") == 0
+    # Not Optuna's grid sampler: it raises an error if the last point of its grid is the trial that diverges.
+    sampler = ("hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.n_jobs=1")
+    assert sweep(*sampler, "hydra.sweeper.n_trials=8", "optimizer.lr=choice(1e300,0.01,0.02)") == 0
     summaries = [read(path.parent, "summary.json") for path in only_sweep(here).glob("*/summary.json")]
     losses = {float(one["varied"]["optimizer.lr"]): one["eval"]["loss"] for one in summaries}
     best = min((lr for lr in losses if math.isfinite(losses[lr])), key=losses.__getitem__)
