@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from runner.errors import UserError
 
-#: Names the sweep that a command resumes.
-RESUME_SWEEP = "resume_sweep"
+#: Names the run, or the sweep, that a command resumes.
+RESUME, RESUME_SWEEP = "resume", "resume_sweep"
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -30,8 +30,10 @@ class HydraOptions:
         parser = get_args_parser()
         parser.error = _refuse_option
         parsed = parser.parse_intermixed_args(list(arguments))
-        #: `resumed`: the id of the sweep that is resumed; it is no setting of a run.
+        #: `resumed`: the id of the sweep, `resumed_run`: the folder or id of the run that is resumed. They are no
+        #: settings of a run.
         self.overrides, self.resumed = take_resume(parsed.overrides)
+        self.overrides, self.resumed_run = take_resume(self.overrides, RESUME)
         #: The options alone. Hydra's parser does not accept overrides on both sides of `-m`.
         self.flags = list(arguments)
         for override in parsed.overrides:
@@ -39,6 +41,8 @@ class HydraOptions:
         self.multirun: bool = parsed.multirun
         if self.resumed and not self.multirun:
             raise UserError(f"{RESUME_SWEEP}={self.resumed} resumes a sweep: add -m")
+        if self.resumed_run and self.multirun:
+            raise UserError(f"{RESUME}={self.resumed_run} resumes one run: leave out -m, or use {RESUME_SWEEP}=…")
         #: Help, completion and printing of the configuration: nothing is run.
         self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
         if parsed.experimental_rerun:
@@ -56,14 +60,14 @@ class HydraOptions:
         return [*self.flags, *self.overrides]
 
 
-def take_resume(overrides: list[str]) -> tuple[list[str], str | None]:
+def take_resume(overrides: list[str], key: str = RESUME_SWEEP) -> tuple[list[str], str | None]:
     """The overrides without `resume_sweep=…`, and its value. Raises UserError if it is given twice or is empty."""
-    given = [override for override in overrides if override.lstrip("+").partition("=")[0] == RESUME_SWEEP]
+    given = [override for override in overrides if override.lstrip("+").partition("=")[0] == key]
     if not given:
         return overrides, None
     value = given[0].partition("=")[2].strip("'\"")
     if len(given) > 1 or not value or "," in value:
-        raise UserError(f"{' '.join(given)} is invalid: give one sweep's id, {RESUME_SWEEP}=…")
+        raise UserError(f"{' '.join(given)} is invalid: give one {'run' if key == RESUME else 'sweep'}, {key}=…")
     return [override for override in overrides if override not in given], value
 
 

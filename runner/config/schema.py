@@ -322,6 +322,27 @@ class Tracking:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """When a run's state is saved, so that `resume=` can continue it. `keep`: how many of the newest stay on disk.
+
+    `every_minutes`: of wall-clock time, `every_steps`: optimizer steps, both rounded up to the next step in which all
+    workers have the same weights; null: never.
+    """
+
+    every_minutes: float | None = None
+    every_steps: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        minutes, steps = self.every_minutes, self.every_steps
+        rule = "must be finite and above 0, or null for no checkpoints by time"
+        require(minutes is None or 0 < minutes < math.inf, "checkpoint.every_minutes", minutes, rule)
+        rule = "use at least 1 optimizer step, or null for no checkpoints by steps"
+        require(steps is None or steps >= 1, "checkpoint.every_steps", steps, rule)
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "use at least 1, or checkpoint=none")
+
+
+@dataclass(frozen=True)
 class Equivalence:
     """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
@@ -367,6 +388,7 @@ class Config:
     schedule: Schedule = MISSING
     evaluation: Evaluation = MISSING
     tracking: Tracking = MISSING
+    checkpoint: Checkpoint = MISSING
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
 

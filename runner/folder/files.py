@@ -10,13 +10,27 @@ from typing import Any
 
 def write_json(path: Path, content: Any) -> None:
     """Write a file atomically: readers, and a process killed meanwhile, leave either the old or the new content."""
-    text = json.dumps(content, indent=1)
+    write_text(path, json.dumps(content, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for text."""
     draft = path.with_name(f".{path.name.lstrip('.')}-{os.getpid()}")
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())  # a machine that crashes could keep the name and lose the content
     draft.rename(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the folder's files and their names are on the disk."""
+    for path in (*(path for path in folder.iterdir() if path.is_file()), folder):
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def started_ms(folder: Path) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from runner.folder.files import write_text
 
 FILE_NAME = "metrics.jsonl"
 
@@ -19,6 +22,19 @@ class Metric:
     value: float
     step: int
     timestamp: int
+
+
+def cut_metrics(folder: Path, step: int) -> None:
+    """Remove everything that was logged after optimizer step `step`, from which the run continues."""
+    path = folder / FILE_NAME
+    if path.exists():
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _step_of(line) <= step]
+        write_text(path, "".join(kept))
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinite for a line that a crash has cut off."""
+    return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
 
 
 class MetricsLog:

@@ -61,16 +61,48 @@ class CertifiedProperty:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """A part of a run on one set of workers. A run that was not resumed has one.
+
+    `after_step`: optimizer steps done before it; `until_step`: at its end, None if it is not known yet. `device`: as
+    requested, such as `cpu4`. `level`, `differs`: of its own certificate, against the same baseline.
+    """
+
+    after_step: int
+    until_step: int | None
+    device: str
+    workers: int
+    accumulation_steps: int
+    precision: str
+    level: str
+    differs: tuple[str, ...]
+
+    @property
+    def setup(self) -> tuple[str, int, int, str]:
+        """What executed it."""
+        return self.device, self.workers, self.accumulation_steps, self.precision
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Segment:
+        return Segment(**{**data, "differs": tuple(data["differs"])})
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """`level`: equivalent, comparable or not comparable. The ledger is checked separately, after the run."""
+    """`level`: equivalent, comparable or not comparable. The ledger is checked separately, after the run.
+
+    `properties`: of the last segment; the level is the worst of all segments.
+    """
 
     level: str
     properties: tuple[CertifiedProperty, ...]
+    segments: tuple[Segment, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The content of `certificate.json`."""
         return {
             "level": self.level,
+            "segments": [dataclasses.asdict(segment) for segment in self.segments],
             "equal": [p.as_json() for p in self.properties if p.equal],
             "different": [p.as_json() for p in self.properties if not p.equal],
         }
@@ -79,6 +111,16 @@ class Certificate:
 def certify(setup: RunSetup, baseline: RunSetup) -> Certificate:
     """Compare a setup with its baseline property by property."""
     return _certificate(tuple(row.compare(setup, baseline) for row in _ROWS))
+
+
+def with_segments(certificate: Certificate, segments: tuple[Segment, ...]) -> Certificate:
+    """The certificate of a run with these segments; `certificate` is that of the last one."""
+    return _certificate(certificate.properties, segments)
+
+
+def ended_at(segments: tuple[Segment, ...], step: int | None) -> tuple[Segment, ...]:
+    """The same segments, of which the last one ended after this optimizer step."""
+    return (*segments[:-1], *(dataclasses.replace(last, until_step=step) for last in segments[-1:]))
 
 
 def with_batch_statistics(setup: RunSetup, baseline: RunSetup) -> Certificate:
@@ -96,12 +138,12 @@ def after_stopping(certificate: Certificate, samples_seen: int) -> Certificate:
         change = _ratio(samples_seen, item.baseline)
         return dataclasses.replace(item, value=samples_seen, equal=False, change=change, effect=effect)
 
-    return _certificate(tuple(map(update, certificate.properties)))
+    return _certificate(tuple(map(update, certificate.properties)), certificate.segments)
 
 
-def _certificate(properties: tuple[CertifiedProperty, ...]) -> Certificate:
-    level = max((p.allows for p in properties if not p.equal), key=_LEVELS.index, default=_EQUIVALENT)
-    return Certificate(level, properties)
+def _certificate(properties: tuple[CertifiedProperty, ...], segments: tuple[Segment, ...] = ()) -> Certificate:
+    levels = (*(p.allows for p in properties if not p.equal), *(segment.level for segment in segments))
+    return Certificate(max(levels, key=_LEVELS.index, default=_EQUIVALENT), properties, segments)
 
 
 def _ratio(value: Any, baseline: Any) -> str:

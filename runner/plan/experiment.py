@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.backends.machine import library_versions, local_devices
-from runner.config.choices import AccumulationMode, DeviceKind, Goal, PrecisionName, SyncPolicyName, SyncSchedule
+from runner.config.choices import (
+    AccumulationMode,
+    BatchMode,
+    DeviceKind,
+    Goal,
+    PrecisionName,
+    SyncPolicyName,
+    SyncSchedule,
+)
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
@@ -18,7 +27,7 @@ from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.plan import Plan, make_plan
-from runner.plan.certificate import Certificate, RunSetup, certify
+from runner.plan.certificate import Certificate, RunSetup, Segment, certify, ended_at, with_segments
 from runner.plan.describe_sync import sync_labels
 from runner.plan.placement import Placement, check_device_serves, place
 from runner.plan.sync_steps import sync_steps
@@ -43,9 +52,12 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        excluded = ("seed", "log_every", "tracking", "cache_dir", "plan")
+        excluded = ("seed", "log_every", "tracking", "checkpoint", "cache_dir", "plan")
         config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
-        content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
+        segments = self.certificate.segments
+        mixed = len({segment.setup for segment in segments}) > 1
+        parts = [[segment.after_step, *segment.setup] for segment in segments] if mixed else []
+        content = json.dumps([config, self.placement.label, self.facts.digest, *parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
@@ -62,7 +74,8 @@ class Experiment:
     def setup_name(self) -> str:
         """The settings that differ from the defaults, and the seed: `cpu4 · k=4 · bf16 · s1`."""
         plan = self.plan
-        parts = [self.placement.label]
+        devices = [segment.device for segment in self.certificate.segments] or [self.placement.label]
+        parts = [" → ".join(device for device, _ in itertools.groupby(devices))]
         if plan.accumulation_steps > 1:
             parts.append(f"acc={plan.accumulation_steps}")
         if plan.world_size > 1:
@@ -82,6 +95,35 @@ def prepare(config: Config) -> Experiment:
     facts = recipe.facts(Cache(config.cache_dir))
     recipe.check_model()
     return _experiment(config, recipe, placement, facts)
+
+
+def prepare_resumed(
+    config: Config, old: Plan, segments: tuple[Segment, ...], step: int, new_accumulation: bool
+) -> Experiment:
+    """The experiment of a run that continues after `step`: the `old` plan on the workers that there are now.
+
+    `segments`: of the run so far. `new_accumulation`: whether that setting was changed. Raises UserError.
+    """
+    recipe, placement = _recipe(config), _placement(config)
+    facts = recipe.facts(Cache(config.cache_dir))
+    recipe.check_model()
+    workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
+    require(workers <= old.global_batch, "device.workers", workers, rule)
+    plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation))
+    return _experiment(config, recipe, placement, facts, plan=plan, segments=ended_at(segments, step))
+
+
+def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int:
+    """Micro-batches per optimizer step of each worker that continues a run. What limited the micro-batch still does."""
+    if workers == old.world_size and not changed:
+        return old.accumulation_steps
+    replica_batch, limit = -(-old.global_batch // workers), config.accumulation.max_micro_batch
+    if config.batch.mode is BatchMode.per_device and not changed:
+        limit = config.batch.micro_batch
+    if limit is not None:
+        return -(-replica_batch // limit)
+    assert config.accumulation.steps is not None
+    return min(config.accumulation.steps, replica_batch)
 
 
 def foresee(config: Config) -> Experiment:
@@ -124,10 +166,17 @@ def _placement(config: Config) -> Placement:
 
 
 def _experiment(
-    config: Config, recipe: Recipe, placement: Placement, facts: DataFacts, absent: tuple[str, ...] = ()
+    config: Config,
+    recipe: Recipe,
+    placement: Placement,
+    facts: DataFacts,
+    absent: tuple[str, ...] = (),
+    plan: Plan | None = None,
+    segments: tuple[Segment, ...] = (),
 ) -> Experiment:
+    """`plan`, `segments`: of a run that is resumed."""
     _check_metric(config, recipe)
-    plan = plan_for(config, facts.train_samples, placement.workers)
+    plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sync(config, plan)
     setup = RunSetup(
         config=config,
@@ -138,7 +187,19 @@ def _experiment(
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),
     )
-    return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)), absent)
+    certificate = certify(setup, _baseline(setup))
+    segment = Segment(
+        after_step=segments[-1].until_step or 0 if segments else 0,
+        until_step=None,
+        device=placement.label,
+        workers=plan.world_size,
+        accumulation_steps=plan.accumulation_steps,
+        precision=config.precision.name.name,
+        level=certificate.level,
+        differs=tuple(item.name for item in certificate.properties if not item.equal),
+    )
+    certificate = with_segments(certificate, (*segments, segment))
+    return Experiment(config, recipe, facts, placement, setup, certificate, absent)
 
 
 def _check_metric(config: Config, recipe: Recipe) -> None:

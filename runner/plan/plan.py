@@ -60,6 +60,17 @@ class Plan:
         """The fewest optimizer steps that see at least `samples` samples."""
         return bisect.bisect_left(range(self.optimizer_steps), samples, key=self.samples_before)
 
+    def on_workers(self, world_size: int, accumulation_steps: int) -> Plan:
+        """The same global batches, learning rate and steps on other workers, whose shares may differ by one sample."""
+        replica_batch = -(-self.global_batch // world_size)
+        return dataclasses.replace(
+            self,
+            world_size=world_size,
+            accumulation_steps=accumulation_steps,
+            replica_batch=replica_batch,
+            micro_batch=-(-replica_batch // accumulation_steps),
+        )
+
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
         return {**dataclasses.asdict(self), "digest": self.digest}

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from runner.backends.machine import threads_per_worker
-from runner.config.arguments import HydraOptions
+from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
-from runner.folder.files import write_json
+from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.elastic import launch
 from runner.launch.signals import handle_signals, signals_ignored
@@ -28,11 +28,13 @@ from runner.plan.tables import certificate_table, plan_tables
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
+from runner.run.resume import Resumption, prepare_resume, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, report
-from runner.track.card import card_of
+from runner.track.card import card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
 from runner.train.build import Job
+from runner.train.checkpoint import Saved, saved_folders
 from runner.train.result import RunResult
 
 
@@ -41,17 +43,28 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
 
     `started_at`: when the command started. `world`: the processes that torchrun has started, if it has.
     """
-    experiment, folder = prepare_run(options)
-    handle_signals()
     console = Console(highlight=False)
+    resumed: Resumption | None = None
+    if options.resumed_run is not None:
+        resumed = prepare_resume(options.resumed_run, options, console)
+        experiment, folder = resumed.experiment, resumed.folder
+    else:
+        experiment, folder = prepare_run(options)
+    handle_signals()
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    with _lock(folder, used=resumed is not None):
+        if resumed is not None:
+            resumed.rewind(console)
         try:
             _announce(experiment, console)
             train = train_locally if world is None else world.train
-            _, how_to_open = run(experiment, folder, started_at, console, Role(), train)
-        except Exception as error:
-            note_failure(folder, error)
+            checkpoint = resumed.saved if resumed is not None else None
+            _, how_to_open = run(experiment, folder, started_at, console, Role(), train, checkpoint)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                note_failure(folder, error)
+            if saved_folders(folder):
+                console.print(f"to resume: python -m runner {RESUME}={escape(str(folder))}", soft_wrap=True)
             raise
     console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
     return 0
@@ -70,8 +83,12 @@ def run(
     console: Console,
     role: Role,
     train: Callable[[Job], RunResult] = train_locally,
+    checkpoint: Saved | None = None,
 ) -> tuple[dict[str, Any], Sequence[str]]:
-    """Train; the content of `summary.json`, and lines that say how to look at the run."""
+    """Train; the content of `summary.json`, and lines that say how to look at the run.
+
+    `checkpoint`: from which the run in the folder continues.
+    """
     config, placement = experiment.config, experiment.placement
     _write_plan(experiment, folder)
     job = Job(
@@ -84,8 +101,12 @@ def run(
         local_workers=placement.local_workers,
         threads=threads_per_worker(placement.local_workers * role.at_once),
         started_at=started_at,
+        checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
     )
-    tracker = build_tracker(config.tracking, card_of(experiment, role.tags, role.parent_key), folder)
+    card = card_of(experiment, role.tags, role.parent_key)
+    if checkpoint is not None:
+        card = continued(card, folder)
+    tracker = build_tracker(config.tracking, card, folder, resumed=checkpoint is not None)
     closer = RunCloser(experiment, folder, started_at, console, role, tracker)
     status, result = FAILED, None
     try:
@@ -111,20 +132,24 @@ def run(
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lock a run's folder. Raises UserError, and leaves the folder alone, if another run has just started there."""
+def _lock(folder: Path, used: bool) -> Iterator[None]:
+    """Lock a run's folder. Raises UserError, and leaves the folder alone, if another run has just started there.
+
+    `used`: it holds the run that is resumed.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder))
         except BlockingIOError:
-            raise used_folder(folder) from None
-        refuse_used_folder(folder)
+            raise (still_running(folder) if used else used_folder(folder)) from None
+        if not used:
+            refuse_used_folder(folder)
         yield
 
 
 def _write_plan(experiment: Experiment, folder: Path) -> None:
     plain = without_credentials(to_plain(experiment.config))
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain)))
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain)))
     write_json(folder / "plan.json", experiment.plan.as_json())
     write_json(folder / "certificate.json", experiment.certificate.as_json())
 

@@ -53,6 +53,7 @@ class ProgressDisplay:
         """`sweep`: describes the state of the sweep that the run is a job of."""
         self._folder = folder
         self._reader = MetricsReader(folder)
+        self._reader.read()  # what a resumed run had logged before
         self._tracker = tracker
         self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
         self._background = Background("progress", self._follow)

@@ -63,6 +63,7 @@ def summary_of(
         "wall_s": time.time() - started_at,
         **result.as_summary(),
         "jobs_at_once": role.at_once,
+        "resumed_after": [segment.after_step for segment in experiment.certificate.segments[1:]],
         "notes": list(experiment.notes),
         "certificate": experiment.certificate.level,
         "mlflow_run_id": mlflow_run_id,

@@ -67,6 +67,11 @@ class LocalSGD(SyncPolicy):
         self._phase = LocalPhase()
         self._history = SyncHistory()
 
+    @property
+    def equal_parts(self) -> tuple[str, ...]:
+        # With overlap each replica is ahead of the common weights by its own steps.
+        return () if self.overlaps else ("model", "policy")
+
     @torch.no_grad()
     def after_step(self, facts: StepFacts) -> bool:
         self._phase.add(facts)

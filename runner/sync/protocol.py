@@ -63,6 +63,11 @@ class SyncPolicy(Protocol):
     #: Whether workers train on while a collective is in flight: nothing else should make them wait for each other then.
     overlaps: bool = False
 
+    @property
+    def equal_parts(self) -> tuple[str, ...]:
+        """The parts of a loop's state that are the same on all workers right after a synchronisation."""
+        return ()
+
     def loss_divisor(self, facts: StepFacts) -> float:
         """The number by which this worker divides its loss sum."""
         return max(facts.local_count, 1)

@@ -49,6 +49,10 @@ class Synchronous(SyncPolicy):
         self._steps = 0
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
+    @property
+    def equal_parts(self) -> tuple[str, ...]:
+        return ("model", "optimizer")
+
     def loss_divisor(self, facts: StepFacts) -> float:
         # The sum over the global batch divided by its count; gradients are averaged over workers, not summed.
         return max(facts.global_count, 1) / self._backend.world_size
@@ -145,10 +149,12 @@ class Synchronous(SyncPolicy):
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps}
+        return {"steps": self._steps, "initial_buffers": self._initial_buffers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
+        for buffer, initial in zip(self._initial_buffers, state["initial_buffers"], strict=True):
+            buffer.copy_(initial)
 
 
 def _data_parallel(model: nn.Module, device: torch.device, wire: torch.dtype | None) -> DistributedDataParallel:
@@ -193,6 +199,10 @@ class PostLocal(SyncPolicy):
         self._use(self._make_local())
         self._is_local = True
 
+    @property
+    def equal_parts(self) -> tuple[str, ...]:
+        return self._policy.equal_parts
+
     def loss_divisor(self, facts: StepFacts) -> float:
         return self._policy.loss_divisor(facts)
 
@@ -204,7 +214,7 @@ class PostLocal(SyncPolicy):
 
     def after_step(self, facts: StepFacts) -> bool:
         synchronised = self._policy.after_step(facts)
-        if facts.step + 1 == self._first_local:
+        if not self._is_local and facts.step + 1 >= self._first_local:  # above: resumed there, from one worker
             self._policy.finish()
             self._become_local()
         return synchronised

@@ -95,6 +95,17 @@ def card_of(experiment: Experiment, tags: Mapping[str, str], parent_key: str | N
     )
 
 
+def continued(card: RunCard, folder: Path) -> RunCard:
+    """The card of a run that continues: the one in its folder, with the tags of the new `card`.
+
+    A store does not let params change; they stay those of the start. Without a card in the folder it is the new one.
+    """
+    if not (folder / FILE_NAME).exists():
+        return card
+    open_again: dict[str, Any] = {"status": None, "ended": None, "last_tags": {}, "delivered": False}
+    return dataclasses.replace(RunCard.read(folder), tags=card.tags, store=card.store, **open_again)
+
+
 def run_params(experiment: Experiment) -> dict[str, Any]:
     """The resolved setup: few, flat values, so that MLflow's comparison page shows the differences."""
     config, plan = experiment.config, experiment.plan

@@ -32,7 +32,8 @@ class Delivery:
     """Sends a run's card, metrics and files to a store. Every call may fail and may be repeated.
 
     Exactly once: a run is looked up by its key before it is created, and after a failed request the store is asked
-    which metrics it already has.
+    which metrics it already has. What a run has logged at a step stays: if it was resumed from an earlier step, the
+    same training comes to that step again.
     """
 
     def __init__(self, card: RunCard, folder: Path, uri: str, *, resumed: bool = False) -> None:
@@ -44,6 +45,8 @@ class Delivery:
         self._reader = MetricsReader(folder)
         self._unsent: list[Metric] = []
         self._ask_first = self._may_exist = resumed
+        #: Metrics and steps that the store was found to have.
+        self._stored: set[tuple[str, int]] = set()
         self._client: Any = None
         self.experiment_id: str | None = None
         self.run_id: str | None = None
@@ -109,8 +112,8 @@ class Delivery:
 
         self._unsent += self._reader.read()
         if self._unsent and self._ask_first:
-            stored = self._stored({metric.key for metric in self._unsent})
-            self._unsent = [m for m in self._unsent if (m.key, m.step, m.timestamp) not in stored]
+            self._stored |= self._ask()
+        self._unsent = [metric for metric in self._unsent if (metric.key, metric.step) not in self._stored]
         while self._unsent:
             part = self._unsent[:_BATCH]
             self._ask_first = True  # until the store has confirmed this request
@@ -119,16 +122,21 @@ class Delivery:
             self._unsent = self._unsent[len(part) :]
         self._ask_first = False
 
-    def _stored(self, keys: set[str]) -> set[tuple[str, int, int]]:
-        """Key, step and timestamp of every value of these metrics in the store."""
+    def _ask(self) -> set[tuple[str, int]]:
+        """Metric and step of every value that the store has of this run, without what MLFLOW_RUN_ID had before."""
+        keys = self._client.get_run(self.run_id).data.metrics
         history = (metric for key in keys for metric in self._client.get_metric_history(self.run_id, key))
-        return {(metric.key, metric.step, metric.timestamp) for metric in history}
+        return {(metric.key, metric.step) for metric in history if metric.timestamp >= self.card.started}
 
     def reopen(self) -> None:
         """Set a run that has ended back to RUNNING."""
         if self.card.status is not None:
             self._update_card(status=None, ended=None, delivered=False)
-            self._client.update_run(self.run_id, status="RUNNING", name=self.card.run_name)
+            self.mark_running()
+
+    def mark_running(self) -> None:
+        """Set the status in the store to RUNNING: of a run that has ended, and continues."""
+        self._client.update_run(self.run_id, status="RUNNING", name=self.card.run_name)
 
     def mark_ended(self, status: str, tags: Mapping[str, str]) -> None:
         """Record the run's status on its card; `close` sends it. No request is made: the store may be down."""

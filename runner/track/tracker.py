@@ -28,11 +28,12 @@ _OPEN_TIMEOUT_S = 20.0
 class Tracker:
     """Follows one run. Errors of the store never end the run: its folder stays complete and can be uploaded later."""
 
-    def __init__(self, card: RunCard, folder: Path, uri: str | None) -> None:
-        """`uri`: of the store; None logs to the run's folder only."""
-        self._delivery = Delivery(card, folder, uri or "")
+    def __init__(self, card: RunCard, folder: Path, uri: str | None, *, resumed: bool = False) -> None:
+        """`uri`: of the store; None logs to the run's folder only. `resumed`: the store may know the run already."""
+        self._delivery = Delivery(card, folder, uri or "", resumed=resumed)
         self._folder = folder
         self._uri = uri
+        self._resumed = resumed
         self._last_tags: dict[str, str] = {}
         self._thread = threading.Thread(target=self._send_until_finished, name="mlflow", daemon=True)
         self._opened, self._finishing = threading.Event(), threading.Event()
@@ -72,6 +73,8 @@ class Tracker:
     def _send(self) -> None:
         if self.run_id is None:
             self._delivery.open()
+            if self._resumed:
+                self._delivery.mark_running()
             self._opened.set()
         self._delivery.send_metrics()
 
@@ -109,10 +112,10 @@ class Tracker:
         return how_to_open(self._uri, f"experiments/{self._delivery.experiment_id}/runs/{self.run_id}")
 
 
-def build_tracker(tracking: Tracking, card: RunCard, folder: Path) -> Tracker:
-    """The tracker of a new run, whose card is written to its folder."""
+def build_tracker(tracking: Tracking, card: RunCard, folder: Path, *, resumed: bool = False) -> Tracker:
+    """The tracker of a run, whose card is written to its folder. `resumed`: the store may know the run already."""
     card.write(folder)
-    return Tracker(card, folder, store_of(tracking))
+    return Tracker(card, folder, store_of(tracking), resumed=resumed)
 
 
 def how_to_open(uri: str, page: str) -> Sequence[str]:

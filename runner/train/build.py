@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.backends import Backend, build_backend
-from runner.backends.machine import available_cores, describe_machine
+from runner.backends.machine import available_cores, describe_machine, library_versions
 from runner.config.choices import EquivalenceMode
 from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain, to_plain
@@ -28,6 +30,7 @@ from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
+from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
@@ -41,7 +44,8 @@ class Job:
     """Everything that a worker needs to know.
 
     `folder`: of the run. `local_workers`: on each machine. `threads`: for each worker's computations on a CPU.
-    `started_at`: when the command started, in seconds since the epoch.
+    `started_at`: when the command started, in seconds since the epoch. `checkpoint`: the folder of the one to continue
+    from.
     """
 
     config: Config
@@ -52,6 +56,7 @@ class Job:
     local_workers: int
     threads: int
     started_at: float
+    checkpoint: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {name: to_plain(value) for name, value in vars(self).items()}
@@ -63,6 +68,7 @@ class Job:
             "plan": from_plain(Plan, data["plan"]),
             "facts": from_plain(DataFacts, data["facts"]),
             "folder": Path(data["folder"]),
+            "checkpoint": Path(data["checkpoint"]) if data["checkpoint"] is not None else None,
         }
         return Job(**{**data, **typed})
 
@@ -83,8 +89,13 @@ def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.S
 
 
 def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
-    """One worker's training loop: data, model, optimizer and sync policy. A collective."""
+    """One worker's training loop: data, model, optimizer and sync policy. A collective.
+
+    With `job.checkpoint` it continues from there. Raises UserError if data or model are not those that were saved.
+    """
     config = job.config
+    saved = read_manifest(job.checkpoint) if job.checkpoint is not None else None
+    state = load(saved, backend.rank, backend.world_size) if saved is not None else None
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
     prepared = _prepare_data(recipe, job, backend)
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
@@ -92,17 +103,38 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     eager_device = torch.device("cpu") if backend.compiles else backend.device
     model = precision.cast(recipe.build_model(prepared)).to(eager_device)
     _apply_options(config, model)
+    if saved is not None and state is not None:
+        _require_same(saved, identity_of(prepared, model))
+        model.load_state_dict({**state["model"], **state["buffers"]})  # before the sync policy copies the weights
     exact = config.equivalence.mode is EquivalenceMode.exact
     if exact:
         check_model(recipe, prepared, model, eager_device)
     model = to_device(model, backend.device)
     optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused=not backend.compiles)
     policy = build_sync_policy(config, job.plan, model, optimizer, backend)
-    own_seed = worker_seed(config.seed, backend.rank)
+    own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)
     set_seed(own_seed)
     backend.seed(own_seed)
     dropout = exact_streams(config.seed) if exact else standard_streams
-    return Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
+    loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
+    if state is not None:
+        loop.load_state_dict(state)
+    return loop
+
+
+def identity_of(prepared: Prepared, model: torch.nn.Module) -> dict[str, str]:
+    """What must be the same when a run is resumed, as only a worker knows it: tokenised data and the model's layers."""
+    layers = hashlib.sha256(repr(model).encode()).hexdigest()
+    return {"tokenised data": prepared.folder.name, "model": layers}
+
+
+def _require_same(saved: Saved, identity: Mapping[str, str]) -> None:
+    for name, value in identity.items():
+        if saved.identity[name] != value:
+            raise UserError(
+                f"resume={saved.folder.parents[1]} is invalid: the {name} of the run's recipe changed after step "
+                f"{saved.step}; restore it, or start a new run"
+            )
 
 
 def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
@@ -125,9 +157,13 @@ def train(job: Job, backend: Backend) -> RunResult | None:
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = EvalProgress(job.folder)
+    identity = {**identity_of(loop.prepared, loop.model), "data": job.facts.digest, **library_versions(job.device_type)}
+    checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity)
+    loop.meter.asks_for_checkpoint = checkpoints.overdue
     try:
         loop.train()
         loop.finish()
+        checkpoints.wait()
     finally:
         # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
@@ -146,9 +182,10 @@ def train(job: Job, backend: Backend) -> RunResult | None:
 
 
 def _gather_warnings(loop: Loop) -> tuple[str, ...]:
-    """All workers' warnings about compilation. A collective."""
-    texts = loop.backend.all_gather_object(loop.compilations.warning())
-    return tuple(f"worker {rank}: {text}" for rank, text in enumerate(texts) if text)
+    """All workers' warnings about compilation and checkpoints. A collective."""
+    assert loop.checkpoints is not None
+    texts = loop.backend.all_gather_object((loop.compilations.warning(), loop.checkpoints.warning()))
+    return tuple(f"worker {rank}: {text}" for rank, own in enumerate(texts) for text in own if text)
 
 
 def _no_log(step: int, metrics: dict[str, float]) -> None:
@@ -188,6 +225,7 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
         comm_bytes=stats.bytes,
         comm_s=stats.seconds,
         comm_stall_s=stats.stall_seconds,
+        checkpoint_stall_s=loop.checkpoints.stall_seconds if loop.checkpoints is not None else None,
         sync=sync_summary(loop.synchronisations),
         step_s=meter.mean_step_seconds,
         evaluation_s=meter.paused_seconds,

@@ -19,6 +19,7 @@ class CompilationWatch:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._late: Counter[str] = Counter()
+        self._first_step: int | None = None  # of this process: a resumed run compiles again
         self._last_late_step = 0
         self._before = self._count()
 
@@ -33,7 +34,8 @@ class CompilationWatch:
     def after_step(self, step: int, batch: Mapping[str, Tensor]) -> None:
         """Attribute new compilations to optimizer step `step` (counted from 1) with `batch` as last micro-batch."""
         new = self._new()
-        if new and step > _WARM_UP_STEPS:
+        self._first_step = self._first_step or step
+        if new and step >= self._first_step + _WARM_UP_STEPS:
             self._late[", ".join(f"{name} {list(tensor.shape)}" for name, tensor in batch.items())] += new
             self._last_late_step = step
 

@@ -56,5 +56,5 @@ class BestTracker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self.step, self.metrics = state["value"], state["step"], state["metrics"]
-        self.weights = state["weights"]
+        self.weights = state["weights"] if self._keep_weights else None
         self._without_improvement = state["without_improvement"]

@@ -54,21 +54,18 @@ class Ledger:
         self._groups = groups
         self.epochs: list[EpochRecord] = []
         self.failures: list[str] = []
-        self._entries: list[tuple[int, np.ndarray, bool]] = []
+        #: Of the current epoch: rows of (t, id, skipped), int64.
+        self._entries: list[np.ndarray] = []
 
     def record(self, t: int, ids: np.ndarray, skipped: bool) -> None:
         """Record the sample ids of this worker's step on global batch `t`; `skipped`: by the fp16 scaler."""
-        self._entries.append((t, np.asarray(ids, dtype=np.int64), skipped))
+        rows = np.stack([np.full(len(ids), t), ids, np.full(len(ids), int(skipped))], axis=1)
+        self._entries.append(rows.astype(np.int64, copy=False))
 
     def close_epoch(self, epoch: int, steps_done: int, order: DataOrder, backend: Backend) -> EpochRecord:
         """Merge all workers' records of an epoch after `steps_done` global batches. A collective."""
-        rows = [
-            np.stack([np.full(len(ids), t), ids, np.full(len(ids), int(skipped))], axis=1)
-            for t, ids, skipped in self._entries
-        ]
-        mine = torch.from_numpy(np.concatenate(rows)) if rows else torch.zeros((0, 3), dtype=torch.int64)
+        merged = torch.cat(backend.all_gather_object(self._rows())).numpy()
         self._entries = []
-        merged = torch.cat(backend.all_gather_object(mine)).numpy()
         permutation = order.epoch_permutation(epoch)
         planned = [(np.full(s.samples, s.t), permutation[s.start : s.stop]) for s in order.steps()[:steps_done]]
         record = merge(epoch, merged, permutation, np.concatenate([np.stack(step, axis=1) for step in planned]))
@@ -77,17 +74,21 @@ class Ledger:
         self.epochs.append(record)
         return record
 
+    def _rows(self) -> torch.Tensor:
+        rows = [np.zeros((0, 3), dtype=np.int64), *self._entries]
+        return torch.from_numpy(np.concatenate(rows))
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "epochs": [dataclasses.asdict(record) for record in self.epochs],
             "failures": list(self.failures),
-            "entries": [(t, torch.from_numpy(ids), skipped) for t, ids, skipped in self._entries],
+            "entries": self._rows(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epochs = [EpochRecord(**record) for record in state["epochs"]]
         self.failures = list(state["failures"])
-        self._entries = [(t, ids.numpy(), skipped) for t, ids, skipped in state["entries"]]
+        self._entries = [state["entries"].numpy()]
 
 
 def merge(epoch: int, entries: np.ndarray, permutation: np.ndarray, planned: np.ndarray) -> EpochRecord:

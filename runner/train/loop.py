@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the other name's, if it comes later
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from runner.backends import Backend
 from runner.config.choices import LedgerMode
@@ -25,6 +25,7 @@ from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy
+from runner.train.checkpoint import Checkpoints
 from runner.train.compilation import CompilationWatch
 from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import evaluate
@@ -41,8 +42,8 @@ LogMetrics = Callable[[int, dict[str, float]], None]
 #: A mistake in the data repeats in every step: the ledger lists the first ones only.
 _MAX_FAILURES = 10
 
-#: The parts of a loop whose state is saved and restored.
-_STATEFUL = ("model", "optimizer", "scaler", "learning_rate", "order", "policy", "ledger", "meter", "best")
+#: The parts of a loop that save and restore their own state; the model and the optimizer are saved besides.
+_STATEFUL = ("scaler", "learning_rate", "order", "policy", "ledger", "meter", "best")
 
 
 class Loop:
@@ -95,21 +96,20 @@ class Loop:
         self._evaluation_due = False
         self._evaluated_at: int | None = None
         self._stalled_before = 0.0
+        #: Saves the loop's state while it trains; None: nothing is saved.
+        self.checkpoints: Checkpoints | None = None
 
     def train(self, until: int | None = None) -> None:
         """Train up to optimizer step `until` (default: the end of the plan), or until `evaluation.patience` ends it."""
         end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
         self.model.train()
         while self.optimizer_step < end and not self.best.should_stop():
-            epoch = self.order.epoch
             for step, ids, micro_batches in self._epoch_steps(end - self.optimizer_step):
                 self._train_step(step, ids, micro_batches)
                 self.order.advance()
                 self._after_step()
                 if self.best.should_stop():
                     break
-            if self.order.epoch != epoch:
-                self._close_epoch(epoch, self.plan.steps_per_epoch)
 
     def finish(self) -> None:
         """Make all replicas equal, evaluate them, and close the ledger. A collective."""
@@ -208,7 +208,7 @@ class Loop:
         return self.scaler.is_enabled() and self.scaler.get_scale() < scale
 
     def _after_step(self) -> None:
-        """Log and evaluate if this step is due for it."""
+        """Log, evaluate, close the epoch and save if this step is due for it."""
         if self.first_step_at is None:
             self.flush()
             self.first_step_at = time.time()
@@ -221,6 +221,18 @@ class Loop:
         if self._evaluation_due and self.synchronised and not ended:
             self.flush()
             self._evaluate()
+        if self.order.t == 0:
+            self._close_epoch(self.order.epoch - 1, self.plan.steps_per_epoch)
+        if self.checkpoints is not None:
+            due = self.checkpoints.due(self.optimizer_step, self.meter.checkpoint_requested)
+            if due and self.synchronised:
+                self._save(self.checkpoints)
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        stalled = checkpoints.save(self.optimizer_step, self.state_dict, self.policy.equal_parts)
+        self.meter.checkpoint_requested = False  # also a request that came with the last reduction before the save
+        if self.backend.rank == 0:
+            self._log(self.optimizer_step, {"checkpoint/stall_seconds": stalled})
 
     def flush(self, wait: bool = True) -> None:
         """Reduce and log the losses of all steps since the previous flush. A collective.
@@ -313,27 +325,41 @@ class Loop:
             raise LedgerError(f"{sentence} (set ledger=warn to continue nevertheless)")
 
     def state_dict(self) -> dict[str, Any]:
-        """All state of this worker, on the CPU: a loop that loads it continues bit for bit. A collective."""
+        """All state of this worker: a loop that loads it continues bit for bit. A collective.
+
+        Tensors are those of the loop, on its device: copy them before training goes on.
+        """
         self.flush()
-        state = {
+        tensors, parameters = self.model.state_dict(), dict(self.model.named_parameters(remove_duplicate=False))
+        return {
+            "model": {name: tensor for name, tensor in tensors.items() if name in parameters},
+            # Running statistics differ between workers.
+            "buffers": {name: tensor for name, tensor in tensors.items() if name not in parameters},
+            "optimizer": self.optimizer.state_dict()["state"],
             **{name: getattr(self, name).state_dict() for name in _STATEFUL},
             "optimizer_step": self.optimizer_step,
             "synchronisations": self.synchronisations,
             "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
+            "tokens": dataclasses.astuple(self.tokens),
             "random": random_state(),
             "device_random": self.backend.random_state(),
         }
-        on_cpu: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.cpu(), state)
-        return on_cpu
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """`state`: of a loop with the same plan. A part that is None in it starts anew."""
+        self.model.load_state_dict({**state["model"], **state["buffers"]})
+        groups = self.optimizer.state_dict()["param_groups"]  # the settings are the configuration's
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         for name in _STATEFUL:
-            getattr(self, name).load_state_dict(state[name])
+            if state[name] is not None:
+                getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self.synchronisations = list(state["synchronisations"])
         self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
-        restore_random_state(state["random"])
-        self.backend.restore_random_state(state["device_random"])
+        self.tokens = Tokens(*state["tokens"])
+        if state["random"] is not None:
+            restore_random_state(state["random"])
+            self.backend.restore_random_state(state["device_random"])
 
 
 def _without_none(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -20,10 +20,10 @@ class RunResult:
 
     `optimizer_steps`, `samples_seen`: completed. `samples_per_s`: over all workers, after the first step.
     `first_step_s`: from the start of the command to the end of the first step. `comm_*`: of this worker's collectives
-    for training; `sync`: statistics of local phases. `step_s`: seconds of an optimizer step by phase. `evaluation_s`:
-    of all evaluations. `train_loss`: mean over the run. `eval`: the metrics of the saved weights. `best`: the step and
-    value of the best evaluation. `batch_statistics`: whether the model has batch normalisation. `machine`: the
-    hardware, in words.
+    for training. `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases.
+    `step_s`: seconds of an optimizer step by phase. `evaluation_s`: of all evaluations. `train_loss`: mean over the
+    run. `eval`: the metrics of the saved weights. `best`: the step and value of the best evaluation.
+    `batch_statistics`: whether the model has batch normalisation. `machine`: the hardware, in words.
     """
 
     optimizer_steps: int | None = None
@@ -34,6 +34,7 @@ class RunResult:
     comm_bytes: int | None = None
     comm_s: float | None = None
     comm_stall_s: float | None = None
+    checkpoint_stall_s: float | None = None
     sync: Mapping[str, Any] | None = None
     step_s: Mapping[str, float] | None = None
     evaluation_s: float | None = None

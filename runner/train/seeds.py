@@ -35,6 +35,9 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
 
 
-def worker_seed(seed: int, rank: int) -> int:
-    """A seed for what differs between workers (dropout), independent for neighbouring seeds and ranks."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+def worker_seed(seed: int, rank: int, step: int = 0) -> int:
+    """A seed for what differs between workers (dropout), independent for neighbouring seeds and ranks.
+
+    `step`: the optimizer step after which another number of workers has taken over; they draw new random streams.
+    """
+    return int(np.random.SeedSequence([seed, rank, *([step] if step else [])]).generate_state(1)[0])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from runner.backends import Backend
@@ -74,6 +75,9 @@ class Meter:
         self.samples_per_s = 0.0
         #: Seconds between `pause` and `resume`: evaluation, and merging the ledger at the end of an epoch.
         self.paused_seconds = 0.0
+        #: Whether this worker asks for a checkpoint, and whether any worker had asked for one in the latest reduction.
+        self.asks_for_checkpoint: Callable[[], bool] = lambda: False
+        self.checkpoint_requested = False
 
     def begin(self, phase: str) -> None:
         """Start a phase, which ends the previous one.
@@ -122,7 +126,8 @@ class Meter:
         if self._pending:
             pending, self._pending = self._pending, []
             self._measure(pending, stalled)
-            numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending)]
+            request = torch.tensor(float(self.asks_for_checkpoint()))
+            numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending), request]
             self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         records = []
         while len(self._in_flight) > (0 if wait else 1):
@@ -156,7 +161,9 @@ class Meter:
                 self._phase_totals[phase] += spent
 
     def _records(self, steps: list[StepLoss], reduced: list[float]) -> list[StepRecord]:
-        losses, counted = reduced[: len(steps)], reduced[len(steps) :]
+        *sums, requests = reduced
+        losses, counted = sums[: len(steps)], sums[len(steps) :]
+        self.checkpoint_requested = self.checkpoint_requested or requests > 0
         self.loss_total += sum(losses)
         self.count_total += sum(step.planned for step in steps)
         return [

@@ -1,0 +1,351 @@
+"""Checkpoints: the state of all workers as files, written while training goes on, and complete or not there at all.
+
+`checkpoints/step-00000120/` has a folder `worker-<rank>` for each worker: its tensors as safetensors, written by
+torch.distributed.checkpoint, and everything else in `state.json`. What all workers share is only in worker 0's. Nothing
+is pickled, so that loading runs no code. `complete.json` lists every file with its size and SHA-256. It is written into
+a folder with a temporary name, which is renamed once all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.backends import Backend
+from runner.config.schema import Checkpoint as CheckpointConfig
+from runner.errors import first_line
+from runner.folder.files import sync_folder, write_json
+
+FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
+#: Seconds that worker 0 waits for the files of the others after its own.
+_OTHERS_TIMEOUT_S = 300.0
+#: Bytes that are hashed at once.
+_BLOCK = 2**22
+
+#: A loop's state: tensors, numbers, text, and dicts, lists and tuples of them.
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint: the content of `complete.json`.
+
+    `step`: optimizer steps done. `equal`: the parts of the state that all workers share. `identity`: of data, model,
+    code and libraries, by name. `files`: size in bytes and SHA-256 by name.
+    """
+
+    folder: Path
+    step: int
+    workers: int
+    equal: tuple[str, ...]
+    identity: Mapping[str, str]
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def for_any_workers(self) -> bool:
+        """Whether all workers had the same weights, so that another number of workers can take over."""
+        return "model" in self.equal
+
+    def damage(self) -> str | None:
+        """What is wrong with the files, in words; None if they are as they were written."""
+        for name, (size, digest) in self.files.items():
+            path = self.folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
+            if _sha256(path) != digest:
+                return f"{name} has changed since it was written"
+        return None
+
+
+class Checkpoints:
+    """One worker's part in the checkpoints of a run: decides with the others when to save, and writes in a thread.
+
+    Writing needs no communication: each worker leaves a list of its files, and worker 0's thread waits for all lists.
+    """
+
+    def __init__(self, run: Path, config: CheckpointConfig, backend: Backend, identity: Mapping[str, str]) -> None:
+        """`run`: the run's folder, on a file system that all workers share."""
+        self._folder, self._config, self._identity = run / FOLDER, config, identity
+        self._rank, self._workers = backend.rank, backend.world_size
+        self._last = time.monotonic()
+        self._due = False
+        self._thread: threading.Thread | None = None
+        self._failures: list[str] = []
+        #: Seconds in which training stood still for checkpoints.
+        self.stall_seconds = 0.0
+
+    def overdue(self) -> bool:
+        """Whether worker 0 asks the others for a checkpoint: by its clock, which the others cannot read."""
+        minutes = self._config.every_minutes
+        return self._rank == 0 and minutes is not None and time.monotonic() - self._last >= 60 * minutes
+
+    def due(self, step: int, requested: bool) -> bool:
+        """Whether to save in this step, or in the next that allows it. `requested`: the same on all workers."""
+        every = self._config.every_steps
+        self._due = self._due or requested or (every is not None and step % every == 0)
+        return self._due
+
+    def save(self, step: int, state: Callable[[], State], equal: Sequence[str]) -> float:
+        """Copy the state and start to write it; the seconds that this took. A collective.
+
+        `equal`: the parts that are the same on all workers.
+        """
+        started = time.perf_counter()
+        self.wait()
+        tensors: dict[str, Tensor] = {}
+        own = {name: part for name, part in state().items() if self._rank == 0 or name not in equal}
+        plain = _split(own, "", tensors)
+        self._thread = threading.Thread(
+            target=self._write_or_warn, args=(step, plain, tensors, tuple(equal)), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        self._due, self._last = False, time.monotonic()
+        stalled = time.perf_counter() - started
+        self.stall_seconds += stalled
+        return stalled
+
+    def wait(self) -> None:
+        """Wait until the save that is under way has ended."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def warning(self) -> str | None:
+        """One sentence if a checkpoint could not be written."""
+        if not self._failures:
+            return None
+        return f"{len(self._failures)} checkpoint(s) could not be written: {self._failures[-1]}"
+
+    def _write_or_warn(self, step: int, plain: Any, tensors: dict[str, Tensor], equal: tuple[str, ...]) -> None:
+        draft = self._folder / f".{_name(step)}"
+        try:
+            self._write(draft, plain, tensors)
+            if self._rank == 0:
+                self._complete(draft, step, equal)
+        except Exception as error:  # noqa: BLE001 - no checkpoint is worth the training that it would save
+            reason = f"step {step}, {first_line(error)}"
+            if not self._failures and not isinstance(error, _OtherFailed):
+                sys.stderr.write(f"warning: a checkpoint could not be written ({reason}): training continues\n")
+            self._failures.append(reason)
+            shutil.rmtree(draft / _worker(self._rank), ignore_errors=True)  # a full disk needs the space
+            with contextlib.suppress(OSError):  # otherwise worker 0 waits for its time-out
+                (draft / f"{_worker(self._rank)}.failed").touch()
+
+    def _write(self, draft: Path, plain: Any, tensors: dict[str, Tensor]) -> None:
+        own = draft / _worker(self._rank)
+        own.mkdir(parents=True)
+        _write_tensors(own, tensors)
+        write_json(own / _STATE, plain)
+        files = {f"{own.name}/{path.name}": (path.stat().st_size, _sha256(path)) for path in sorted(own.iterdir())}
+        sync_folder(own)
+        write_json(draft / f"{own.name}.json", files)
+
+    def _complete(self, draft: Path, step: int, equal: tuple[str, ...]) -> None:
+        """Worker 0, when all have written: list all files, rename the folder, and only then remove older ones."""
+        lists = [draft / f"{_worker(rank)}.json" for rank in range(self._workers)]
+        deadline = time.monotonic() + _OTHERS_TIMEOUT_S
+        while missing := [path.stem for path in lists if not path.exists()]:
+            if failed := [name for name in missing if (draft / f"{name}.failed").exists()]:
+                raise _OtherFailed(f"{failed[0]} failed")
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{missing[0]} has written nothing to {draft} within {_OTHERS_TIMEOUT_S:.0f} s: "
+                    "all workers need the run's folder on a shared file system"
+                )
+            time.sleep(0.02)
+        manifest = {
+            "step": step,
+            "workers": self._workers,
+            "equal": equal,
+            "identity": dict(self._identity),
+            "files": {name: entry for path in lists for name, entry in json.loads(path.read_text()).items()},
+        }
+        for path in lists:
+            path.unlink()
+        write_json(draft / _MANIFEST, manifest)
+        sync_folder(draft)
+        final = self._folder / _name(step)
+        if final.exists():  # damaged: the run was resumed from an earlier one
+            shutil.rmtree(final)
+        draft.rename(final)
+        sync_folder(self._folder)
+        for old in saved_folders(self._folder.parent)[self._config.keep :]:
+            _remove(old)
+        remove_drafts(self._folder.parent, before=step)
+
+
+class _OtherFailed(Exception):
+    """Another worker could not write its part, and has said why."""
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def saved_folders(run: Path) -> list[Path]:
+    """The checkpoints in a run's folder whose writing was completed, the newest first."""
+    found = [path for path in (run / FOLDER).glob("step-*") if (path / _MANIFEST).is_file()]
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def newest(run: Path) -> tuple[Saved | None, dict[Path, str]]:
+    """The newest undamaged checkpoint of a run, if there is one, and what is wrong with each that is newer."""
+    damaged: dict[Path, str] = {}
+    for folder in saved_folders(run):
+        try:
+            saved = read_manifest(folder)
+            problem = saved.damage()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"{_MANIFEST} cannot be read ({first_line(error)})"
+        if problem is None:
+            return saved, damaged
+        damaged[folder] = problem
+    return None, damaged
+
+
+def read_manifest(folder: Path) -> Saved:
+    content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
+    return Saved(folder, content["step"], content["workers"], tuple(content["equal"]), content["identity"], files)
+
+
+def remove_drafts(run: Path, before: int | None = None) -> None:
+    """Remove what unfinished saves have left, of steps `before` this one only if it is given."""
+    for draft in (run / FOLDER).glob(".step-*"):
+        match = re.match(r"\.step-(\d+)", draft.name)
+        if before is None or (match is not None and int(match[1]) < before):
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def load(saved: Saved, rank: int, workers: int) -> State:
+    """The state of worker `rank` of `workers`, on the CPU."""
+    shared = _read(saved, 0)
+    if saved.workers == workers:
+        return {**shared, **_read(saved, rank)} if rank else shared
+    assert saved.for_any_workers, saved.equal
+    states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
+    return redistributed(states, saved.equal, rank, workers)
+
+
+def redistributed(states: Sequence[State], equal: Collection[str], rank: int, workers: int) -> State:
+    """The state of worker `rank` of `workers`, another number than the `states` are from.
+
+    Weights are equal. Optimizer state and running statistics that are not are averaged over the old workers. What they
+    have counted goes to worker 0. Random streams start anew (None), and so do sync policies that one worker does not
+    have.
+    """
+    first = states[0]
+    counts = [sum(column) for column in zip(*(state["tokens"] for state in states), strict=True)]
+    entries = torch.cat([state["ledger"]["entries"] for state in states])
+    optimizers = [state["optimizer"] for state in states]
+    keys = dict.fromkeys(key for optimizer in optimizers for key in optimizer)  # a worker without samples has no state
+    return {
+        **first,
+        "optimizer": {key: _mean([one[key] for one in optimizers if key in one]) for key in keys},
+        "buffers": _mean([state["buffers"] for state in states]),
+        "policy": first["policy"] if "policy" in equal and workers > 1 else None,
+        "ledger": {**first["ledger"], "entries": entries if rank == 0 else entries[:0]},
+        "tokens": counts if rank == 0 else [0] * len(counts),
+        "random": None,
+    }
+
+
+def _mean(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: _mean_value([state[name] for state in states]) for name in states[0]}
+
+
+def _mean_value(values: Sequence[Any]) -> Any:
+    first = values[0]
+    floating = isinstance(first, Tensor) and first.is_floating_point()
+    if not floating or all(value is first or torch.equal(value, first) for value in values):
+        return first  # the mean of equal numbers could be rounded
+    return torch.stack(list(values)).mean(dim=0)
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _worker(rank: int) -> str:
+    return f"worker-{rank}"
+
+
+def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON, which keeps the types of keys and sequences; copies of its tensors go to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _split(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_split(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]}
+    assert value is None or isinstance(value, (bool, int, float, str)), (name, type(value))
+    return value
+
+
+def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `_split`."""
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _join(item, tensors) for key, item in content}
+    items = [_join(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    library = _library()
+    library.save(tensors, storage_writer=library.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+
+
+def _read(saved: Saved, rank: int) -> State:
+    """What worker `rank` has written."""
+    library, folder = _library(), saved.folder / _worker(rank)
+    known = library.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in known.items()}
+    library.load(tensors, storage_reader=library.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    state: State = _join(json.loads((folder / _STATE).read_text(encoding="utf-8")), tensors)
+    return state
+
+
+def _library() -> Any:
+    # Imported here: it takes a second, which no run should wait for before its first step.
+    from torch.distributed import checkpoint
+
+    # Each worker saves alone, as it is asked to by `no_dist`.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+    return checkpoint
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; one that is half removed must not look complete."""
+    shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.removed")))
