@@ -78,25 +78,6 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     return result
 
 
-def train_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dict[str, Any]:
-    """Stop after `stop` optimizer steps, rebuild everything, load the state, and train to the end."""
-    first = make_loop(backend, overrides)
-    first.train(until=stop)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save(first.state_dict(), Path(folder) / "state.pt")
-        first.policy.close()
-        del first
-        torch.manual_seed(999)  # nothing may depend on the present state of the generators
-        second = make_loop(backend, overrides)
-        # weights_only: the state consists of plain data and tensors, so that loading it runs no code.
-        second.load_state_dict(torch.load(Path(folder) / "state.pt", weights_only=True))
-    second.train()
-    second.finish()
-    result = outcome(second)
-    second.policy.close()
-    return result
-
-
 def count_all_reduces(backend: Backend, overrides: list[str], steps: int) -> tuple[int, int]:
     """The number of gradient all-reduces and of micro-batches in `steps` optimizer steps."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

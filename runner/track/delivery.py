@@ -126,7 +126,8 @@ class Delivery:
         """Metric and step of every value that the store has of this run, without what MLFLOW_RUN_ID had before."""
         keys = self._client.get_run(self.run_id).data.metrics
         history = (metric for key in keys for metric in self._client.get_metric_history(self.run_id, key))
-        return {(metric.key, metric.step) for metric in history if metric.timestamp >= self.card.started}
+        since = self.card.started if self.card.into_run is not None else 0
+        return {(metric.key, metric.step) for metric in history if metric.timestamp >= since}
 
     def reopen(self) -> None:
         """Set a run that has ended back to RUNNING."""

@@ -164,7 +164,8 @@ class Meter:
         *sums, requests = reduced
         losses, counted = sums[: len(steps)], sums[len(steps) :]
         self.checkpoint_requested = self.checkpoint_requested or requests > 0
-        self.loss_total += sum(losses)
+        for loss in losses:  # one by one: the total must not depend on how many steps are reduced together
+            self.loss_total += loss
         self.count_total += sum(step.planned for step in steps)
         return [
             StepRecord(step.step, loss / max(step.planned, 1), step.lr, step.samples_seen, int(terms), step.planned)

@@ -15,7 +15,6 @@ from tests.replicas import (
     count_all_reduces,
     tiny_job,
     train,
-    train_in_two_parts,
     train_with_high_loss_scale,
     train_with_wrong_dealing,
 )
@@ -86,17 +85,6 @@ def test_evaluating_more_often_does_not_change_training(pool: WorkerPool) -> Non
     ]
     often, seldom = (pool.run(1, train, [*settings, f"evaluation.every_steps={n}"])[0]["weights"] for n in (1, 1000))
     assert largest_difference(often, seldom) == 0.0
-
-
-@pytest.mark.parametrize("stop", [3, 5])
-def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, stop: int) -> None:
-    """Stopped within an epoch and at its end, with dropout, in fp32."""
-    overrides = [*FP32_DROPOUT, "accumulation.steps=2"]
-    whole = pool.run(2, train, overrides)
-    parts = pool.run(2, train_in_two_parts, overrides, stop)
-    for a, b in zip(whole, parts, strict=True):
-        assert largest_difference(a["weights"], b["weights"]) == 0
-        assert (a["metrics"], a["ledger"]) == (b["metrics"], b["ledger"])
 
 
 def test_runs_are_repeatable_and_depend_on_the_seed(pool: WorkerPool) -> None:

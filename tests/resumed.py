@@ -1,0 +1,130 @@
+"""Functions that test workers run: training that stops, is saved to the disk, and continues from there."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runner.backends import Backend
+from runner.config.schema import Checkpoint
+from runner.train import build
+from runner.train.build import Job, build_loop, identity_of
+from runner.train.checkpoint import Checkpoints, newest
+from runner.train.loop import Loop
+from tests.replicas import outcome, tiny_job
+
+#: Parts of a loop's state that are only checked, or that a CPU does not have.
+WITHOUT_EFFECT = ("learning_rate", "device_random")
+#: What is logged about time is never the same.
+_REPEATABLE = ("train/loss", "train/lr", "train/samples_seen", "eval/", "sync/drift", "sync/cosine")
+
+
+class _Log(dict[tuple[str, int], float]):
+    """Logged values by metric and step; for a value that is logged twice and differs, there is another entry."""
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            if name.startswith(_REPEATABLE) and not same(self.setdefault((name, step), value), value):
+                self[f"differs: {name}", step] = value
+
+
+def train_whole(backend: Backend, overrides: list[str]) -> dict[str, Any]:
+    """Train without a stop; everything in which two runs can be compared."""
+    log = _Log()
+    loop = build_loop(tiny_job(overrides, backend.world_size), backend, log.write)
+    loop.train()
+    return _finished(loop, log)
+
+
+def train_in_parts(
+    backend: Backend, overrides: list[str], stops: Sequence[int], leave_out: str | None = None
+) -> dict[str, Any] | str:
+    """Stop after each of these optimizer steps, save, rebuild everything, load, and continue.
+
+    `leave_out`: a part of the state that is as in a new run each time. Returns the error if that ends the run.
+    """
+    folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
+    job, log = tiny_job(overrides, backend.world_size, folder), _Log()
+    loop = build_loop(job, backend, log.write)
+    new = copy.deepcopy(loop.state_dict())
+    with pytest.MonkeyPatch.context() as patch:
+        if leave_out is not None:
+            load = build.load
+            patch.setattr(build, "load", lambda *own: {**load(*own), leave_out: copy.deepcopy(new[leave_out])})
+        try:
+            for stop in stops:
+                loop.train(until=stop)
+                _save(loop, backend, folder)
+                loop.policy.close()
+                torch.manual_seed(999)  # nothing may depend on the generators' current states
+                loop = build_loop(_from_newest(job), backend, log.write)
+            loop.train()
+            return _finished(loop, log)
+        except AssertionError as error:
+            return repr(error)
+        finally:
+            loop.policy.close()
+            backend.all_gather_object(None)
+            if backend.rank == 0:
+                shutil.rmtree(folder)
+
+
+def train_part(backend: Backend, overrides: list[str], folder: Path, until: int | None) -> dict[str, Any]:
+    """Continue the run in `folder` on these workers, up to `until` optimizer steps (None: to its end), and save it.
+
+    The plan is that of one worker, dealt to as many as there are.
+    """
+    job, log = tiny_job(overrides, 1, folder), _Log()
+    plan = job.plan.on_workers(backend.world_size, 1)
+    loop = build_loop(_from_newest(dataclasses.replace(job, plan=plan)), backend, log.write)
+    loop.train(until)
+    if until is None:
+        return _finished(loop, log)
+    _save(loop, backend, folder)
+    loop.policy.close()
+    return {"logged": dict(log), "synchronised": loop.synchronised}
+
+
+def _save(loop: Loop, backend: Backend, folder: Path) -> None:
+    identity = identity_of(loop.prepared, loop.model)
+    checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, identity)
+    checkpoints.save(loop.optimizer_step, loop.state_dict, loop.policy.equal_parts if loop.synchronised else ())
+    checkpoints.wait()
+    assert checkpoints.warning() is None, checkpoints.warning()
+    backend.all_gather_object(None)  # until worker 0 has completed it
+
+
+def _from_newest(job: Job) -> Job:
+    saved, damaged = newest(job.folder)
+    assert not damaged
+    return dataclasses.replace(job, checkpoint=saved.folder if saved is not None else None)
+
+
+def _finished(loop: Loop, log: _Log) -> dict[str, Any]:
+    loop.finish()
+    state = loop.state_dict()
+    del state["policy"]  # of a run that has ended; it counts seconds
+    syncs = [(row["drift"], row["cosine"], row["steps"], row["bytes"]) for row in state.pop("synchronisations")]
+    result = {**outcome(loop), "state": copy.deepcopy(state), "synchronisations": syncs, "logged": dict(log)}
+    loop.policy.close()
+    return result
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two results have the same bits."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -1,0 +1,183 @@
+"""A run that is saved, rebuilt and continued ends with the same bits as one that was not stopped."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import UserError
+from runner.train.checkpoint import redistributed
+from tests.pool import WorkerPool
+from tests.replicas import make_loop, tiny_job
+from tests.resumed import WITHOUT_EFFECT, same, train_in_parts, train_part, train_whole
+from tests.sync.batch_norm_recipe import BATCH_NORM
+from tests.sync.reference import ADAMW, EXACT, SGD, largest_difference
+from tests.sync.simulation import DILOCO, SLOWMO, Sync
+
+#: After every step: within epochs and at their ends, within local phases, right after synchronisations, and with an
+#: average in flight. Step 5 and step 10 have the tails, of 4 samples in place of 24.
+EVERY_STEP = tuple(range(1, 10))
+DROPOUT = ["recipe.model.dropout=0.1", "recipe.model.attention_dropout=0.1"]
+#: Steps 1 to 4 are fully synchronous.
+LATE = Sync(k=3, schedule="post_local", synchronous_share=0.4)
+BEST = ["evaluation.every_steps=2", "evaluation.keep_best=true", "evaluation.patience=3"]
+
+#: Each policy, schedule, way to overlap, precision, kind of dropout and optimizer at least once.
+COVERING = [
+    (Sync(k=1), [*ADAMW, *DROPOUT, "precision=fp32", "accumulation.steps=2", *BEST]),
+    (Sync(k=1), [*SGD, *EXACT, "precision=fp64"]),
+    (replace(LATE, average="weights_and_moments"), [*ADAMW, *BATCH_NORM, "precision=bf16"]),
+    (Sync(k=3, average="weights_and_moments", compress="bf16"), [*ADAMW, *DROPOUT, "precision=bf16"]),
+    (Sync(k=4, overlap=True, delay=2, compress="bf16"), [*ADAMW, *DROPOUT, "precision=fp16"]),
+    (replace(LATE, policy="outer", overlap=True, delay=2), [*ADAMW, *EXACT, "precision=bf16"]),
+    (replace(SLOWMO, k=3, overlap=True, delay=3, schedule="qsr"), [*SGD, *DROPOUT, "precision=fp32"]),
+    (Sync("accumulated", k=3, overlap=True, delay=3), [*SGD, *DROPOUT, "precision=fp32"]),
+    (Sync("accumulated", k=2, schedule="qsr"), [*SGD, "schedule.warmup_share=0.3", "precision=fp16"]),
+    (Sync("gradients", k=3, compress="fp16"), [*ADAMW, *DROPOUT, "precision=fp32"]),
+]
+
+POLICIES = (Sync(), Sync(average="weights_and_moments"), DILOCO, SLOWMO, Sync("accumulated"), Sync("gradients"))
+
+
+def every_combination() -> list[list[str]]:
+    """The whole grid, without what the settings refuse."""
+    found = []
+    schedules: tuple[dict[str, Any], ...] = ({}, {"schedule": "qsr"}, {"schedule": "post_local"})
+    overlaps: tuple[dict[str, Any], ...] = ({}, {"overlap": True, "delay": 1}, {"overlap": True, "delay": 3})
+    precisions = ("fp32", "bf16", "fp16", "fp64")
+    axes = (POLICIES, (1, 3), schedules, overlaps, precisions, (DROPOUT, EXACT))
+    for policy, k, schedule, overlap, precision, dropout in itertools.product(*axes):
+        sync = replace(policy, k=k, **schedule, **overlap)
+        overrides = [*ADAMW, *sync.overrides(), f"precision={precision}", *dropout]
+        try:
+            tiny_job(overrides, 2)
+        except UserError:
+            continue
+        found.append(overrides)
+    return found
+
+
+def check(pool: WorkerPool, overrides: list[str]) -> None:
+    whole = pool.run(2, train_whole, overrides)
+    parts = pool.run(2, train_in_parts, overrides, EVERY_STEP)
+    for a, b in zip(whole, parts, strict=True):
+        assert not isinstance(b, str), b
+        assert [part for part in a["state"] if not same(a["state"][part], b["state"][part])] == []
+        assert [key for key in a if not same(a[key], b[key])] == []
+        assert a.keys() == b.keys()
+
+
+@pytest.mark.parametrize(
+    ("sync", "overrides"),
+    COVERING,
+    ids=lambda value: "-".join(value.overrides()) if isinstance(value, Sync) else value[-1],
+)
+def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, sync: Sync, overrides: list[str]) -> None:
+    """Weights, optimizer, random state, metrics and ledger, stopped after every step."""
+    check(pool, [*overrides, *sync.overrides()])
+
+
+@pytest.mark.long
+def test_every_combination_ends_with_the_same_bits(pool: WorkerPool) -> None:
+    grid = every_combination()
+    assert len(grid) > 200
+    for overrides in grid:
+        check(pool, overrides)
+
+
+#: A run in which each part of the state matters, and a step to stop at.
+OVERLAPPED = [*DILOCO.overrides(), "sync.k=2", "sync.overlap=true", "sync.delay=1", "precision=fp32"]
+CONTROLS = {
+    "model": ([*ADAMW], 3),
+    "buffers": ([*ADAMW, *BATCH_NORM, "precision=fp32"], 3),
+    "optimizer": ([*ADAMW], 3),
+    "scaler": ([*ADAMW, "precision=fp16"], 3),
+    "order": ([*ADAMW], 3),
+    "policy": ([*ADAMW, *OVERLAPPED], 3),
+    "ledger": ([*ADAMW], 3),
+    "meter": ([*ADAMW], 3),
+    "best": ([*ADAMW, *BEST], 3),
+    "optimizer_step": ([*ADAMW], 3),
+    "synchronisations": ([*ADAMW, "sync.k=2"], 3),
+    "evaluation": ([*ADAMW, "sync.k=3"], 5),  # due at the end of the epoch, and done after the next synchronisation
+    "tokens": ([*ADAMW], 3),
+    "random": ([*ADAMW, *DROPOUT], 3),
+}
+
+
+def test_every_part_of_the_state_has_a_control(pool: WorkerPool) -> None:
+    state = pool.run(1, train_whole, [*ADAMW, "max_steps=1"])[0]["state"]
+    assert {*state, "policy", "synchronisations"} == {*CONTROLS, *WITHOUT_EFFECT}
+
+
+@pytest.mark.parametrize("part", CONTROLS)
+def test_a_part_left_out_is_noticed(pool: WorkerPool, part: str) -> None:
+    """The comparison above fails if any part of the state is that of a new run."""
+    overrides, stop = CONTROLS[part]
+    whole = pool.run(2, train_whole, overrides)[0]
+    parts = pool.run(2, train_in_parts, overrides, (stop,), part)[0]
+    assert isinstance(parts, str) or not same(whole, parts)
+
+
+def test_other_numbers_of_workers_continue_a_run(pool: WorkerPool, tmp_path: Path) -> None:
+    """1, 2, 5, 4, 3 and 1 workers within two epochs: the ledger and learning rates of one worker, its weights to 1e-12.
+
+    Neither 5 workers nor the tail of 4 samples divide evenly.
+    """
+    overrides = [*SGD, *EXACT]
+    whole = pool.run(1, train_whole, overrides)[0]
+    logged = {}
+    for workers, until in ((1, 2), (2, 4), (5, 6), (4, 7), (3, 9), (1, None)):
+        part = pool.run(workers, train_part, overrides, tmp_path, until)[0]
+        logged |= part["logged"]
+    assert largest_difference(part["weights"], whole["weights"]) < 1e-12
+    assert part["ledger"] == whole["ledger"]
+    for (name, step), value in whole["logged"].items():
+        exact = name in ("train/lr", "train/samples_seen")
+        assert logged[name, step] == (value if exact else pytest.approx(value, rel=1e-9)), (name, step)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stops"),
+    [(["sync.k=2"], (4, 6, 8)), ([*DILOCO.overrides(), "sync.k=2"], (4, 6, 8)), (LATE.overrides(), (4, 7, 8))],
+    ids=str,
+)
+def test_other_numbers_of_workers_continue_local_phases(
+    pool: WorkerPool, tmp_path: Path, settings: list[str], stops: tuple[int, ...]
+) -> None:
+    """2, 3, 1 and 2 workers, each from a synchronisation: every sample once, equal weights in the end."""
+    overrides = [*ADAMW, *settings]
+    for workers, until in zip((2, 3, 1, 2), (*stops, None), strict=True):
+        results = pool.run(workers, train_part, overrides, tmp_path, until)
+        assert until is None or results[0]["synchronised"]
+    assert [(epoch["missing"], epoch["duplicated"]) for epoch in results[0]["ledger"]] == [(0, 0), (0, 0)]
+    assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
+
+
+def test_optimizer_state_of_other_workers_is_their_mean(pool: WorkerPool) -> None:
+    """A worker that has not stepped yet counts nowhere; open ledger entries and counts go to worker 0."""
+    states = [
+        {**state, "optimizer": {} if rank == 2 else state["optimizer"]}
+        for rank, state in enumerate(pool.run(3, state_after, [*ADAMW, "sync.k=2"], 2))
+    ]
+    shares = [redistributed(states, ("model", "policy"), rank, 2) for rank in range(2)]
+    moments = [state["optimizer"][0]["exp_avg"] for state in states[:2]]
+    assert not same(moments[0], moments[1])
+    for share in shares:
+        assert same(share["optimizer"][0]["exp_avg"], (moments[0] + moments[1]) / 2)
+        assert same(share["model"], states[0]["model"])
+        assert share["random"] is None
+    assert [len(share["ledger"]["entries"]) for share in shares] == [48, 0]
+    assert shares[0]["tokens"] == [sum(column) for column in zip(*(s["tokens"] for s in states), strict=True)]
+
+
+def state_after(backend: Any, overrides: list[str], steps: int) -> Any:
+    loop = make_loop(backend, overrides)
+    loop.train(until=steps)
+    state = loop.state_dict()
+    loop.policy.close()
+    return state
