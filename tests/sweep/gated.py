@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from recipes.synthetic.linear import LinearLayer
-from runner.data.recipe import Batch, Prepared
+from runner.data.cache import Cache
+from runner.data.recipe import Batch, DataFacts, Prepared
 
 #: Overrides that select it, with one optimizer step per epoch, so that every step is followed by an evaluation.
 GATED = [
@@ -85,3 +86,11 @@ def wait_until(condition: Any, otherwise: str, seconds: float = _TIMEOUT_S) -> N
     while not condition():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class OtherRows(GatedLayer):
+    """The same layer on other data."""
+
+    def facts(self, cache: Cache) -> DataFacts:
+        return replace(super().facts(cache), digest="other")

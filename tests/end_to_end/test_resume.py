@@ -1,0 +1,185 @@
+"""A run that is killed and continues by `resume=`: one folder, one MLflow run, and everything in both once."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runner import cli
+from runner.train.checkpoint import FOLDER
+from tests import processes
+from tests.processes import kill, left_of_session, wait_for_gate, wait_until
+from tests.runs import only_folder, read, store, stored_runs
+from tests.sweep.gated import GATED, hold
+
+#: One optimizer step and one evaluation per epoch. Saved after steps 2, 4 and 6, killed before step 8.
+RUN = [*GATED, "epochs=10", "log_every=1"]
+HELD, NEWEST, STEPS = 8, "step-00000006", 10
+TRUST = "trusted_packages=[tests]"
+
+
+def run(*arguments: str) -> int:
+    return cli.main(arguments, time.time())
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which a run was started and killed with all its processes."""
+    root = tmp_path_factory.mktemp("killed")
+    hold(root, HELD)
+    process = processes.start(root, "-m", "runner", *RUN, "checkpoint.every_steps=2")
+    wait_for_gate(root, HELD, process)
+    wait_until(lambda: list(root.glob(f"outputs/linear/*/{FOLDER}/{NEWEST}")), "not saved")
+    wait_until(lambda: read(only_folder(root, "linear"), "tracking.json")["run_id"], "no run in the store")
+    wait_until(lambda: ("train/loss", HELD - 1) in delivered(root), "not delivered")
+    kill(process)
+    assert left_of_session(process.pid) == []
+    return root
+
+
+def delivered(root: Path) -> collections.Counter[tuple[str, int]]:
+    """How often the store has each metric and step."""
+    found: collections.Counter[tuple[str, int]] = collections.Counter()
+    for one in stored_runs(root):
+        for key in one.data.metrics:
+            history = store(root).get_metric_history(one.info.run_id, key)
+            found.update((metric.key, metric.step) for metric in history)
+    return found
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["value"] for line in logged(folder) if line["key"] == "train/loss"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["optimizer.lr=1"], ["optimizer.lr=1"]),
+        (["seed=1"], ["seed=1"]),
+        (["recipe=acceptability"], ["recipe=acceptability"]),
+        (["+new=1"], ["+new=1"]),
+        (["device=cpu,cpu2"], ["device=cpu,cpu2"]),
+        (["device.workers=9"], ["device.workers=9", "8"]),
+        (["precision=fp31"], ["precision=fp31"]),
+        (["log_every=0"], ["log_every=0"]),
+    ],
+    ids=str,
+)
+def test_what_would_change_the_experiment_is_refused_by_name(
+    killed: Path,
+    arguments: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(killed)
+    before = logged(only_folder(killed, "linear"))
+    assert run("resume=latest", TRUST, *arguments) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words)
+    assert logged(only_folder(killed, "linear")) == before
+
+
+def test_the_file_of_a_run_grants_no_trust(
+    killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(killed)
+    assert run("resume=latest") == 2
+    assert "trusted_packages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["resume=nowhere"], "resume=nowhere"),
+        (["resume=latest"], "resume=latest"),
+        (["resume="], "resume="),
+        (["-m", "resume=x"], "resume_sweep"),
+        (["resume=a", "resume=b"], "resume=a resume=b"),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_not_there(
+    here: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_a_run_without_a_checkpoint(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder can be given, and `latest` does not look at it."""
+    folder = here / "outputs" / "linear" / "run"
+    shutil.copytree(only_folder(killed, "linear"), folder, ignore=shutil.ignore_patterns(FOLDER))
+    assert run(f"resume={folder}", TRUST) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err
+    assert run("resume=latest", TRUST) == 2
+
+
+def test_changed_data_are_refused(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = here / "run"
+    shutil.copytree(only_folder(killed, "linear"), folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["recipe"]["_target_"] = "tests.sweep.gated.OtherRows"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(f"resume={folder}", TRUST) == 2
+    assert "data" in capsys.readouterr().err
+
+
+def test_a_killed_run_continues(
+    killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On two workers instead of one, from the checkpoint before the newest, which is damaged.
+
+    The ledger is that of a run that was not interrupted, and the store has each metric and step once.
+    """
+    monkeypatch.chdir(killed)
+    folder = only_folder(killed, "linear")
+    state = folder / FOLDER / NEWEST / "worker-0" / "state.json"
+    state.write_bytes(state.read_bytes()[:100])
+    before = {line["step"]: line for line in logged(folder) if line["key"] == "train/loss"}
+    run_id = read(folder, "tracking.json")["run_id"]
+
+    assert run(f"resume={run_id}", TRUST, "device=cpu2") == 0
+    out = capsys.readouterr().out
+    assert f"{NEWEST} is damaged" in out
+    assert "step 4" in out
+    assert folder == only_folder(killed, "linear")
+    (found,) = stored_runs(killed)
+    assert (found.info.run_id, found.info.status) == (run_id, "FINISHED")
+    assert set(delivered(killed).values()) == {1}
+    keys = [(line["key"], line["step"]) for line in logged(folder)]
+    assert len(keys) == len(set(keys))
+    assert set(keys) <= set(delivered(killed))
+    assert {line["step"]: line for line in logged(folder) if line["key"] == "train/loss" and line["step"] <= 4} == {
+        step: before[step] for step in range(1, 5)
+    }
+    summary, certificate = read(folder, "summary.json"), read(folder, "certificate.json")
+    assert (summary["status"], summary["optimizer_steps"], summary["resumed_after"]) == ("FINISHED", STEPS, [4])
+    assert summary["checkpoint_stall_s"] > 0
+    segments = certificate["segments"]
+    assert [(one["after_step"], one["until_step"], one["workers"]) for one in segments] == [(0, 4, 1), (4, STEPS, 2)]
+    assert [one["differs"] for one in segments] == [[], ["world_size"]]
+    assert not any(path.name.startswith(".") for path in (folder / FOLDER).iterdir())
+
+    whole = ["hydra.run.dir=whole", "tracking=none", "checkpoint=none"]
+    assert run(*RUN, *whole) == 0
+    assert not (killed / "whole" / FOLDER).exists()
+    assert read(folder, "ledger.json") == read(killed / "whole", "ledger.json")
+    assert losses(folder) == pytest.approx(losses(killed / "whole"), rel=1e-5)
+    assert summary["eval"] == pytest.approx(read(killed / "whole", "summary.json")["eval"], rel=1e-5)
+    assert summary["setup_digest"] != read(killed / "whole", "summary.json")["setup_digest"]
+
+    assert run(f"resume={folder}", TRUST) == 2
+    assert "finished" in capsys.readouterr().err
