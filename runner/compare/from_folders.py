@@ -137,7 +137,9 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         source=files.source,
         block=_block(files, metric, goal),
         setup=_SEED_SUFFIX.sub("", str(summary["setup"])),
-        digest=str(summary["setup_digest"]) if own_digests else _digest([settings, certificate.get("recipe")]),
+        digest=str(summary["setup_digest"])
+        if own_digests
+        else _digest([settings, certificate.get("recipe"), workers, certificate.get("device")]),
         seed=int(summary["seed"] if "seed" in summary else config["seed"]),
         workers=workers,
         accumulation=int(plan["accumulation_steps"]),

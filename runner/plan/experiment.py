@@ -26,7 +26,10 @@ from runner.plan.sync_steps import sync_steps
 
 @dataclass(frozen=True)
 class Experiment:
-    """`absent`: a sentence for each missing data set or model of an experiment that was only planned."""
+    """`absent`: a sentence for each missing data set or model of an experiment that was only planned.
+
+    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`.
+    """
 
     config: Config
     recipe: Recipe
@@ -35,6 +38,8 @@ class Experiment:
     setup: RunSetup
     certificate: Certificate
     absent: tuple[str, ...] = ()
+    varied: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -60,7 +65,7 @@ class Experiment:
 
     @property
     def setup_name(self) -> str:
-        """The settings that differ from the defaults, and the seed: `cpu4 · k=4 · bf16 · s1`."""
+        """How the experiment is executed, what its sweep varies, and the seed: `cpu4 · k=4 · bf16 · lr=5e-05 · s1`."""
         plan = self.plan
         parts = [self.placement.label]
         if plan.accumulation_steps > 1:
@@ -71,17 +76,20 @@ class Experiment:
             parts.append(f"k={plan.k}")
         if self.config.precision.name is not PrecisionName.fp32:
             parts.append(self.config.precision.name.name)
-        return " · ".join([*parts, f"s{self.config.seed}"])
+        return " · ".join([*parts, *self.varied, f"s{self.config.seed}"])
 
 
-def prepare(config: Config) -> Experiment:
-    """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+def prepare(config: Config, varied: tuple[str, ...] = (), typed: tuple[str, ...] = ()) -> Experiment:
+    """Check the settings against data, model and machine, and derive the plan. Raises UserError.
+
+    `varied`, `typed`: see `Experiment`.
+    """
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), _placement(config)
     facts = recipe.facts(Cache(config.cache_dir))
     recipe.check_model()
-    return _experiment(config, recipe, placement, facts)
+    return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
 
 
 def foresee(config: Config) -> Experiment:

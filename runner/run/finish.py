@@ -18,6 +18,7 @@ from runner.plan.certificate import NOT_COMPARABLE, after_stopping, with_batch_s
 from runner.plan.experiment import Experiment
 from runner.run.summary import FAILED, Role, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
+from runner.track.description import NOTE_TAG, run_description
 from runner.track.tracker import Tracker
 from runner.train.result import RunResult
 
@@ -53,6 +54,7 @@ class RunCloser:
         if result.machine:
             self.tracker.tag("machine", result.machine)
         self._log_speed(summary)
+        self.tracker.tag(NOTE_TAG, run_description(experiment, summary))
         write_summary(self.folder, summary)
         return summary
 

@@ -85,7 +85,7 @@ def run(
         threads=threads_per_worker(placement.local_workers * role.at_once),
         started_at=started_at,
     )
-    tracker = build_tracker(config.tracking, card_of(experiment, role.tags, role.parent_key), folder)
+    tracker = build_tracker(config.tracking, card_of(experiment, role.tags, role.parent_key, role.varied), folder)
     closer = RunCloser(experiment, folder, started_at, console, role, tracker)
     status, result = FAILED, None
     try:

@@ -13,6 +13,7 @@ from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
+from runner.track.names import setting_labels
 from runner.track.store import check_given_run, check_tracking
 
 
@@ -23,7 +24,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     config = settings(cfg)
     check_folder("cache_dir", config.cache_dir)
     with reading_data():
-        experiment = prepare(config)
+        experiment = prepare(config, *setting_labels(options.overrides))
     folder = Path(cfg.hydra.run.dir)
     check_folder("hydra.run.dir", str(folder))
     refuse_used_folder(folder)

@@ -82,7 +82,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
 def _open(request: SweepRequest, parallel: int) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
     grid = request.grid
-    card = parent_card(request.tracking, request.folder, grid.varied)
+    card = parent_card(request.tracking, request.folder, grid.varied, request.evaluation.metric)
     sweep = Sweep(
         folder=str(request.folder.absolute()),
         command=request.command,

@@ -28,6 +28,7 @@ from runner.sweep.progress import sweep_progress
 from runner.sweep.sweep import Sweep, add_name, attempts, finished_run, job_name, read_summary, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
+from runner.track.names import setting_labels
 from runner.track.secrets import masked
 from runner.track.store import store_of
 from runner.track.tracker import build_tracker
@@ -48,7 +49,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     experiment: Experiment | None = None
     invalid: Exception | None = None
     try:
-        experiment = prepare(settings(cfg))
+        experiment = prepare(settings(cfg), *setting_labels(overrides, sweep.varied))
         finished = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
         if finished is not None:
             add_name(finished, job_name(overrides))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,25 @@ def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.Ca
     assert "Traceback" not in out
     assert in_store(database())["c"].info.status == "FINISHED"
     assert list(in_store(database("more"))) == ["more"]
+
+
+def test_the_ui_prints_the_pages_that_show_runs(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line per experiment with runs, the newest first."""
+    uri = database()
+    for number, name in enumerate(("old", "new")):
+        run_in(here / name, experiment=name, started=1_000 + number)
+        assert sync(name, "--tracking-uri", uri) == 0
+    MlflowClient(uri).create_experiment("empty")
+    capsys.readouterr()
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
+    cli.track_main(["ui", "--tracking-uri", uri, "--port", "5987"])
+    assert "5987" in started[0]
+    found = re.findall(r"(\w+): http://127\.0\.0\.1:5987/#/experiments/(\d+)/runs\?\S*", capsys.readouterr().out)
+    ids = {one.name: one.experiment_id for one in MlflowClient(uri).search_experiments()}
+    assert found == [("new", ids["new"]), ("old", ids["old"])]
 
 
 WRONG: list[tuple[list[str], list[str]]] = [
