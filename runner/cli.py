@@ -198,5 +198,7 @@ def _plan(arguments: list[str]) -> int:
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):
         console.print(notes)
+    for note in experiment.notes:
+        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     console.print(certificate_table(experiment.certificate))
     return 0

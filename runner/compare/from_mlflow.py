@@ -13,9 +13,9 @@ from typing import Any
 
 from runner.compare.from_folders import FILES, read_folders
 from runner.compare.runs import FoundRuns, SkippedRun
-from runner.errors import UserError, did_you_mean, first_line
+from runner.errors import UserError, did_you_mean
 from runner.track.secrets import masked
-from runner.track.store import default_store
+from runner.track.store import default_store, error_summary
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 _PARENT, _SWEEP, _JOBS = "mlflow.parentRunId", "sweep.id", "sweep.jobs"
@@ -67,7 +67,7 @@ class ExistingStore:
         except UserError:
             raise
         except Exception as error:  # from MLflow, its database or its driver: they have no common base class
-            message = f"--tracking-uri={masked(self.uri)} does not answer ({masked(first_line(error))})"
+            message = f"--tracking-uri={masked(self.uri)} does not answer ({error_summary(error)})"
             raise UserError(f"{message}: correct the address, or give the runs' folders") from error
 
     def experiment(self, name: str) -> list[Any]:

@@ -166,8 +166,10 @@ def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserEr
                 return _unknown_key(one.full_key, overrides)
             return UserError(f"{one.full_key} is invalid: {first_line(one)}")
     if isinstance(error, OverrideParseException):
-        hint = "write $HOME instead of ~" if "=~" in (error.override or "") else first_line(error)
-        return UserError(f"'{error.override}' cannot be parsed as setting=value: {hint}")
+        given = error.override or ""
+        quoted = f"""'{given.partition("=")[0]}="…"'"""
+        hint = "write $HOME instead of ~" if "=~" in given else f"leave out blanks, or quote the value, {quoted}"
+        return UserError(f"'{given}' cannot be parsed as setting=value: {hint}")
     if first_line(error).startswith("Ambiguous value"):
         key, _, values = first_line(error).split("'")[1].partition("=")
         return UserError(f"{key}={values} has several values: add -m to sweep over them, or write {key}=[{values}]")

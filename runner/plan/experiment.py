@@ -17,6 +17,7 @@ from runner.config.schema import Accumulation, Config, Precision, Sync
 from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
+from runner.folder.files import check_folder
 from runner.plan import Plan, make_plan
 from runner.plan.certificate import Certificate, RunSetup, certify
 from runner.plan.describe_sync import sync_labels
@@ -60,8 +61,14 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recipe has to say about itself and its data, in sentences."""
-        return (*self.recipe.notes, *self.facts.notes)
+        """What is unusual about the plan, the recipe or its data, in sentences."""
+        plan = self.plan
+        setting = "batch.micro_batch" if self.config.batch.global_batch is None else "batch.global_batch"
+        cut = (
+            f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training samples: "
+            f"each step trains on all of them; use a smaller {setting}"
+        )
+        return (*([cut] if plan.cut_short else []), *self.recipe.notes, *self.facts.notes)
 
     @property
     def setup_name(self) -> str:
@@ -87,7 +94,7 @@ def prepare(config: Config, varied: tuple[str, ...] = (), typed: tuple[str, ...]
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), _placement(config)
-    facts = recipe.facts(Cache(config.cache_dir))
+    facts = recipe.facts(_cache(config))
     recipe.check_model()
     return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
 
@@ -97,7 +104,7 @@ def foresee(config: Config) -> Experiment:
     recipe, placement = _recipe(config), _placement(config)
     absent: list[str] = []
     try:
-        facts = recipe.facts(Cache(config.cache_dir))
+        facts = recipe.facts(_cache(config))
     except Unavailable as error:
         given = config.plan.train_samples
         if given is None:
@@ -109,6 +116,11 @@ def foresee(config: Config) -> Experiment:
     except Unavailable as error:
         absent.append(str(error))
     return _experiment(config, recipe, placement, facts, tuple(dict.fromkeys(absent)))
+
+
+def _cache(config: Config) -> Cache:
+    check_folder("cache_dir", config.cache_dir)
+    return Cache(config.cache_dir)
 
 
 def _recipe(config: Config) -> Recipe:
@@ -146,7 +158,7 @@ def _experiment(
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),
     )
-    return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)), absent)
+    return Experiment(config, recipe, facts, placement, setup, certify(setup, baseline_of(setup)), absent)
 
 
 def _check_metric(config: Config, recipe: Recipe, facts: DataFacts) -> None:
@@ -225,9 +237,19 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
     return plan_for(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
 
 
-def _baseline(setup: RunSetup) -> RunSetup:
-    """One fp32 worker with the same recipe and seed, on the same kind of device."""
+def baseline_of(setup: RunSetup) -> RunSetup:
+    """One fp32 worker with the same recipe and seed, on the same kind of device.
+
+    Its batch is no larger than the training data: nobody would run it with a larger one.
+    """
+    batch, samples = setup.config.batch, setup.plan.samples_per_epoch
+    sizes = {name: getattr(batch, name) for name in ("global_batch", "micro_batch")}
+    within = {name: min(size, samples) for name, size in sizes.items() if size is not None}
     config = dataclasses.replace(
-        setup.config, precision=Precision(PrecisionName.fp32), compile=False, gradient_checkpointing=False
+        setup.config,
+        batch=dataclasses.replace(batch, **within),
+        precision=Precision(PrecisionName.fp32),
+        compile=False,
+        gradient_checkpointing=False,
     )
-    return dataclasses.replace(setup, config=config, plan=baseline_plan(setup.config, setup.plan), rehearsed=False)
+    return dataclasses.replace(setup, config=config, plan=baseline_plan(config, setup.plan), rehearsed=False)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.plan.certificate import NOT_COMPARABLE, after_stopping, with_batch_statistics
-from runner.plan.experiment import Experiment
+from runner.plan.experiment import Experiment, baseline_of
 from runner.run.summary import FAILED, Role, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
 from runner.track.description import NOTE_TAG, run_description
@@ -63,7 +63,7 @@ class RunCloser:
         experiment = self.experiment
         certificate = experiment.certificate
         if result.batch_statistics:
-            certificate = with_batch_statistics(experiment.setup, experiment.one_worker)
+            certificate = with_batch_statistics(experiment.setup, baseline_of(experiment.setup))
         if result.stopped_early:
             assert result.samples_seen is not None
             certificate = after_stopping(certificate, result.samples_seen)

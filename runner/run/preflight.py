@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -12,6 +11,7 @@ from rich.status import Status
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
 from runner.errors import UserError
+from runner.folder.files import check_folder
 from runner.plan.experiment import Experiment, prepare
 from runner.track.names import setting_labels
 from runner.track.store import check_given_run, check_tracking
@@ -22,7 +22,6 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
     config = settings(cfg)
-    check_folder("cache_dir", config.cache_dir)
     with reading_data():
         experiment = prepare(config, *setting_labels(options.overrides))
     folder = Path(cfg.hydra.run.dir)
@@ -52,14 +51,3 @@ def refuse_sweeper_params(cfg: DictConfig, fix: str) -> None:
 def reading_data() -> Status:
     """Shown on a terminal: a large data set may have to be tokenised before its rows can be counted."""
     return Console(stderr=True).status("reading the data")
-
-
-def check_folder(setting: str, folder: str) -> None:
-    """Refuse a folder that cannot be made or written to, without making it. Raises UserError."""
-    existing = Path(folder).expanduser().absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise UserError(f"{setting}={folder} cannot be created: {existing} is a file; choose another folder")
-    if not os.access(existing, os.W_OK):
-        raise UserError(f"{setting}={folder} cannot be created: {existing} is not writable; choose another folder")

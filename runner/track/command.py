@@ -20,7 +20,7 @@ from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
 from runner.track.secrets import masked
-from runner.track.store import check_tracking, database_of, store_of
+from runner.track.store import check_tracking, database_of, error_summary, store_of
 from runner.track.tracker import experiment_page
 
 
@@ -42,7 +42,9 @@ def _sync(options: Namespace, console: Console) -> int:
                 card = deliver(run, uri, "KILLED" if options.killed and not is_locked(run) else None)
             except Exception as error:  # noqa: BLE001 - database, network, disk: continue with the other runs
                 failed += 1
-                console.print(f"{run}  not delivered: {masked(str(error))}", style="red", soft_wrap=True, markup=False)
+                console.print(
+                    f"{run}  not delivered: {error_summary(error)}", style="red", soft_wrap=True, markup=False
+                )
                 continue
             state = "delivered" if card.status else "delivered so far; it has not ended (if it was killed: --killed)"
             console.print(f"{run}  →  {card.run_id}  {state}", soft_wrap=True, markup=False)

@@ -17,7 +17,7 @@ from runner.track.card import RunCard
 from runner.track.delivery import Delivery
 from runner.track.description import VIEW_KEY, VIEW_TAG
 from runner.track.secrets import masked
-from runner.track.store import default_store, store_of
+from runner.track.store import default_store, error_summary, store_of
 
 #: Seconds between two uploads of metrics.
 _SEND_EVERY_S = 1.0
@@ -141,8 +141,3 @@ def _with_training_menus(page: str) -> str:
 def warn(text: str) -> None:
     """Print a warning on the error stream."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
-
-
-def error_summary(error: Exception | None) -> str:
-    """The first line of a store's error, credentials masked."""
-    return masked(str(error).strip().splitlines()[0])[:200] if error and str(error).strip() else "no answer"

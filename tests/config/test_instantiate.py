@@ -15,7 +15,6 @@ import pytest
 from recipes.synthetic.acceptability import GrammarCorpus
 from runner.config.instantiate import MOVED, build_recipe
 from runner.errors import UserError
-from tests.configured import configured
 
 TOP = "trusted_pkg.parts.Top"
 PART = "trusted_pkg.parts.Part"
@@ -185,16 +184,3 @@ def test_wrong_arguments(config: dict[str, Any], message: str) -> None:
     """A missing class, an unknown key and a missing argument are named with their path."""
     with pytest.raises(UserError, match=message):
         build(config)
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        *("recipe.data.train_samples=many", "recipe.data.train_samples=10.5", "recipe.data.train_samples=null"),
-        *("recipe.model.dropout=high", "recipe.data=null", "recipe.model=bert"),
-    ],
-)
-def test_wrong_types(override: str) -> None:
-    """Numbers, and parts that need a `_target_`, are checked before a class is called."""
-    with pytest.raises(UserError, match=f"^{override} "):
-        build_recipe(configured(override).recipe, ())
