@@ -13,8 +13,8 @@ from runner.config.choices import AccumulationMode, DeviceKind, Goal, PrecisionN
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import Accumulation, Config, Precision, Sync
-from runner.data.cache import Cache
+from runner.config.schema import NOT_THE_SETUP, Accumulation, Config, Precision, Sync
+from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.plan import Plan, make_plan
@@ -43,8 +43,7 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        excluded = ("seed", "log_every", "tracking", "cache_dir", "plan")
-        config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
+        config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -55,8 +54,13 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recipe has to say about itself, in sentences."""
-        return tuple(self.recipe.notes)
+        """What may surprise, in sentences: what the recipe has to say about itself, and settings without effect."""
+        plan, limit = self.plan, self.config.max_steps
+        if limit is None or limit <= plan.whole_steps:
+            return tuple(self.recipe.notes)
+        epochs = f"{plan.epochs} epoch{'s' * (plan.epochs > 1)}"
+        ended = f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps"
+        return (*self.recipe.notes, f"{ended}: for more, raise epochs")
 
     @property
     def setup_name(self) -> str:
@@ -74,22 +78,25 @@ class Experiment:
         return " · ".join([*parts, f"s{self.config.seed}"])
 
 
-def prepare(config: Config) -> Experiment:
-    """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+def prepare(config: Config, progress: Progress | None = None) -> Experiment:
+    """Check the settings against data, model and machine, and derive the plan. Raises UserError.
+
+    `progress`: called while data are tokenised, which some recipes need in order to count rows.
+    """
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), _placement(config)
-    facts = recipe.facts(Cache(config.cache_dir))
+    facts = recipe.facts(Cache(config.cache_dir, progress))
     recipe.check_model()
     return _experiment(config, recipe, placement, facts)
 
 
-def foresee(config: Config) -> Experiment:
+def foresee(config: Config, progress: Progress | None = None) -> Experiment:
     """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
     recipe, placement = _recipe(config), _placement(config)
     absent: list[str] = []
     try:
-        facts = recipe.facts(Cache(config.cache_dir))
+        facts = recipe.facts(Cache(config.cache_dir, progress))
     except Unavailable as error:
         given = config.plan.train_samples
         if given is None:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,27 @@ def summary_of(
         "wall_s": time.time() - started_at,
         **result.as_summary(),
         "jobs_at_once": role.at_once,
-        "notes": list(experiment.notes),
+        "notes": [*experiment.notes, *_surprises(experiment, result)],
         "certificate": experiment.certificate.level,
         "mlflow_run_id": mlflow_run_id,
     }
+
+
+def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
+    """What was found out during the run and may surprise, in sentences."""
+    if result.stopped_early:
+        assert result.best is not None
+        evaluation, steps = experiment.config.evaluation, experiment.plan.optimizer_steps
+        gain = f"gain above {evaluation.min_delta:g}" if evaluation.min_delta else "gain"
+        yield (
+            f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "
+            f"step {result.best['step']:,} (evaluation.patience={evaluation.patience} evaluations)"
+        )
+    if truncated := result.truncated:
+        counts = [(name, *truncated[part]) for name, part in (("training", "train"), ("evaluation", "eval"))]
+        found = [f"{count:,} of {total:,} {name} {truncated['what']}" for name, count, total in counts if count]
+        if found:
+            yield f"{' and '.join(found)} were truncated to {truncated['setting']}={truncated['tokens']} tokens"
 
 
 def _data(experiment: Experiment) -> dict[str, Any]:
@@ -126,6 +143,8 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
             f"{compiled['from_cache']} loaded from the cache",
             soft_wrap=True,
         )
+    for note in summary["notes"]:
+        console.print(f"  [bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     for warning in summary["warnings"]:
         console.print(f"  [bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     console.print(f"  saved to {escape(os.path.relpath(folder))}", soft_wrap=True)
