@@ -69,6 +69,16 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
         assert part in text
 
 
+def test_tokenising_is_shown_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phase_progress, "_NOTE_EVERY", 0.0)
+    progress = PhaseProgress(tmp_path, "tokenising", "texts")
+    progress(0, 9000)
+    progress(2000, 9000)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(tmp_path, True, between=lambda: time.sleep(0.4)))
+    assert "tokenising" in text
+    assert "2,000/9,000 texts" in text
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_long_evaluation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     """While an evaluation goes on it is said how far it is, and nothing of it before or after."""
