@@ -28,7 +28,7 @@ from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
-from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, report
+from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, print_sentence, report
 from runner.track.card import card_of
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
@@ -134,9 +134,11 @@ def announce(experiment: Experiment, console: Console, brief: str | None = None)
     if banner := experiment.placement.banner():
         console.print(banner)
     for note in experiment.notes:
-        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
+        print_sentence(console, f"[bold yellow]note:[/] {escape(note)}")
     if experiment.config.verbose:
         console.print(plan_tables(experiment))
         console.print(certificate_table(experiment.certificate))
+    elif brief is not None:
+        print_sentence(console, brief)
     else:
-        console.print(brief or brief_tables(experiment), soft_wrap=brief is not None)
+        console.print(brief_tables(experiment))
