@@ -162,7 +162,11 @@ def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
 
 def _show(options: HydraOptions) -> int:
     """Help, completion and printing of the configuration: done by Hydra, without running a job."""
-    _hydra_main(options.for_hydra, lambda cfg: None)
+    try:
+        _hydra_main(options.for_hydra, lambda cfg: None)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `runner --help | head`; Python flushes once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -192,8 +196,8 @@ def _plan(arguments: list[str]) -> int:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup")
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
-    with reading_data():
-        experiment = foresee(settings(cfg))
+    with reading_data() as progress:
+        experiment = foresee(settings(cfg), progress)
     console = Console()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):

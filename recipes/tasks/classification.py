@@ -25,7 +25,7 @@ from recipes.tasks.transformer_recipe import (
     text_batch,
     write_prepared,
 )
-from runner.data.cache import Cache
+from runner.data.cache import Cache, Progress
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
 from runner.errors import UserError, did_you_mean, require
@@ -224,18 +224,23 @@ class SequenceClassification(TransformerRecipe):
             "max_length": self.max_length,
             "label_names": facts.label_names,
         }
-        return cache.get(key, lambda folder: self._tokenize(folder, facts))
+        return cache.get(key, lambda folder: self._tokenize(folder, facts, cache.progress))
 
-    def _tokenize(self, folder: Path, facts: DataFacts) -> None:
+    def _tokenize(self, folder: Path, facts: DataFacts, progress: Progress) -> None:
         corpus = self.data.read()
         check_unchanged(corpus.digest, facts.digest, facts.source)
         tokenizer = self._tokenizer(corpus)
-        train, evaluation = (self._columns(tokenizer, part) for part in (corpus.train, corpus.eval))
+        train, evaluation = (self._columns(tokenizer, part, progress) for part in (corpus.train, corpus.eval))
         for name, part, columns in (("train", corpus.train, train), ("eval", corpus.eval, evaluation)):
             if 0 in columns["length"]:
                 text = part.texts[list(columns["length"]).index(0)]
                 raise UserError(f"recipe.data.{name} has a text without a single token, {text!r}: remove it")
-        write_prepared(folder, train, evaluation, tokenizer, label_names=facts.label_names)
+        lost = {
+            name: [self._truncated(tokenizer, part, columns["length"]), len(part)]
+            for name, part, columns in (("train", corpus.train, train), ("eval", corpus.eval, evaluation))
+        }
+        truncated = {"what": "texts", "setting": "recipe.max_length", "tokens": self.max_length, **lost}
+        write_prepared(folder, train, evaluation, tokenizer, label_names=facts.label_names, truncated=truncated)
 
     def _tokenizer(self, corpus: Corpus) -> Any:
         return self.model.tokenizer([*corpus.train.texts, *(corpus.train.pairs or ())])
@@ -247,9 +252,10 @@ class SequenceClassification(TransformerRecipe):
             rule = f"the tokenizer adds {special} special tokens; use at least {special + 1} tokens"
             require(self.max_length > special, "recipe.max_length", self.max_length, rule)
 
-    def _columns(self, tokenizer: Any, part: LabelledText) -> dict[str, Sequence[Any]]:
+    def _columns(self, tokenizer: Any, part: LabelledText, progress: Progress) -> dict[str, Sequence[Any]]:
         columns: dict[str, list[Any]] = {}
         for start in range(0, len(part), _CHUNK):
+            progress(start, len(part))
             some = slice(start, start + _CHUNK)
             pairs = None if part.pairs is None else part.pairs[some]
             encoded = tokenizer(part.texts[some], pairs, truncation="longest_first", max_length=self.max_length)
@@ -257,6 +263,7 @@ class SequenceClassification(TransformerRecipe):
             for name in ("input_ids",) if pairs is None else ("input_ids", "token_type_ids"):
                 if name in encoded:
                     columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in encoded[name])
+        progress(len(part), len(part))
         lengths = [len(row) for row in columns["input_ids"]]
         labels = part.labels if part.labels is not None else [IGNORED_LABEL] * len(part)
         return {
@@ -265,6 +272,17 @@ class SequenceClassification(TransformerRecipe):
             "length": lengths,
             "label_count": [int(part.labels is not None)] * len(part),
         }
+
+    def _truncated(self, tokenizer: Any, part: LabelledText, lengths: Sequence[int]) -> int:
+        """How many samples have more than `max_length` tokens. `lengths`: of the truncated ones."""
+        full = [row for row, length in enumerate(lengths) if length == self.max_length]
+        count = 0
+        for start in range(0, len(full), _CHUNK):
+            rows = full[start : start + _CHUNK]
+            pairs = None if part.pairs is None else [part.pairs[row] for row in rows]
+            encoded = tokenizer([part.texts[row] for row in rows], pairs, verbose=False)
+            count += sum(len(ids) > self.max_length for ids in encoded["input_ids"])
+        return count
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         of = prepared.properties

@@ -24,7 +24,7 @@ from recipes.tasks.transformer_recipe import (
     text_batch,
     write_prepared,
 )
-from runner.data.cache import Cache
+from runner.data.cache import Cache, Progress, silent
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
@@ -131,13 +131,13 @@ class CausalLanguageModel(TransformerRecipe):
             "block_size": self.block_size,
             "packing": self.packing,
         }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest))
+        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
 
-    def _tokenize(self, folder: Path, documents: Documents, digest: str) -> None:
+    def _tokenize(self, folder: Path, documents: Documents, digest: str, progress: Progress) -> None:
         check_unchanged(documents.digest, digest, documents.source)
         tokenizer = self.model.tokenizer(documents.train)
         train, evaluation = (
-            packed(list(token_ids(tokenizer, texts)), self.packing, self.block_size)
+            packed(list(token_ids(tokenizer, texts, progress)), self.packing, self.block_size)
             for texts in (documents.train, documents.eval)
         )
         for name, columns in (("train", train), ("eval", evaluation)):
@@ -173,7 +173,7 @@ class CausalLanguageModel(TransformerRecipe):
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
 
 
-def token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[np.ndarray]:
+def token_ids(tokenizer: Any, texts: Sequence[str], progress: Progress = silent) -> Iterator[np.ndarray]:
     """The tokens of each text and then the end-of-text token; int32 of shape [tokens].
 
     A tokenizer without one (`eos`) ends texts with its separator (`sep`). Raises UserError if it has neither.
@@ -185,11 +185,13 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[np.ndarray]:
             "documents: set eos_token in its tokenizer_config.json"
         )
     for start in range(0, len(texts), _CHUNK):
+        progress(start, len(texts))
         # verbose would warn of texts longer than the model's positions, but they are cut later.
         encoded = tokenizer(list(texts[start : start + _CHUNK]), return_attention_mask=False, verbose=False)
         for ids in encoded["input_ids"]:
             # Some tokenizers add the end token themselves.
             yield np.asarray(ids if ids and ids[-1] == end else [*ids, end], dtype=np.int32)
+    progress(len(texts), len(texts))
 
 
 def packed(documents: Sequence[np.ndarray], packing: str, block_size: int) -> dict[str, list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from recipes.tasks.transformer_recipe import (
     text_batch,
     write_prepared,
 )
-from runner.data.cache import Cache
+from runner.data.cache import Cache, Progress, silent
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
 from runner.errors import UserError, require
@@ -160,22 +161,27 @@ class QuestionAnswering(TransformerRecipe):
             "tokenizer": self.model.tokenizer_identity(),
             "windows": [self.max_length, self.doc_stride, self.max_query_length],
         }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest))
+        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
 
-    def _tokenize(self, folder: Path, corpus: QuestionCorpus, digest: str) -> None:
+    def _tokenize(self, folder: Path, corpus: QuestionCorpus, digest: str, progress: Progress) -> None:
         check_unchanged(corpus.digest, digest, corpus.source)
         texts = [*corpus.train.contexts, *(question.text for question in corpus.train.questions)]
         tokenizer = self.model.tokenizer(texts)
         if not tokenizer.is_fast:
             raise UserError("recipe.model has a slow tokenizer, without character offsets: give it a tokenizer.json")
         train, evaluation = (
-            list(windows(part, tokenizer, self.max_length, self.doc_stride, self.max_query_length))
+            list(windows(part, tokenizer, self.max_length, self.doc_stride, self.max_query_length, progress))
             for part in (corpus.train, corpus.eval)
         )
         counts = {"train": len(train), "eval": len(evaluation)}
-        write_prepared(
-            folder, _columns(train), {**_columns(evaluation), **_places(evaluation)}, tokenizer, windows=counts
-        )
+        longest = self.max_query_length
+        lost = {
+            name: [_count_truncated(part, tokenizer, longest), len(part)]
+            for name, part in (("train", corpus.train), ("eval", corpus.eval))
+        }
+        truncated = {"what": "questions", "setting": "recipe.max_query_length", "tokens": longest, **lost}
+        places = {**_columns(evaluation), **_places(evaluation)}
+        write_prepared(folder, _columns(train), places, tokenizer, windows=counts, truncated=truncated)
         (folder / "eval" / _QUESTIONS).write_text(json.dumps(_for_metrics(corpus.eval)))
 
     def build_model(self, prepared: Prepared) -> nn.Module:
@@ -230,10 +236,16 @@ class TokenWindow:
 
 
 def windows(
-    part: Paragraphs, tokenizer: Any, max_length: int, doc_stride: int, max_query_length: int
+    part: Paragraphs,
+    tokenizer: Any,
+    max_length: int,
+    doc_stride: int,
+    max_query_length: int,
+    progress: Progress = silent,
 ) -> Iterator[TokenWindow]:
     """All windows, question by question. Sizes as in `QuestionAnswering`."""
     for start in range(0, len(part), _CHUNK):
+        progress(start, len(part))
         questions = part.questions[start : start + _CHUNK]
         encoded = tokenizer(
             _truncated([question.text for question in questions], tokenizer, max_query_length),
@@ -259,6 +271,7 @@ def windows(
             answer = answer_tokens(question, context, offsets, is_first, is_last) or (no_answer, no_answer)
             kinds = types[row] if types else None
             yield TokenWindow(start + sample, question.context, ids, kinds, context, offsets, answer)
+    progress(len(part), len(part))
 
 
 def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
@@ -277,6 +290,15 @@ def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
             keep -= 1
         found.append(text)
     return found
+
+
+def _count_truncated(part: Paragraphs, tokenizer: Any, longest: int) -> int:
+    """How many questions have more than `longest` tokens."""
+    count = 0
+    for start in range(0, len(part), _CHUNK):
+        texts = [question.text for question in part.questions[start : start + _CHUNK]]
+        count += sum(map(operator.ne, texts, _truncated(texts, tokenizer, longest)))
+    return count
 
 
 def answer_tokens(

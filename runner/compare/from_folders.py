@@ -25,6 +25,7 @@ from runner.compare.runs import (
     Run,
     SkippedRun,
 )
+from runner.config.schema import NOT_THE_SETUP
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
@@ -32,8 +33,6 @@ from runner.folder.metrics_log import MetricsReader
 #: The files of a run's folder that are read.
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
 _SEED_SUFFIX = re.compile(r" · s\d+$")
-#: Settings that do not belong to the setup.
-_NOT_THE_SETUP = ("seed", "log_every", "tracking", "cache_dir", "plan")
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -128,7 +127,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     value = (summary.get("eval") or {}).get(metric)
     if not isinstance(value, (int, float)):
         raise _NotARun(f"has no metric {metric}")
-    settings = {name: setting for name, setting in config.items() if name not in _NOT_THE_SETUP}
+    settings = {name: setting for name, setting in config.items() if name not in NOT_THE_SETUP}
     rows = [*files.certificate.get("equal", []), *files.certificate.get("different", [])]
     certificate = {str(row["name"]): CertificateProperty(row["value"], str(row["allows"])) for row in rows}
     workers, k = int(plan["world_size"]), int(plan["k"])

@@ -367,6 +367,10 @@ class PlanOverrides:
         require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
 
 
+#: Settings that do not belong to a setup: runs of one setup can differ in them.
+NOT_THE_SETUP = ("seed", "log_every", "verbose", "tracking", "cache_dir", "plan")
+
+
 @dataclass(frozen=True)
 class Config:
     """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
@@ -375,6 +379,7 @@ class Config:
     epochs: int = MISSING
     max_steps: int | None = None
     log_every: int = 10
+    verbose: bool = False
     compile: bool = False
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail

@@ -107,7 +107,12 @@ class Recipe(ABC):
 
     @abstractmethod
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        """Tokenise the data, or find them tokenised in the cache. Called on one worker of each machine."""
+        """Tokenise the data, or find them tokenised in the cache. Called on one worker of each machine.
+
+        `properties.json` may say under `truncated` what was truncated, which is reported at the end of a run:
+        {"what": "texts", "setting": "recipe.max_length", "tokens": 128, "train": [12, 8551], "eval": [0, 1043]}, where
+        a pair is how many of how many. Long work reports to `cache.progress`.
+        """
 
     @abstractmethod
     def build_model(self, prepared: Prepared) -> nn.Module:

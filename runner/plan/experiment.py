@@ -13,8 +13,8 @@ from runner.config.choices import AccumulationMode, DeviceKind, Goal, PrecisionN
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import Accumulation, Config, Precision, Sync
-from runner.data.cache import Cache
+from runner.config.schema import NOT_THE_SETUP, Accumulation, Config, Precision, Sync
+from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.folder.files import check_folder
@@ -49,8 +49,7 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        excluded = ("seed", "log_every", "tracking", "cache_dir", "plan")
-        config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
+        config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
         content = json.dumps([config, self.placement.label, self.facts.digest], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -61,14 +60,22 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is unusual about the plan, the recipe or its data, in sentences."""
-        plan = self.plan
-        setting = "batch.micro_batch" if self.config.batch.global_batch is None else "batch.global_batch"
-        cut = (
-            f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training samples: "
-            f"each step trains on all of them; use a smaller {setting}"
-        )
-        return (*([cut] if plan.cut_short else []), *self.recipe.notes, *self.facts.notes)
+        """What may surprise about the plan, the recipe or its data, in sentences."""
+        plan, limit = self.plan, self.config.max_steps
+        notes = []
+        if plan.cut_short:
+            setting = "batch.micro_batch" if self.config.batch.global_batch is None else "batch.global_batch"
+            notes.append(
+                f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training "
+                f"samples: each step trains on all of them; use a smaller {setting}"
+            )
+        if limit is not None and limit > plan.whole_steps:
+            epochs = f"{plan.epochs} epoch{'s' * (plan.epochs > 1)}"
+            notes.append(
+                f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
+                "raise epochs"
+            )
+        return (*notes, *self.recipe.notes, *self.facts.notes)
 
     @property
     def setup_name(self) -> str:
@@ -86,25 +93,28 @@ class Experiment:
         return " · ".join([*parts, *self.varied, f"s{self.config.seed}"])
 
 
-def prepare(config: Config, varied: tuple[str, ...] = (), typed: tuple[str, ...] = ()) -> Experiment:
+def prepare(
+    config: Config, progress: Progress | None = None, varied: tuple[str, ...] = (), typed: tuple[str, ...] = ()
+) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError.
 
-    `varied`, `typed`: see `Experiment`.
+    `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
+    `Experiment`.
     """
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), _placement(config)
-    facts = recipe.facts(_cache(config))
+    facts = recipe.facts(_cache(config, progress))
     recipe.check_model()
     return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
 
 
-def foresee(config: Config) -> Experiment:
+def foresee(config: Config, progress: Progress | None = None) -> Experiment:
     """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
     recipe, placement = _recipe(config), _placement(config)
     absent: list[str] = []
     try:
-        facts = recipe.facts(_cache(config))
+        facts = recipe.facts(_cache(config, progress))
     except Unavailable as error:
         given = config.plan.train_samples
         if given is None:
@@ -118,9 +128,9 @@ def foresee(config: Config) -> Experiment:
     return _experiment(config, recipe, placement, facts, tuple(dict.fromkeys(absent)))
 
 
-def _cache(config: Config) -> Cache:
+def _cache(config: Config, progress: Progress | None) -> Cache:
     check_folder("cache_dir", config.cache_dir)
-    return Cache(config.cache_dir)
+    return Cache(config.cache_dir, progress)
 
 
 def _recipe(config: Config) -> Recipe:

@@ -51,6 +51,8 @@ class RunCloser:
             self.console.print(
                 "[bold red]The ledger does not match the plan[/]: see ledger.json; this run is not comparable."
             )
+        if summary["notes"]:
+            self.tracker.tag("notes", "; ".join(summary["notes"]))
         if result.machine:
             self.tracker.tag("machine", result.machine)
         self._log_speed(summary)

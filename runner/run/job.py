@@ -24,11 +24,11 @@ from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld
 from runner.launch.worker import run_launched
 from runner.plan.experiment import Experiment
-from runner.plan.tables import certificate_table, plan_tables
+from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
-from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, report
+from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, print_sentence, report
 from runner.track.card import card_of
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
@@ -47,7 +47,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         try:
-            _announce(experiment, console)
+            announce(experiment, console)
             train = train_locally if world is None else world.train
             _, how_to_open = run(experiment, folder, started_at, console, Role(), train)
         except Exception as error:
@@ -129,11 +129,16 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     write_json(folder / "certificate.json", experiment.certificate.as_json())
 
 
-def _announce(experiment: Experiment, console: Console) -> None:
-    """Print what will be run."""
+def announce(experiment: Experiment, console: Console, brief: str | None = None) -> None:
+    """Print what will be run; `brief`: in place of the plan in ten lines, unless `verbose=true`."""
     if banner := experiment.placement.banner():
         console.print(banner)
     for note in experiment.notes:
-        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
-    console.print(plan_tables(experiment))
-    console.print(certificate_table(experiment.certificate))
+        print_sentence(console, f"[bold yellow]note:[/] {escape(note)}")
+    if experiment.config.verbose:
+        console.print(plan_tables(experiment))
+        console.print(certificate_table(experiment.certificate))
+    elif brief is not None:
+        print_sentence(console, brief)
+    else:
+        console.print(brief_tables(experiment))

@@ -12,6 +12,7 @@ from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 from runner.config.arguments import RESUME_SWEEP, HydraOptions
 from runner.config.compose import compose, parsed, settings, sweep_points, with_sweeper_params
 from runner.config.schema import Config
+from runner.data.cache import Progress
 from runner.errors import UserError
 from runner.folder.files import check_folder
 from runner.plan.experiment import prepare
@@ -50,8 +51,8 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
             f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
         )
     grid = grid_of(parsed(overrides), hydra)
-    with reading_data():
-        _check_jobs(grid, options.config_dirs, on_this_machine(hydra))
+    with reading_data() as progress:
+        _check_jobs(grid, options.config_dirs, on_this_machine(hydra), progress)
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
@@ -63,7 +64,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     )
 
 
-def _check_jobs(grid: Grid, config_dirs: Sequence[str], here: bool) -> None:
+def _check_jobs(grid: Grid, config_dirs: Sequence[str], here: bool, progress: Progress) -> None:
     """Refuse a grid with a job that cannot run. Raises UserError. `here`: its data and devices are this machine's."""
     checked: list[Config] = []
     for job in (grid.overrides or {}).values():
@@ -71,7 +72,7 @@ def _check_jobs(grid: Grid, config_dirs: Sequence[str], here: bool) -> None:
             config = settings(compose(job, config_dirs))
             any_seed = dataclasses.replace(config, seed=0)
             if here and any_seed not in checked:
-                prepare(config)
+                prepare(config, progress)
                 checked.append(any_seed)
         except UserError as error:
             varied = ", ".join(value for value in job if value.lstrip("+").partition("=")[0] in grid.varied)

@@ -21,9 +21,9 @@ from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Prepared, Recipe
 from runner.errors import UserError
 from runner.exact import check_model, exact_streams, standard_streams
-from runner.folder.eval_progress import EvalProgress
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog
+from runner.folder.phase_progress import PhaseProgress
 from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
@@ -124,7 +124,7 @@ def train(job: Job, backend: Backend) -> RunResult | None:
     log = MetricsLog(job.folder) if backend.rank == 0 else None
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
-        loop.eval_progress = EvalProgress(job.folder)
+        loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
     try:
         loop.train()
         loop.finish()
@@ -157,7 +157,8 @@ def _no_log(step: int, metrics: dict[str, float]) -> None:
 
 def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
     # One worker of each machine tokenises; the others wait, then map the same cache entry.
-    cache = Cache(job.config.cache_dir)
+    progress = PhaseProgress(job.folder, "tokenising", "texts") if backend.rank == 0 else None
+    cache = Cache(job.config.cache_dir, progress)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
     # Wait for all machines. The entry's name, not its path: another machine may keep its cache elsewhere.
     names = backend.all_gather_object(entry.name if entry is not None else None)
@@ -197,6 +198,7 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
         eval=best.metrics if best.weights is not None else loop.eval_metrics,
         best={"step": best.step, job.config.evaluation.metric: best.value},
         batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
+        truncated=loop.prepared.properties.get("truncated"),
         stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
         machine=describe_machine(job.device_type, available_cores()),
         warnings=warnings,

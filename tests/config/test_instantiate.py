@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +185,16 @@ def test_wrong_arguments(config: dict[str, Any], message: str) -> None:
     """A missing class, an unknown key and a missing argument are named with their path."""
     with pytest.raises(UserError, match=message):
         build(config)
+
+
+@pytest.mark.parametrize("name", ["recipes/__init__.py", "recipes.py"])
+def test_a_package_that_hides_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As in a folder with a package `recipes`, in which `python -m runner` is started: it is not executed."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("raise AssertionError")
+    for module in [one for one in sys.modules if one.partition(".")[0] == "recipes"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=f"^{re.escape(str(path))} "):
+        build({"_target_": "recipes.synthetic.linear.LinearLayer"})

@@ -33,9 +33,17 @@ def test_setup_name(overrides: str, name: str) -> None:
 
 
 def test_the_setup_digest_ignores_the_seed_and_where_a_run_is_logged() -> None:
-    digests = [prepared(one).setup_digest for one in ("", "seed=1 tracking=none", "sync.k=2", "epochs=1")]
+    digests = [prepared(one).setup_digest for one in ("", "seed=1 tracking=none verbose=true", "sync.k=2", "epochs=1")]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize(("max_steps", "has_effect"), [(19, True), (20, True), (21, False)])
+def test_max_steps_beyond_the_epochs(max_steps: int, has_effect: bool) -> None:
+    """960 samples are 20 steps."""
+    experiment = prepared(f"epochs=1 max_steps={max_steps}")
+    assert [f"max_steps={max_steps}" in note for note in experiment.notes] == [True] * (not has_effect)
+    assert experiment.plan.optimizer_steps == min(max_steps, 20)
 
 
 def test_facts_reach_the_plan() -> None:

@@ -85,7 +85,8 @@ def test_tables_of_single_texts(prepared: Prepared) -> None:
     assert prepared.train.column("length").tolist() == [5, 9, 3, 5]
     assert prepared.train.column("label_count").tolist() == [1] * 4
     assert sorted(prepared.train[[0]]) == ["input_ids", "label", "label_count", "length", "row"]
-    assert prepared.properties == {"label_names": ["0", "1", "2"], "vocabulary": 4 + 10, "pad_id": 0}
+    properties = {name: prepared.properties[name] for name in ("label_names", "vocabulary", "pad_id")}
+    assert properties == {"label_names": ["0", "1", "2"], "vocabulary": 4 + 10, "pad_id": 0}
     assert tokens(prepared, 0, "eval") == "[CLS] the dog ran [SEP]"
     assert tokens(prepared, 1, "eval") == "[CLS] [UNK] [UNK] [SEP]"
 
@@ -103,6 +104,20 @@ def test_tables_of_pairs(pairs: tuple[SequenceClassification, Prepared], tmp_pat
         patch.setattr(classification, "_CHUNK", 3)
         chunks = prepare(recipe, tmp_path / "chunks")
     assert [tokens(chunks, row) for row in range(4)] == [tokens(found, row) for row in range(4)]
+
+
+@pytest.mark.parametrize("chunk", [1, 10])
+def test_truncated_samples_are_counted(
+    pairs: tuple[SequenceClassification, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """A sample of exactly `max_length` tokens is not truncated; progress is reported for both sets."""
+    monkeypatch.setattr(classification, "_CHUNK", chunk)
+    calls: list[tuple[int, int]] = []
+    cache = Cache(tmp_path, lambda done, total: calls.append((done, total)))
+    recipe = dataclasses.replace(pairs[0], max_length=9)  # the samples have 9, 13, 10 and 8 tokens
+    found = Prepared.load(recipe.prepare(cache, recipe.facts(cache))).properties["truncated"]
+    assert (found["train"], found["eval"], found["tokens"]) == ([2, 4], [0, 2], 9)
+    assert calls == [(done, total) for total in (4, 2) for done in [*range(0, total, chunk), total]]
 
 
 def test_digests_and_entries(tmp_path: Path, pairs: tuple[SequenceClassification, Prepared]) -> None:
