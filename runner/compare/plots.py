@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -178,7 +178,7 @@ def _draw_bar(axes: Axes, start: tuple[float, float], end: tuple[float, float], 
     cut = length > longest
     stop = at + (full - at) * (longest / length) if cut else full
     line = np.array([at, stop])
-    marker = {"marker": head, "ms": 3.5, "markevery": [1], "mew": 0} if cut else {}
+    marker: dict[str, Any] = {"marker": head, "ms": 3.5, "markevery": [1], "mew": 0} if cut else {}
     axes.plot(*line.T, transform=axes.transAxes, color=colour, lw=0.8, alpha=0.6, gid=_BAR, **marker)
     return cut
 

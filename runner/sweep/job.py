@@ -49,8 +49,8 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     experiment: Experiment | None = None
     invalid: Exception | None = None
     try:
-        varied, typed = setting_labels(overrides, sweep.varied)
-        experiment = prepare(settings(cfg), varied=varied, typed=typed)
+        labels, typed = setting_labels(overrides, sweep.varied)
+        experiment = prepare(settings(cfg), varied=labels, typed=typed)
         finished = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
         if finished is not None:
             add_name(finished, job_name(overrides))
