@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from runner.errors import UserError
 
 NO_DATA = "there is no training data: set recipe.data.train=… and recipe.data.eval=… to local files"
@@ -53,3 +55,13 @@ def read_text(name: str, setting: str) -> str:
     path = Path(name).expanduser()
     with reading(path, setting):
         return path.read_text(encoding="utf-8-sig")
+
+
+def subset(rows: int, limit: int | None, seed: int) -> list[int]:
+    """The numbers of `limit` random rows in increasing order, or of all rows if there are no more.
+
+    A smaller subset with the same seed is part of a larger one.
+    """
+    if limit is None or limit >= rows:
+        return list(range(rows))
+    return sorted(np.random.default_rng(seed).permutation(rows)[:limit].tolist())

@@ -35,11 +35,15 @@ _CHUNK = 10_000
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Texts and their classes, numbered from 0. `pairs`: the second text of each sample."""
+    """Texts and their classes, numbered from 0; `labels` is None for texts to predict for.
+
+    `pairs`: the second text of each sample. `notes`: what was inferred when they were read, in sentences.
+    """
 
     texts: list[str]
-    labels: list[int]
+    labels: list[int] | None
     pairs: list[str] | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -47,11 +51,24 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and evaluation set. `source`: where they came from, for people."""
+    """Training and evaluation set. `source`: where they came from, for people.
+
+    `names`: the names of the classes in the order of their numbers; None if they have only numbers.
+    """
 
     train: LabelledText
     eval: LabelledText
     source: str
+    names: Sequence[str] | None = None
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes, "0", "1", … if they have only numbers."""
+        return tuple(self.names or map(str, range(max(self.train.labels or (0,)) + 1)))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.train.notes, *self.eval.notes)))
 
     @property
     def digest(self) -> str:
@@ -139,7 +156,14 @@ class SequenceClassification(TransformerRecipe):
 
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
-        return DataFacts(len(corpus.train), len(corpus.eval), corpus.digest, corpus.source)
+        return DataFacts(
+            len(corpus.train),
+            len(corpus.eval),
+            corpus.digest,
+            corpus.source,
+            label_names=corpus.label_names,
+            notes=corpus.notes,
+        )
 
     def check_model(self) -> None:
         check_model(self.model, "recipe.max_length", self.max_length)
@@ -150,6 +174,7 @@ class SequenceClassification(TransformerRecipe):
             "data": facts.digest,
             "tokenizer": self.model.tokenizer_identity(),
             "max_length": self.max_length,
+            "label_names": facts.label_names,
         }
         return cache.get(key, lambda folder: self._tokenize(folder, facts))
 
@@ -166,7 +191,7 @@ class SequenceClassification(TransformerRecipe):
             if 0 in columns["length"]:
                 text = part.texts[list(columns["length"]).index(0)]
                 raise UserError(f"recipe.data.{name} has a text without a single token, {text!r}: remove it")
-        write_prepared(folder, train, evaluation, tokenizer, classes=max(corpus.train.labels) + 1)
+        write_prepared(folder, train, evaluation, tokenizer, label_names=facts.label_names)
 
     def _columns(self, tokenizer: Any, part: LabelledText) -> dict[str, Sequence[Any]]:
         columns: dict[str, list[Any]] = {}
@@ -179,11 +204,22 @@ class SequenceClassification(TransformerRecipe):
                 if name in encoded:
                     columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in encoded[name])
         lengths = [len(row) for row in columns["input_ids"]]
-        return {**columns, "label": part.labels, "length": lengths, "label_count": [1] * len(part)}
+        labels = part.labels if part.labels is not None else [IGNORED_LABEL] * len(part)
+        return {
+            **columns,
+            "label": labels,
+            "length": lengths,
+            "label_count": [int(part.labels is not None)] * len(part),
+        }
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         of = prepared.properties
-        return self.model.build_classifier(of["classes"], of["vocabulary"], of["pad_id"])
+        names = of["label_names"]
+        model = self.model.build_classifier(len(names), of["vocabulary"], of["pad_id"])
+        # For transformers' pipelines, and for runner.evaluate and runner.predict.
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: number for number, name in enumerate(names)}
+        return model
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         if self.padding == "max_length":

@@ -55,8 +55,8 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recipe has to say about itself, in sentences."""
-        return tuple(self.recipe.notes)
+        """What the recipe has to say about itself and its data, in sentences."""
+        return (*self.recipe.notes, *self.facts.notes)
 
     @property
     def setup_name(self) -> str:
