@@ -42,7 +42,7 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Question:
-    """`context`: its index in the list of paragraphs. `answers`: text and index of its first character; none if unknown."""
+    """`context`: its index in the list of paragraphs. `answers`: text and index of its first character; may be none."""
 
     id: str
     text: str

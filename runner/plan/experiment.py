@@ -78,7 +78,7 @@ def prepare(config: Config) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
-    recipe, placement = _recipe(config), _placement(config)
+    recipe, placement = _recipe(config), placement_of(config)
     facts = recipe.facts(Cache(config.cache_dir))
     recipe.check_model()
     return _experiment(config, recipe, placement, facts)
@@ -86,7 +86,7 @@ def prepare(config: Config) -> Experiment:
 
 def foresee(config: Config) -> Experiment:
     """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
-    recipe, placement = _recipe(config), _placement(config)
+    recipe, placement = _recipe(config), placement_of(config)
     absent: list[str] = []
     try:
         facts = recipe.facts(Cache(config.cache_dir))
@@ -116,7 +116,8 @@ def _recipe(config: Config) -> Recipe:
     return build_recipe(config.recipe, config.trusted_packages)
 
 
-def _placement(config: Config) -> Placement:
+def placement_of(config: Config) -> Placement:
+    """Where the workers of a configuration run. Raises UserError."""
     devices = local_devices(look_for_tpu=config.device.kind is DeviceKind.tpu)
     placement = place(config.device, external_world_size(), devices, external_local_world_size())
     check_device_serves(config, placement)
