@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.sources.files import evaluation_file, local_files, read_text
+from recipes.sources.files import check_subsets, evaluation_file, local_files, read_text, subset
 from recipes.sources.hub import load_splits
 from recipes.tasks.question_answering import Paragraphs, Question, QuestionCorpus
-from runner.errors import UserError, require
+from runner.errors import UserError
 
 #: A question as its source has it: id, question, context, answers.
 _Row = tuple[Any, Any, Any, Sequence[Mapping[str, Any]]]
@@ -20,21 +20,21 @@ _Row = tuple[Any, Any, Any, Sequence[Mapping[str, Any]]]
 class SquadData:
     """Two local files in SQuAD 1.1's JSON, or a data set of the Hub with the same fields.
 
-    `max_train_samples`, `max_eval_samples`: keep only the first questions; None for all.
+    `max_train_samples`, `max_eval_samples`: keep a random subset of the questions in their order, which `subset_seed`
+    determines; None for all.
     """
 
     train: str | None = None
     eval: str | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
+    subset_seed: int = 0
     hub_name: str | None = None
     hub_train: str = "train"
     hub_eval: str = "validation"
 
     def __post_init__(self) -> None:
-        for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"recipe.data.{name}", count, "use at least 1 question, or null")
+        check_subsets(self, "question")
 
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, Unavailable."""
@@ -47,7 +47,9 @@ class SquadData:
                 for name, setting in zip(files, map("recipe.data.{}={}".format, ("train", "eval"), files), strict=True)
             )
             source = ", ".join(files)
-        return QuestionCorpus(train.first(self.max_train_samples), evaluation.first(self.max_eval_samples), source)
+        return QuestionCorpus(
+            self._some(train, self.max_train_samples), self._some(evaluation, self.max_eval_samples), source
+        )
 
     def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
         """The evaluation set, or the questions of `file` without their answers, and no training set."""
@@ -56,11 +58,15 @@ class SquadData:
             evaluation, source = _collect(_file_rows(file, setting, answered=False), setting, answered=False), file
         elif (name := evaluation_file(self.eval, self.hub_name)) is not None:
             setting = f"recipe.data.eval={name}"
-            evaluation, source = _collect(_file_rows(name, setting), setting).first(self.max_eval_samples), name
+            evaluation = self._some(_collect(_file_rows(name, setting), setting), self.max_eval_samples)
+            source = name
         else:
             (found,), source = self._from_hub(self.hub_eval), f"Hub: {self.hub_name}"
-            evaluation = found.first(self.max_eval_samples)
+            evaluation = self._some(found, self.max_eval_samples)
         return QuestionCorpus(Paragraphs([], []), evaluation, source)
+
+    def _some(self, part: Paragraphs, limit: int | None) -> Paragraphs:
+        return part.select(subset(len(part), limit, self.subset_seed))
 
     def _from_hub(self, *splits: str) -> list[Paragraphs]:
         assert self.hub_name is not None

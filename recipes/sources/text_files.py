@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from recipes.sources.columns import infer_columns
-from recipes.sources.files import local_files, subset
+from recipes.sources.files import check_subsets, local_files, subset
 from recipes.sources.hub import load_splits
 from recipes.sources.tables import read_table
 from recipes.tasks.classification import Corpus, LabelledText
@@ -82,9 +82,7 @@ class TextFiles:
             require(ok, "recipe.data.label_names", names, "list two or more different names, in quotes if need be")
         rule = "list labels, such as ['-'], or [] for none"
         require(_is_list_of_text(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
-        for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"recipe.data.{name}", count, "use at least 1 row, or null")
+        check_subsets(self, "row")
 
     @property
     def _given(self) -> dict[str, Column]:
@@ -105,9 +103,10 @@ class TextFiles:
         if names is None:
             names, inferred = self._infer_names(train)
         lacking = "is not in recipe.data.label_names" if self.label_names else "recipe.data.train lacks"
-        parts = [self._labelled(rows, names, f"which {lacking}", numbers=not inferred) for rows in (train, evaluation)]
-        self._check_classes(parts[0], names)
-        return Corpus(dataclasses.replace(parts[0], notes=train.notes + inferred), parts[1], source, names)
+        learned = self._labelled(train, names, f"which {lacking}", numbers=not inferred)
+        self._check_classes(learned, names)
+        evaluated = self._labelled(evaluation, names, f"which {lacking}", numbers=not inferred)
+        return Corpus(dataclasses.replace(learned, notes=train.notes + inferred), evaluated, source, names)
 
     def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:
         """The training or evaluation set by itself. Raises UserError, and Unavailable as `read` does.
@@ -126,7 +125,8 @@ class TextFiles:
         else:
             raise UserError(f"recipe.data.{part}=null has no data: set it to a local file")
         if label_names is None:
-            return LabelledText(*rows.texts(), notes=rows.notes)
+            texts, pairs = rows.texts()
+            return LabelledText(texts, None, pairs, rows.notes)
         return self._labelled(rows, label_names, f"which is not one of {', '.join(label_names)}", numbers=True)
 
     def _file_rows(self, part: Part, name: str, labelled: bool, columns: Mapping[str, Column] | None = None) -> _Rows:
@@ -229,7 +229,7 @@ class TextFiles:
             label = rows.labels[line]
             wrong = f"{rows.where} {line} has the label '{label}' in {rows.places['label']}"
             raise UserError(f"{wrong}, {lacking}{did_you_mean(label, names)}")
-        texts, _, pairs = rows.texts()
+        texts, pairs = rows.texts()
         chosen = subset(len(labels), getattr(self, f"max_{rows.part}_samples"), self.subset_seed)
         return LabelledText(
             [texts[row] for row in chosen],
@@ -273,14 +273,14 @@ class _Rows:
     def labels(self) -> Series[str]:
         return self.cells["label"].map(_as_text)
 
-    def texts(self) -> tuple[list[str], None, list[str] | None]:
-        """Texts, no labels, and pairs. Raises UserError if one is empty."""
+    def texts(self) -> tuple[list[str], list[str] | None]:
+        """The texts and, for pairs, the second texts. Raises UserError if one is empty."""
         for role in ("text", "pair"):
             if role in self.cells:
                 missing = self.cells[role].map(lambda cell: not isinstance(cell, str) or not cell)
                 if missing.any():
                     raise UserError(f"{self.where} {missing.idxmax()} has no text in {self.places[role]}")
-        return self.cells["text"].tolist(), None, self.cells["pair"].tolist() if "pair" in self.cells else None
+        return self.cells["text"].tolist(), self.cells["pair"].tolist() if "pair" in self.cells else None
 
 
 def _as_text(label: Any) -> str:

@@ -35,7 +35,7 @@ class GrammarCorpus:
         train, evaluation = (
             LabelledText([row.sentence for row in rows], [row.label for row in rows]) for rows in parts
         )
-        return Corpus(train, evaluation, f"grammar, seed {self.seed}")
+        return Corpus(train, evaluation, f"grammar, seed {self.seed}", ("unacceptable", "acceptable"))
 
     def read_part(
         self, part: Literal["train", "eval"], file: str | None = None, label_names: Sequence[str] | None = None

@@ -88,6 +88,10 @@ class Recipe(ABC):
     def metric_names(self) -> Sequence[str]:
         """The names that `metrics` returns."""
 
+    def metrics_of(self, facts: DataFacts) -> Sequence[str]:
+        """The names that `metrics` returns for these data, if that depends on them."""
+        return self.metric_names
+
     @property
     @abstractmethod
     def minimised(self) -> Sequence[str]:

@@ -168,11 +168,12 @@ def _report(
 ) -> None:
     facts = evaluation.facts
     metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
-    count = f"{facts.eval_samples:,} {facts.unit}"
-    over = count if facts.eval_groups is None else f"{facts.eval_groups:,} {facts.groups}"
-    console.print(f"[bold green]finished[/] {escape(name)}   {metrics}  over {over}", soft_wrap=True)
+    groups = "" if facts.eval_groups is None else f" of {facts.eval_groups:,} {facts.groups}"
+    console.print(f"[bold green]finished[/] {escape(name)}   {metrics}", soft_wrap=True)
     console.print(
-        f"  {count}, {summary['samples_per_s']:,.0f} per second, {summary['wall_s']:.1f} s in total", soft_wrap=True
+        f"  {facts.eval_samples:,} {facts.unit}{groups}, {summary['samples_per_s']:,.0f} {facts.unit}/s, "
+        f"{summary['wall_s']:.1f} s in total",
+        soft_wrap=True,
     )
     for note in summary["notes"]:
         console.print(f"  [bold yellow]note:[/] {escape(note)}", soft_wrap=True)

@@ -109,7 +109,8 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
             raise UserError(f"{one.input_line} has several values: give one")
     chooses_recipe = any(one.key_or_group == "recipe" for one in given)
     if target.run is None and not chooses_recipe:
-        raise UserError(f"{target.model} is a model without a run's settings: add recipe=… and its data")
+        what = "is a model's folder" if Path(target.model).is_dir() else "is not a folder; if it is a model on the Hub"
+        raise UserError(f"{target.model} {what}, which needs recipe=… and its data: add them, or give a run's folder")
     parent = Path("outputs") if target.run is None else target.run
     quoted = str(parent / "evaluations").replace("'", r"\'")
     folder = f"hydra.run.dir='{quoted}/${{now:%Y-%m-%d_%H-%M-%S}}-${{suffix:}}'"

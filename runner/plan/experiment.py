@@ -127,7 +127,7 @@ def placement_of(config: Config) -> Placement:
 def _experiment(
     config: Config, recipe: Recipe, placement: Placement, facts: DataFacts, absent: tuple[str, ...] = ()
 ) -> Experiment:
-    _check_metric(config, recipe)
+    _check_metric(config, recipe, facts)
     plan = plan_for(config, facts.train_samples, placement.workers)
     _check_sync(config, plan)
     setup = RunSetup(
@@ -142,12 +142,12 @@ def _experiment(
     return Experiment(config, recipe, facts, placement, setup, certify(setup, _baseline(setup)), absent)
 
 
-def _check_metric(config: Config, recipe: Recipe) -> None:
-    metric = config.evaluation.metric
-    if metric not in recipe.metric_names:
+def _check_metric(config: Config, recipe: Recipe, facts: DataFacts) -> None:
+    metric, names = config.evaluation.metric, recipe.metrics_of(facts)
+    if metric not in names:
         raise UserError(
-            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
-            f"{did_you_mean(metric, recipe.metric_names)}"
+            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']} for these data"
+            f"{did_you_mean(metric, names)}"
         )
     goal = Goal.min if metric in recipe.minimised else Goal.max
     rule = f"use evaluation.goal={goal.name} for evaluation.metric={metric}"
