@@ -22,6 +22,7 @@ from recipes.tasks.transformer_recipe import (
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
@@ -311,7 +312,8 @@ class SequenceClassification(TransformerRecipe):
         else:
             spelling = {name.casefold(): name for name in given}
             names = tuple(spelling.get(name.casefold(), name) for name in names)
-        part = self.data.read_part("eval", file, None if file is not None else names)
+        read_part = evaluation_reader(self.data, "read_part")
+        part: LabelledText = read_part("eval", file, None if file is not None else names)
         source = file or getattr(self.data, "eval", None) or getattr(self.data, "hub_name", None) or str(self.data)
         return Corpus(LabelledText([], []), part, source, names)
 

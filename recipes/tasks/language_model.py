@@ -21,6 +21,7 @@ from recipes.tasks.transformer_recipe import (
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
@@ -179,7 +180,8 @@ class CausalLanguageModel(TransformerRecipe):
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
 
     def evaluation_data(self, model: Pretrained, file: str | None) -> Documents:
-        return self.data.read_evaluation(file)
+        corpus: Documents = evaluation_reader(self.data, "read_evaluation")(file)
+        return corpus
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
         """For each row: its document, if it has one; its tokens; the mean loss of all but the first; the perplexity."""

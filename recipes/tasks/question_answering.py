@@ -22,6 +22,7 @@ from recipes.tasks.transformer_recipe import (
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
@@ -216,7 +217,8 @@ class QuestionAnswering(TransformerRecipe):
         return {name: float(value) for name, value in squad(predicted, asked).items()}
 
     def evaluation_data(self, model: Pretrained, file: str | None) -> QuestionCorpus:
-        return self.data.read_evaluation(file)
+        corpus: QuestionCorpus = evaluation_reader(self.data, "read_evaluation")(file)
+        return corpus
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
         """Id and text of each question, its answer, and the answer's score: the sum of its first and last token's."""

@@ -90,6 +90,14 @@ class TransformerRecipe(Recipe):
         """What `data.read()` returns, with an empty training set. Arguments as of `from_saved`."""
 
 
+def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
+    """The method that reads the evaluation data alone. Raises UserError for a source of the user's that has none."""
+    found: Callable[..., Any] | None = getattr(data, method, None)
+    if found is None:
+        raise UserError(f"{type(data).__name__} cannot read its evaluation data alone: implement {method}")
+    return found
+
+
 def check_model(model: ModelSource, setting: str, tokens: int) -> None:
     """Check that the model can be loaded and has positions for `tokens` tokens. Raises UserError, Unavailable."""
     model.check()
