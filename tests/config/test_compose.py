@@ -226,7 +226,7 @@ def keys() -> list[str]:
 )
 def test_mistakes(override: str, parts: list[str], keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence names the setting or choice, its value, and the nearest valid name."""
-    monkeypatch.setattr("runner.config.compose.known_keys", lambda overrides: keys)  # slow to compose each time
+    monkeypatch.setattr("runner.config.compose.known_keys", lambda *_: keys)  # slow to compose each time
     with pytest.raises(UserError) as caught:
         settings(compose([override]))
     message = str(caught.value)
