@@ -40,7 +40,7 @@ def infer_columns(table: DataFrame, setting: str, labelled: bool, given: Mapping
             found = f"{' and '.join(map(repr, fit))} could be it" if fit else "none is recognised"
             raise UserError(
                 f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
-                f"{found}; set recipe.data.text_column and recipe.data.label_column"
+                f"{found}; set recipe.data.{role}_column to one of them"
             )
         if names.count(fit[0]) > 1 or (table[fit[0]].astype(str) == fit[0]).any():
             raise UserError(

@@ -148,8 +148,8 @@ class TextFiles:
         if columns is None:
             require(not positions or len(given) > labelled, "recipe.data.label_column", None, "give its position")
             columns = given if positions else infer_columns(table, setting, labelled, given)
-            if set(columns) - set(given):
-                notes = ("columns inferred: " + ", ".join(f"{role} '{name}'" for role, name in columns.items()),)
+            if found := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
+                notes = ("columns inferred: " + ", ".join(found),)
         places = {role: f"recipe.data.{role}_column={column}" for role, column in columns.items()}
         names = [str(column) for column in table.columns]
         for role, column in columns.items():

@@ -43,9 +43,9 @@ _FUSED = (OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd)
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused: bool) -> Optimizer:
     """torch's optimizer at the scaled learning rate `lr`; `fused`: with torch's fused kernels, if it has any."""
     groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
-    settings: dict[str, Any] = {
-        name: tuple(value) if name == "betas" else value for name, value in config.settings.items()
-    }
+    settings: dict[str, Any] = {"lr": lr, **config.settings}
+    if config.betas is not None:
+        settings["betas"] = tuple(config.betas)
     if config.name in _FUSED:
         settings["fused"] = fused
     optimizer = _CLASSES[config.name](groups, **settings)
