@@ -52,6 +52,32 @@ def verify_main(arguments: Sequence[str]) -> int:
     return guarded(action)
 
 
+def evaluate_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.evaluate` with these arguments; the exit code."""
+
+    def action() -> int:
+        _silence_libraries()
+        _start_forkserver()
+        from runner.evaluate.command import evaluate  # after the forkserver has started
+
+        return evaluate(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
+def predict_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.predict` with these arguments; the exit code."""
+
+    def action() -> int:
+        _silence_libraries()
+        _start_forkserver()
+        from runner.evaluate.command import predict  # after the forkserver has started
+
+        return predict(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
 def track_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.track` with these arguments; the exit code."""
 

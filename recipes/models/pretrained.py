@@ -50,11 +50,14 @@ class Pretrained:
 
     `name`: a folder that `from_pretrained` can read, or a model's name on the Hub. `init`: `pretrained` loads the
     weights. `random` draws them and needs only the configuration, for which the published sizes of a few well-known
-    models are known; a missing tokenizer is trained on the training texts. Such runs are for timing only.
+    models are known; a missing tokenizer is trained on the training texts. Such runs are for timing only. `complete`:
+    the model is used as it is saved, in the number format of its file; a weight that is missing there is an error
+    instead of a new one.
     """
 
     name: str
     init: str = "pretrained"
+    complete: bool = False
 
     def __post_init__(self) -> None:
         ok = isinstance(self.name, str) and bool(self.name.strip())
@@ -273,6 +276,11 @@ class Pretrained:
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
 
+    def label_names(self) -> tuple[str, ...]:
+        """The model's classes in the order of their numbers, LABEL_0, LABEL_1, … without names. Raises UserError."""
+        names = self._config().id2label
+        return tuple(str(names[number]) for number in sorted(names))
+
     def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
@@ -300,7 +308,7 @@ class Pretrained:
                     go_offline_if_unreachable()
                 model, loading = auto.from_pretrained(
                     self._location,
-                    dtype=torch.float32,
+                    dtype="auto" if self.complete else torch.float32,
                     trust_remote_code=False,
                     ignore_mismatched_sizes=True,  # they are refused below, by name
                     output_loading_info=True,
@@ -310,6 +318,11 @@ class Pretrained:
                     raise UserError(
                         f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
                         f"not {list(wanted)}; give the configuration of these weights"
+                    )
+                if self.complete and (missing := sorted(loading["missing_keys"])):
+                    raise UserError(
+                        f"{self.name} lacks {missing[0]}, which a {type(model).__name__} has: choose the recipe that "
+                        "it was trained with"
                     )
         except UserError:
             raise

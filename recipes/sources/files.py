@@ -29,6 +29,13 @@ def local_files(train: str | None, evaluation: str | None, hub_name: str | None)
     return None
 
 
+def evaluation_file(evaluation: str | None, hub_name: str | None) -> str | None:
+    """The evaluation file, or None if the data come from the Hub. Raises UserError without any source."""
+    if evaluation is None and not hub_name:
+        raise UserError("there is no evaluation data: set recipe.data.eval=… to a local file")
+    return evaluation
+
+
 @contextlib.contextmanager
 def reading(path: Path, setting: str) -> Iterator[None]:
     """Turn the errors of reading `path` as UTF-8 text into a UserError. `setting`: the user's `name=value`."""

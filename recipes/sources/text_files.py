@@ -114,7 +114,7 @@ class TextFiles:
         `file`: in place of the configured one (or the Hub's split). `label_names`: the classes in the order of their
         numbers, such as those of a saved model; labels must be among them, or be numbers of classes if no name looks
         like a number; `skip_labels` and `max_*_samples` hold. None: all texts, without labels, for predictions; no
-        label column is needed.
+        label column is needed, and of columns by position only a single one of texts.
         """
         labelled = label_names is not None
         file = file or getattr(self, part)
@@ -132,13 +132,15 @@ class TextFiles:
     def _file_rows(self, part: Part, name: str, labelled: bool, columns: Mapping[str, Column] | None = None) -> _Rows:
         """`columns`: by role; by default those that are set, and the others inferred."""
         self._check_pairs("hub_pair", "pair_column")
-        setting = f"recipe.data.{part}={name}"
+        setting = f"recipe.data.{part}={name}" if name == getattr(self, part) else f"--input={name}"
         given = {role: column for role, column in self._given.items() if labelled or role != "label"}
         positions = isinstance(self.text_column, int)
         if positions and name.lower().endswith(".jsonl"):
             raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use field names")
         table = read_table(name, setting, header=not positions)
-        if self.columns is not None and table.shape[1] != self.columns:
+        if positions and not labelled and table.shape[1] == 1 and "pair" not in given:
+            given = {"text": 0}  # a file of texts alone
+        elif self.columns is not None and table.shape[1] != self.columns:
             raise UserError(f"recipe.data.columns={self.columns} is invalid: {setting} has {table.shape[1]} columns")
         if not len(table):
             raise _no_rows(setting)

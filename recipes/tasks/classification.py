@@ -8,19 +8,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from recipes.models.pretrained import Pretrained
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
@@ -85,6 +87,12 @@ class Corpus:
 class TextSource(Protocol):
     def read(self) -> Corpus:
         """Read and check the data. Raises UserError, and Unavailable for data that are not on this machine."""
+        ...
+
+    def read_part(
+        self, part: Literal["train", "eval"], file: str | None = None, label_names: Sequence[str] | None = None
+    ) -> LabelledText:
+        """One part by itself, from `file` if given. `label_names`: of the classes; None reads no labels."""
         ...
 
 
@@ -206,7 +214,7 @@ class SequenceClassification(TransformerRecipe):
             require(
                 name not in shown or len(names) == 2, "recipe.metrics_shown", shown, f"{rule} and evaluation.metric"
             )
-        missing = set(range(len(names))) - set(corpus.eval.labels or ())
+        missing = set() if corpus.eval.labels is None else set(range(len(names))) - set(corpus.eval.labels)
         if "auc" in shown and missing:
             raise UserError(
                 f"recipe.metrics_shown={shown} is invalid: recipe.data.eval has no row of the class "
@@ -248,7 +256,7 @@ class SequenceClassification(TransformerRecipe):
     def _check_length(self, corpus: Corpus) -> None:
         """Tokenizers truncate nothing at all if only special tokens fit."""
         if self.max_length <= _MOST_SPECIAL:
-            special = self._tokenizer(corpus).num_special_tokens_to_add(pair=corpus.train.pairs is not None)
+            special = self._tokenizer(corpus).num_special_tokens_to_add(pair=corpus.eval.pairs is not None)
             rule = f"the tokenizer adds {special} special tokens; use at least {special + 1} tokens"
             require(self.max_length > special, "recipe.max_length", self.max_length, rule)
 
@@ -264,7 +272,7 @@ class SequenceClassification(TransformerRecipe):
                 if name in encoded:
                     columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in encoded[name])
         progress(len(part), len(part))
-        lengths = [len(row) for row in columns["input_ids"]]
+        lengths = [len(row) for row in columns.get("input_ids", ())]
         labels = part.labels if part.labels is not None else [IGNORED_LABEL] * len(part)
         return {
             **columns,
@@ -313,3 +321,29 @@ class SequenceClassification(TransformerRecipe):
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         labels = torch.tensor(table.column("label"))
         return {name: METRICS[name](predictions, labels) for name in self._metric_names(predictions.shape[-1])}
+
+    def evaluation_data(self, model: Pretrained, file: str | None) -> Corpus:
+        names = model.label_names()
+        given = getattr(self.data, "label_names", None) or ()
+        if all(name == f"LABEL_{number}" for number, name in enumerate(names)) and len(given) == len(names):
+            names = tuple(given)  # the model has no names
+        else:
+            spelling = {name.casefold(): name for name in given}
+            names = tuple(spelling.get(name.casefold(), name) for name in names)
+        read_part = evaluation_reader(self.data, "read_part")
+        part: LabelledText = read_part("eval", file, None if file is not None else names)
+        source = file or getattr(self.data, "eval", None) or getattr(self.data, "hub_name", None) or str(self.data)
+        return Corpus(LabelledText([], []), part, source, names)
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """For each text: the class that is most probable, the true one if it is known, and all probabilities."""
+        corpus = self.data.read()
+        part, names = corpus.eval, corpus.label_names
+        shares = predictions.softmax(-1)
+        return {
+            "text": part.texts,
+            **({} if part.pairs is None else {"pair": part.pairs}),
+            "predicted": [names[number] for number in shares.argmax(-1)],
+            **({} if part.labels is None else {"label": [names[number] for number in part.labels]}),
+            **{f"probability_{name}": shares[:, number].tolist() for number, name in enumerate(names)},
+        }

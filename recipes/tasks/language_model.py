@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from recipes.models.pretrained import Pretrained
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
@@ -67,6 +69,10 @@ class DocumentSource(Protocol):
         """Read and check the data; no set is empty. Raises UserError, Unavailable."""
         ...
 
+    def read_evaluation(self, file: str | None = None) -> Documents:
+        """The same without the training set. `file`: with its documents as the evaluation set."""
+        ...
+
 
 class LanguageModelSource(ModelSource, Protocol):
     def is_bidirectional(self) -> bool:
@@ -112,7 +118,8 @@ class CausalLanguageModel(TransformerRecipe):
         facts = DataFacts(*rows, digest, documents.source, _UNITS[self.packing])
         if self.packing == "blocks":
             return facts
-        train, evaluation = (int(table.column("group")[-1]) + 1 for table in (prepared.train, prepared.eval))
+        parts = (prepared.train, prepared.eval)
+        train, evaluation = (int(table.column("group").max(initial=-1)) + 1 for table in parts)
         return dataclasses.replace(facts, groups="documents", train_groups=train, eval_groups=evaluation)
 
     def check_model(self) -> None:
@@ -140,8 +147,8 @@ class CausalLanguageModel(TransformerRecipe):
             packed(list(token_ids(tokenizer, texts, progress)), self.packing, self.block_size)
             for texts in (documents.train, documents.eval)
         )
-        for name, columns in (("train", train), ("eval", evaluation)):
-            if not columns["input_ids"]:
+        for name, texts, columns in (("train", documents.train, train), ("eval", documents.eval, evaluation)):
+            if texts and not columns["input_ids"]:
                 raise UserError(f"recipe.data.{name} has no row of two tokens, so nothing to predict: give more text")
         write_prepared(folder, train, evaluation, tokenizer)
 
@@ -171,6 +178,21 @@ class CausalLanguageModel(TransformerRecipe):
         loss_sum, targets = predictions.double().sum(0)
         loss = loss_sum / targets
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
+
+    def evaluation_data(self, model: Pretrained, file: str | None) -> Documents:
+        corpus: Documents = evaluation_reader(self.data, "read_evaluation")(file)
+        return corpus
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """For each row: its document, if it has one; its tokens; the mean loss of all but the first; the perplexity."""
+        groups = table.groups()
+        losses = predictions[:, 0] / predictions[:, 1]
+        return {
+            **({} if groups is None else {"document": groups.tolist()}),
+            "tokens": table.column("length").tolist(),
+            "loss": losses.tolist(),
+            "perplexity": losses.exp().tolist(),
+        }
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], progress: Progress = silent) -> Iterator[np.ndarray]:
@@ -202,7 +224,7 @@ def packed(documents: Sequence[np.ndarray], packing: str, block_size: int) -> di
     """
     groups: dict[str, list[int]] = {}
     if packing == "blocks":
-        rows = _cut(np.concatenate(documents), block_size)
+        rows = _cut(np.concatenate([np.zeros(0, dtype=np.int32), *documents]), block_size)
     else:
         of_document = [pieces for document in documents if (pieces := _cut(document, block_size))]
         rows = [row for pieces in of_document for row in pieces]

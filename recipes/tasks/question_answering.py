@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from recipes.models.pretrained import Pretrained
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
@@ -43,7 +45,7 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Question:
-    """`context`: its index in the list of paragraphs. `answers`: text, and index of its first character."""
+    """`context`: its index in the list of paragraphs. `answers`: text and index of its first character; may be none."""
 
     id: str
     text: str
@@ -93,6 +95,10 @@ class QuestionCorpus:
 class QuestionSource(Protocol):
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, and Unavailable for data that are not on this machine."""
+        ...
+
+    def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
+        """The same without the training set. `file`: with its questions, without answers, as the evaluation set."""
         ...
 
 
@@ -216,6 +222,21 @@ class QuestionAnswering(TransformerRecipe):
         predicted = [{"id": one["id"], "prediction_text": text} for one, text in zip(asked, texts, strict=True)]
         return {name: float(value) for name, value in squad(predicted, asked).items()}
 
+    def evaluation_data(self, model: Pretrained, file: str | None) -> QuestionCorpus:
+        corpus: QuestionCorpus = evaluation_reader(self.data, "read_evaluation")(file)
+        return corpus
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """Id and text of each question, its answer, and the answer's score: the sum of its first and last token's."""
+        part = self.data.read().eval
+        best = best_rows(predictions[:, 0].numpy(), np.asarray(table.column("group")))
+        return {
+            "id": [question.id for question in part.questions],
+            "question": [question.text for question in part.questions],
+            "answer": answers(predictions.numpy(), table, part.contexts),
+            "score": predictions[best, 0].tolist(),
+        }
+
 
 @dataclass(frozen=True)
 class TokenWindow:
@@ -304,10 +325,12 @@ def _count_truncated(part: Paragraphs, tokenizer: Any, longest: int) -> int:
 def answer_tokens(
     question: Question, context: tuple[int, int], offsets: np.ndarray, is_first: bool, is_last: bool
 ) -> tuple[int, int] | None:
-    """First and last token of the question's first answer, or None if the window does not contain all of it.
+    """First and last token of the question's first answer; None without one, or if the window lacks a part of it.
 
     `is_first`, `is_last`: whether the paragraph begins or ends in this window.
     """
+    if not question.answers:
+        return None
     first, last = context
     text, start = question.answers[0]
     end = start + len(text.rstrip())
@@ -375,7 +398,7 @@ def _columns(rows: Sequence[TokenWindow]) -> dict[str, Sequence[Any]]:
         "answer_first": [row.answer[0] for row in rows],
         "answer_last": [row.answer[1] for row in rows],
     }
-    if rows[0].types is not None:
+    if rows and rows[0].types is not None:
         columns["token_type_ids"] = [row.types for row in rows]
     return columns
 
@@ -393,7 +416,7 @@ def _for_metrics(part: Paragraphs) -> dict[str, Any]:
     """Contexts, and questions in the form that torchmetrics takes."""
     asked = []
     for question in part.questions:
-        texts, starts = zip(*question.answers, strict=True)
+        texts, starts = [text for text, _ in question.answers], [start for _, start in question.answers]
         asked.append({"id": question.id, "answers": {"text": texts, "answer_start": starts}})
     return {"contexts": part.contexts, "asked": asked}
 

@@ -104,6 +104,8 @@ def _read(source: str, path: Path) -> _RunFiles:
         raise _NotARun("no summary.json: still running, or interrupted before it was written")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if "evaluated" in summary:
+            raise _NotARun("an evaluation of a saved model")
         status = summary.get("status", "no status in summary.json")
         if status != "FINISHED":
             raise _NotARun(str(status))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from runner.data.cache import Cache
 from runner.data.table import Table
+from runner.errors import UserError
 
 #: Targets with this value have no loss: padding tokens, and every row of a filler batch.
 IGNORED_LABEL = -100
@@ -47,7 +48,10 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them."""
+    """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them.
+
+    `train` is empty if a saved model is only evaluated.
+    """
 
     train: Table
     eval: Table
@@ -140,6 +144,18 @@ class Recipe(ABC):
     @abstractmethod
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         """Write weights and tokenizer to `folder`, loadable by `from_pretrained`."""
+
+    def from_saved(self, model: str, file: str | None = None) -> Recipe:
+        """The same recipe for evaluation only: of a model that `save` wrote to the folder `model`, or one on the Hub.
+
+        It reads no training data. `file`: predict for the samples in this file, which need no labels, instead of the
+        evaluation part; `metrics` is not called then. Raises UserError, Unavailable.
+        """
+        raise UserError(f"{type(self).__name__} cannot evaluate a saved model: implement from_saved")
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """Predictions, in sample order, as named columns for people, of a recipe that `from_saved` returned."""
+        raise UserError(f"{type(self).__name__} cannot write predictions: implement prediction_columns")
 
 
 def without_targets(batch: Batch, rows: np.ndarray) -> Batch:

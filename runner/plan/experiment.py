@@ -103,7 +103,7 @@ def prepare(
     """
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
-    recipe, placement = _recipe(config), _placement(config)
+    recipe, placement = _recipe(config), placement_of(config)
     facts = recipe.facts(_cache(config, progress))
     recipe.check_model()
     return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
@@ -111,7 +111,7 @@ def prepare(
 
 def foresee(config: Config, progress: Progress | None = None) -> Experiment:
     """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
-    recipe, placement = _recipe(config), _placement(config)
+    recipe, placement = _recipe(config), placement_of(config)
     absent: list[str] = []
     try:
         facts = recipe.facts(_cache(config, progress))
@@ -146,7 +146,8 @@ def _recipe(config: Config) -> Recipe:
     return build_recipe(config.recipe, config.trusted_packages)
 
 
-def _placement(config: Config) -> Placement:
+def placement_of(config: Config) -> Placement:
+    """Where the workers of a configuration run. Raises UserError."""
     devices = local_devices(look_for_tpu=config.device.kind is DeviceKind.tpu)
     placement = place(config.device, external_world_size(), devices, external_local_world_size())
     check_device_serves(config, placement)

@@ -31,13 +31,16 @@ FILE_NAME = "tracking.json"
 KEY_TAG = "runner.key"
 #: The tag that is equal for runs which differ only in the seed.
 DIGEST_TAG = "setup.digest"
+#: The tag of an evaluation of a saved model, which is not a training run: the model.
+EVALUATED_TAG = "evaluation.model"
 
 
 @dataclass(frozen=True)
 class RunCard:
     """A run as the tracking store shows it, and how much of it has been delivered. The fields are the file's keys.
 
-    `key`: unique. `parent_key`: the key of the sweep's card. `store`: the tracking URI, credentials masked, or None if
+    `key`: unique. `parent_key`: the key of the parent's card: a sweep's, or an evaluated run's. `dataset_context`: what
+    the data set is for, as MLflow calls it. `store`: the tracking URI, credentials masked, or None if
     the run is not tracked. `into_run`: the id of an existing run to log into (MLFLOW_RUN_ID). `started`, `ended`:
     milliseconds since the epoch. `last_tags`: tags set or changed at the end of the run. `run_id`: the store's id, once
     known. `delivered`: whether the store has everything.
@@ -49,6 +52,7 @@ class RunCard:
     tags: Mapping[str, str]
     store: str | None
     dataset: Mapping[str, str] | None = None
+    dataset_context: str = "training"
     parent_key: str | None = None
     into_run: str | None = None
     log_model: bool = False

@@ -64,8 +64,8 @@ class Delivery:
         self._client.log_batch(run_id, params=params, tags=tags)
         if self.card.dataset is not None:
             dataset = Dataset(source_type="local", **self.card.dataset)
-            training = InputTag("mlflow.data.context", "training")
-            self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[training])])
+            context = InputTag("mlflow.data.context", self.card.dataset_context)
+            self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[context])])
         if self.card.run_id != run_id:
             self._update_card(run_id=run_id)
         self.run_id = run_id

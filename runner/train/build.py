@@ -37,37 +37,38 @@ from runner.train.tokens import Tokens, over_all_workers
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything that a worker needs to know.
+class WorkerJob:
+    """What a worker of any command needs to know.
 
-    `folder`: of the run. `local_workers`: on each machine. `threads`: for each worker's computations on a CPU.
-    `started_at`: when the command started, in seconds since the epoch.
+    `folder`: for the files that workers write. `local_workers`: on each machine. `threads`: for each worker's
+    computations on a CPU.
     """
 
     config: Config
-    plan: Plan
     facts: DataFacts
     folder: Path
     device_type: str
     local_workers: int
     threads: int
-    started_at: float
 
     def as_json(self) -> dict[str, Any]:
-        return {name: to_plain(value) for name, value in vars(self).items()}
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+@dataclass(frozen=True)
+class Job(WorkerJob):
+    """A training job, in the folder of its run. `started_at`: of the command, in seconds since the epoch."""
+
+    plan: Plan
+    started_at: float
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:
-        typed = {
-            "config": from_plain(Config, data["config"]),
-            "plan": from_plain(Plan, data["plan"]),
-            "facts": from_plain(DataFacts, data["facts"]),
-            "folder": Path(data["folder"]),
-        }
-        return Job(**{**data, **typed})
+        return from_plain(Job, data)
 
 
-def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
+def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
     """This worker's device, connected to the other workers through `store`."""
     torch.set_num_threads(job.threads)
     return build_backend(
@@ -86,7 +87,7 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     """One worker's training loop: data, model, optimizer and sync policy. A collective."""
     config = job.config
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
-    prepared = _prepare_data(recipe, job, backend)
+    prepared = prepare_data(recipe, job, backend)
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
     precision = Precision(config.precision.name, backend.device.type)
     eager_device = torch.device("cpu") if backend.compiles else backend.device
@@ -155,8 +156,8 @@ def _no_log(step: int, metrics: dict[str, float]) -> None:
     """Only rank 0 logs."""
 
 
-def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
-    # One worker of each machine tokenises; the others wait, then map the same cache entry.
+def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
+    """The tokenised data. One worker of each machine tokenises; the others map the same cache entry. A collective."""
     progress = PhaseProgress(job.folder, "tokenising", "texts") if backend.rank == 0 else None
     cache = Cache(job.config.cache_dir, progress)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None

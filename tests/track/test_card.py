@@ -34,8 +34,8 @@ FULL = RunCard(
     delivered=True,
 )
 KEYS = (
-    *("experiment", "run_name", "params", "tags", "store", "dataset", "parent_key", "into_run", "log_model", "key"),
-    *("started", "ended", "status", "last_tags", "run_id", "delivered"),
+    *("experiment", "run_name", "params", "tags", "store", "dataset", "dataset_context", "parent_key", "into_run"),
+    *("log_model", "key", "started", "ended", "status", "last_tags", "run_id", "delivered"),
 )
 
 

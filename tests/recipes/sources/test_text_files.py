@@ -401,3 +401,10 @@ def test_without_files_and_hub() -> None:
     with pytest.raises(UserError) as caught:
         TextFiles(0, 1, columns=2).read()
     assert not isinstance(caught.value, Unavailable)
+
+
+def test_texts_alone_where_columns_are_positions(tmp_path: Path) -> None:
+    """A file to predict for, of a model trained on a table without a header."""
+    (tmp_path / "mine.tsv").write_text("I went there.\nWent there I.\n")
+    source = TextFiles(text_column=3, label_column=1, columns=4)
+    assert source.read_part("eval", str(tmp_path / "mine.tsv")).texts == ["I went there.", "Went there I."]
