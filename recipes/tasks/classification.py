@@ -208,18 +208,16 @@ class SequenceClassification(TransformerRecipe):
         )
 
     def _check_metrics(self, corpus: Corpus) -> None:
-        names, shown = corpus.label_names, self._metric_names(len(corpus.label_names))
+        names = corpus.label_names
+        used = self._metric_names(len(names))
         for name in _BINARY:
-            rule = f"{name} is for two classes, and these data have {len(names)}; use macro_f1 for recipe.metrics_shown"
-            require(
-                name not in shown or len(names) == 2, "recipe.metrics_shown", shown, f"{rule} and evaluation.metric"
-            )
-        missing = set() if corpus.eval.labels is None else set(range(len(names))) - set(corpus.eval.labels)
-        if "auc" in shown and missing:
-            raise UserError(
-                f"recipe.metrics_shown={shown} is invalid: recipe.data.eval has no row of the class "
-                f"'{names[missing.pop()]}', so auc is undefined; leave out auc, or use more rows"
-            )
+            rule = f"{name} is for two classes, and these data have {len(names)}; use macro_f1, also as the metric"
+            require(name not in used or len(names) == 2, "recipe.metrics_shown", self.metrics_shown, rule)
+        missing = [] if corpus.eval.labels is None else sorted(set(range(len(names))) - set(corpus.eval.labels))
+        if "auc" in used and missing:
+            rule = f"auc is undefined, since recipe.data.eval has no row of the class '{names[missing[0]]}'"
+            fix = "leave out auc, or use more rows"
+            raise UserError(f"recipe.metrics_shown={self.metrics_shown or 'null'} is invalid: {rule}; {fix}")
 
     def check_model(self) -> None:
         check_model(self.model, "recipe.max_length", self.max_length)

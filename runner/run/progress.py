@@ -111,6 +111,7 @@ def progress_bar(console: Console) -> Progress:
         TimeRemainingColumn(compact=True),
         console=console,
         transient=True,
+        disable=not console.is_terminal,  # rich would print an empty line
     )
 
 
