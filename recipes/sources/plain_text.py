@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from recipes.sources.files import local_files, read_text
+from recipes.sources.files import check_subsets, local_files, read_text, subset
 from recipes.sources.hub import load_splits
 from recipes.tasks.language_model import Documents
 from runner.errors import UserError, require
@@ -27,7 +27,8 @@ class PlainText:
 
     `train`, `eval`: a file each, or a glob pattern such as `corpus/*.txt`, whose files are read in the order of their
     names. `documents`: a document is a line, a paragraph (between blank lines) or a file; a row of a Hub data set is
-    split like a file. `max_train_samples`, `max_eval_samples`: keep only the first documents; None for all.
+    split like a file. `max_train_samples`, `max_eval_samples`: keep a random subset of the documents in their order,
+    which `subset_seed` determines; None for all.
     """
 
     train: str | None = None
@@ -35,6 +36,7 @@ class PlainText:
     documents: str = "lines"
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
+    subset_seed: int = 0
     hub_name: str | None = None
     hub_config: str | None = None
     hub_train: str = "train"
@@ -44,16 +46,18 @@ class PlainText:
     def __post_init__(self) -> None:
         ok = self.documents in _SPLIT
         require(ok, "recipe.data.documents", self.documents, f"use one of {', '.join(_SPLIT)}")
-        for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"recipe.data.{name}", count, "use at least 1 document, or null")
+        check_subsets(self, "document")
 
     def read(self) -> Documents:
         """Read and check the data. Raises UserError, Unavailable."""
         files = local_files(self.train, self.eval, self.hub_name)
         train, evaluation = self._from_hub() if files is None else map(self._from_files, ("train", "eval"), files)
         source = f"Hub: {self.hub_name}" if files is None else ", ".join(files)
-        return Documents(train[: self.max_train_samples], evaluation[: self.max_eval_samples], source)
+        return Documents(
+            [train[row] for row in subset(len(train), self.max_train_samples, self.subset_seed)],
+            [evaluation[row] for row in subset(len(evaluation), self.max_eval_samples, self.subset_seed)],
+            source,
+        )
 
     def _from_files(self, part: str, given: str) -> list[str]:
         setting = f"recipe.data.{part}={given}"

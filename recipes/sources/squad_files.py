@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.sources.files import local_files, read_text
+from recipes.sources.files import check_subsets, local_files, read_text, subset
 from recipes.sources.hub import load_splits
 from recipes.tasks.question_answering import Paragraphs, Question, QuestionCorpus
-from runner.errors import UserError, require
+from runner.errors import UserError
 
 #: A question as its source has it: id, question, context, answers.
 _Row = tuple[Any, Any, Any, Sequence[Mapping[str, Any]]]
@@ -20,21 +20,21 @@ _Row = tuple[Any, Any, Any, Sequence[Mapping[str, Any]]]
 class SquadData:
     """Two local files in SQuAD 1.1's JSON, or a data set of the Hub with the same fields.
 
-    `max_train_samples`, `max_eval_samples`: keep only the first questions; None for all.
+    `max_train_samples`, `max_eval_samples`: keep a random subset of the questions in their order, which `subset_seed`
+    determines; None for all.
     """
 
     train: str | None = None
     eval: str | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
+    subset_seed: int = 0
     hub_name: str | None = None
     hub_train: str = "train"
     hub_eval: str = "validation"
 
     def __post_init__(self) -> None:
-        for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"recipe.data.{name}", count, "use at least 1 question, or null")
+        check_subsets(self, "question")
 
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, Unavailable."""
@@ -52,7 +52,11 @@ class SquadData:
             ]
             source = f"Hub: {self.hub_name}"
         train, evaluation = map(_collect, rows, settings)
-        return QuestionCorpus(train.first(self.max_train_samples), evaluation.first(self.max_eval_samples), source)
+        return QuestionCorpus(
+            train.select(subset(len(train), self.max_train_samples, self.subset_seed)),
+            evaluation.select(subset(len(evaluation), self.max_eval_samples, self.subset_seed)),
+            source,
+        )
 
 
 def _file_rows(name: str, setting: str) -> Iterator[_Row]:

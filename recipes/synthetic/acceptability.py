@@ -34,7 +34,7 @@ class GrammarCorpus:
         train, evaluation = (
             LabelledText([row.sentence for row in rows], [row.label for row in rows]) for rows in parts
         )
-        return Corpus(train, evaluation, f"grammar, seed {self.seed}")
+        return Corpus(train, evaluation, f"grammar, seed {self.seed}", ("unacceptable", "acceptable"))
 
 
 @dataclass(frozen=True)

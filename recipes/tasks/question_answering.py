@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,12 +60,15 @@ class Paragraphs:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def first(self, count: int | None) -> Paragraphs:
-        """The first `count` questions, and the paragraphs up to the last one that they are about."""
-        if count is None or count >= len(self):
-            return self
-        questions = self.questions[:count]
-        return Paragraphs(self.contexts[: 1 + max(question.context for question in questions)], questions)
+    def select(self, rows: Sequence[int]) -> Paragraphs:
+        """The questions with these numbers, and the paragraphs that they are about."""
+        questions = [self.questions[row] for row in rows]
+        kept = sorted({question.context for question in questions})
+        number = {context: place for place, context in enumerate(kept)}
+        return Paragraphs(
+            [self.contexts[context] for context in kept],
+            [dataclasses.replace(question, context=number[question.context]) for question in questions],
+        )
 
 
 @dataclass(frozen=True)

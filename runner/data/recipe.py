@@ -29,6 +29,8 @@ class DataFacts:
     `train_samples`, `eval_samples`: rows of the two tables, the unit of batch sizes. `digest`: over every text and
     label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
     what rows are grouped by, in the plural, and the numbers of groups, if the tables have a column `group`.
+    `label_names`: of the classes, in the order of their numbers, if rows have classes. `notes`: sentences to show with
+    a run's results, such as what was inferred from the data.
     """
 
     train_samples: int
@@ -39,6 +41,8 @@ class DataFacts:
     groups: str | None = None
     train_groups: int | None = None
     eval_groups: int | None = None
+    label_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class Recipe(ABC):
     @abstractmethod
     def metric_names(self) -> Sequence[str]:
         """The names that `metrics` returns."""
+
+    def metrics_of(self, facts: DataFacts) -> Sequence[str]:
+        """The names that `metrics` returns for these data, if that depends on them."""
+        return self.metric_names
 
     @property
     @abstractmethod

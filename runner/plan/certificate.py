@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.choices import Compress, EquivalenceMode, OptimizerName
+from runner.config.choices import Compress, EquivalenceMode
 from runner.config.schema import Config
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
@@ -168,11 +168,13 @@ def _schedule(setup: RunSetup) -> str:
 
 def _optimizer(setup: RunSetup) -> str:
     optimizer = setup.config.optimizer
-    if optimizer.name is OptimizerName.adamw:
-        settings = f"betas {optimizer.betas}, eps {optimizer.eps:g}"
-    else:
-        settings = f"momentum {optimizer.momentum:g}{', nesterov' if optimizer.nesterov else ''}"
-    return f"{optimizer.name.name}, {settings}, decay {optimizer.weight_decay:g}"
+    settings = {**optimizer.settings, "decay": optimizer.weight_decay}
+    parts = [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}".removesuffix(" True")
+        for name, value in settings.items()
+        if value is not False
+    ]
+    return ", ".join([optimizer.name.name, *parts])
 
 
 def _clipping(setup: RunSetup) -> str:

@@ -56,14 +56,14 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is unusual about the plan or the recipe, in sentences."""
+        """What is unusual about the plan, the recipe or its data, in sentences."""
         plan = self.plan
         setting = "batch.micro_batch" if self.config.batch.global_batch is None else "batch.global_batch"
         cut = (
             f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training samples: "
             f"each step trains on all of them; use a smaller {setting}"
         )
-        return (*([cut] if plan.cut_short else []), *self.recipe.notes)
+        return (*([cut] if plan.cut_short else []), *self.recipe.notes, *self.facts.notes)
 
     @property
     def setup_name(self) -> str:
@@ -138,7 +138,7 @@ def _placement(config: Config) -> Placement:
 def _experiment(
     config: Config, recipe: Recipe, placement: Placement, facts: DataFacts, absent: tuple[str, ...] = ()
 ) -> Experiment:
-    _check_metric(config, recipe)
+    _check_metric(config, recipe, facts)
     plan = plan_for(config, facts.train_samples, placement.workers)
     _check_sync(config, plan)
     setup = RunSetup(
@@ -153,12 +153,12 @@ def _experiment(
     return Experiment(config, recipe, facts, placement, setup, certify(setup, baseline_of(setup)), absent)
 
 
-def _check_metric(config: Config, recipe: Recipe) -> None:
-    metric = config.evaluation.metric
-    if metric not in recipe.metric_names:
+def _check_metric(config: Config, recipe: Recipe, facts: DataFacts) -> None:
+    metric, names = config.evaluation.metric, recipe.metrics_of(facts)
+    if metric not in names:
         raise UserError(
-            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
-            f"{did_you_mean(metric, recipe.metric_names)}"
+            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']} for these data"
+            f"{did_you_mean(metric, names)}"
         )
     goal = Goal.min if metric in recipe.minimised else Goal.max
     rule = f"use evaluation.goal={goal.name} for evaluation.metric={metric}"

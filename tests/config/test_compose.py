@@ -59,7 +59,12 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     acceptable, pairs = (given(folder / name, folder / name) for name in ("acceptable.tsv", "pairs.tsv"))
     lines = given(folder / "lines.txt", folder / "lines.txt", save_gpt2(folder / "gpt2", positions=128))
     squad = given(*zoo.write(folder))
-    return {"cola": acceptable, "forum_thread": acceptable, "mnli": pairs, "causal_lm": lines, "squad": squad}
+    return {
+        **dict.fromkeys(("cola", "forum_thread"), acceptable),
+        **dict.fromkeys(("mnli", "text_classification"), pairs),
+        "causal_lm": lines,
+        "squad": squad,
+    }
 
 
 @pytest.fixture
