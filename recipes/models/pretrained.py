@@ -168,6 +168,8 @@ class Pretrained:
             return {}
         if file is None:
             return published_shape(self.name) or {}
+        if not file.exists():
+            return {}  # `check` refuses the folder
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -41,8 +41,9 @@ _RADII = (6, 12, 20, 30, 42, 56)
 _ANGLES = (35, 145, -35, -145, 90, -90, 0, 180)
 #: From this distance on, a thin line connects the label with its point.
 _NEAR = 12
-#: How far a bar reaches at most on either side of its point, as a share of the panel. An arrowhead marks a cut end.
-_LONGEST_BAR = 0.15
+#: How far a bar reaches at most on either side of its point, as a share of the panel: sideways, and up and down. An
+#: arrowhead marks a cut end.
+_LONGEST_BAR = (0.15, 0.3)
 _BAR = "bar"
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
@@ -172,14 +173,15 @@ def _draw_bar(axes: Axes, start: tuple[float, float], end: tuple[float, float], 
     """Draw one side of an interval, cut before it leaves the panel or crosses much of it; whether it was cut."""
     in_panel = axes.transData + axes.transAxes.inverted()
     at, full = in_panel.transform([start, end])
-    length = float(np.abs(full - at).max())
-    to_frame = np.where(full > at, 1 - at, at)[np.abs(full - at).argmax()]
-    longest = min(_LONGEST_BAR, float(to_frame))
+    axis = int(head in "v^")
+    length = float(abs(full[axis] - at[axis]))
+    longest = min(_LONGEST_BAR[axis], float(at[axis] if full[axis] < at[axis] else 1 - at[axis]))
     cut = length > longest
     stop = at + (full - at) * (longest / length) if cut else full
     line = np.array([at, stop])
-    marker: dict[str, Any] = {"marker": head, "ms": 3.5, "markevery": [1], "mew": 0} if cut else {}
-    axes.plot(*line.T, transform=axes.transAxes, color=colour, lw=0.8, alpha=0.6, gid=_BAR, **marker)
+    style: dict[str, Any] = {"color": colour, "lw": 0.8, "alpha": 0.6, "ms": 3.5, "mew": 0, "gid": _BAR}
+    marker = head if cut else ""
+    axes.plot(*line.T, transform=axes.transAxes, marker=marker, markevery=[1], **style)
     return cut
 
 

@@ -7,6 +7,7 @@ them (tests/config/test_schema.py).
 from __future__ import annotations
 
 import http.server
+import json
 import shlex
 import shutil
 import threading
@@ -67,6 +68,7 @@ FILES: dict[str, bytes | str] = {
 SWEEP = "2026-01-02_03-04-05-abcd"
 COLA = "recipe=cola recipe.model.name=model recipe.data.eval=good.tsv recipe.data.train"
 MNLI = "recipe=mnli recipe.model.name=model recipe.data.eval=pairs.tsv recipe.data.train"
+OWN = "recipe=text_classification recipe.model.name=model recipe.data.eval=pairs.tsv recipe.data.train"
 SQUAD = "recipe=squad recipe.model.name=model recipe.data.eval=nothing.json recipe.data.train"
 TEXT = "recipe=causal_lm recipe.model.name=model recipe.data.eval=word.tsv recipe.data.train"
 ACCELERATE = "device=from_accelerate device.file"
@@ -156,8 +158,11 @@ WRONG: list[tuple[str, ...]] = [
     ("runner sync.k=64 max_steps=9 device=cpu2", "sync.k=64", "9"),
     ("runner sync.k=4 sync.delay=2 device=cpu2", "sync.delay=2"),
     ("runner evaluation.every_steps=6 sync.k=4 device=cpu2", "evaluation.every_steps=6", "sync.k=4", "4 or 8"),
+    ("runner evaluation.every_steps=3 sync.k=4 device=cpu2", "evaluation.every_steps=3", "such as 4"),
+    ("runner sync.k=16 sync.schedule=post_local max_steps=30 device=cpu2", "sync.k=16", "sync.k=15 or less"),
     ("runner evaluation.metric=f1", "evaluation.metric=f1", "accuracy"),
     ("runner evaluation.metric=accuracy evaluation.goal=min", "evaluation.goal=min"),
+    ("runner evaluation.metric=loss evaluation.goal=max", "evaluation.goal=max", "evaluation.goal=min"),
     ("runner evaluation.patience=0", "evaluation.patience=0"),
     ("runner recipe.max_length=many", "recipe.max_length=many"),
     ("runner recipe.data.train_samples=many", "recipe.data.train_samples=many"),
@@ -166,6 +171,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner recipe.data.train_samples=null", "recipe.data.train_samples=null"),
     ("runner recipe.model.dropout=high", "recipe.model.dropout=high"),
     ("runner recipe.model.dropout=2", "recipe.model.dropout=2"),
+    ("runner recipe.model.hidden_size=100", "recipe.model.hidden_size=100", "recipe.model.heads=8"),
     ("runner recipe.model.heads=7", "recipe.model.heads"),
     ("runner recipe.data=null", "recipe.data=null"),
     ("runner recipe.model=bert", "recipe.model=bert"),
@@ -212,6 +218,7 @@ WRONG: list[tuple[str, ...]] = [
     (f"runner {COLA}=good.tsv recipe.data.label_column=3", "recipe.data.train=good.tsv", "label"),
     (f"runner {COLA}=good.tsv recipe.data.max_train_samples=0", "recipe.data.max_train_samples=0"),
     (f"runner {COLA}=good.tsv recipe.max_length=1000", "recipe.max_length=1000", "128"),
+    (f"runner {COLA}=good.tsv recipe.max_length=1", "recipe.max_length=1"),
     (f"runner {COLA}=good.tsv recipe.max_length=0", "recipe.max_length=0"),
     (f"runner {COLA}=good.tsv recipe.padding=left", "recipe.padding=left"),
     (f"runner {COLA}=good.tsv recipe.metrics_shown=[bleu]", "bleu"),
@@ -219,6 +226,11 @@ WRONG: list[tuple[str, ...]] = [
     (f"runner {MNLI}=header.tsv", "recipe.data.train=header.tsv"),
     (f"runner {MNLI}=pairs.tsv recipe.data.text_column=premis", "premis", "premise"),
     (f"runner {MNLI}=pairs.tsv recipe.data.label_names=[a]", "recipe.data.label_names"),
+    (f"runner {OWN}=good.txt", "recipe.data.train=good.txt", "does not exist"),
+    (f"runner {OWN}=empty.tsv", "recipe.data.train=empty.tsv"),
+    (f"runner {OWN}=header.tsv", "recipe.data.train=header.tsv"),
+    (f"runner {OWN}=pairs.tsv recipe.data.label_column=labl", "labl", "label"),
+    ("runner recipe=text_classification recipe.model.name=model", "recipe.data.train="),
     (f"runner {SQUAD}=text.json", "recipe.data.train=text.json"),
     (f"runner {SQUAD}=list.json", "recipe.data.train=list.json"),
     (f"runner {SQUAD}=nothing.json", "recipe.data.train=nothing.json"),
@@ -235,6 +247,9 @@ WRONG: list[tuple[str, ...]] = [
     (f"runner {COLA}=good.tsv recipe.model.name=no-config", "recipe.model.name=no-config", "config.json"),
     (f"runner {COLA}=good.tsv recipe.model.name=no-weights", "recipe.model.name=no-weights", "weights"),
     (f"runner {COLA}=good.tsv recipe.model.name=no-tokenizer", "recipe.model.name=no-tokenizer", "tokenizer"),
+    (f"runner {COLA}=good.tsv recipe.model.name=truncated", "recipe.model.name=truncated", "model.safetensors"),
+    (f"runner {COLA}=good.tsv recipe.model.name=architecture", "recipe.model.name=architecture", "hyperbert"),
+    (f"runner {COLA}=good.tsv recipe.model.name=shape", "recipe.model.name=shape", "hidden_size=48"),
     (f"runner {COLA}=good.tsv recipe.model.name=null", "recipe.model.name"),
     (f"runner {COLA}=good.tsv recipe.model.init=zero", "recipe.model.init=zero"),
     (f"runner {COLA}=good.tsv recipe.model.name=bert-base-uncasd", "recipe.model.name=bert-base-uncasd"),
@@ -252,6 +267,8 @@ WRONG: list[tuple[str, ...]] = [
     ("runner cache_dir=good.tsv/cache", "cache_dir=good.tsv/cache"),
     ("runner cache_dir=/proc/foo", "cache_dir=/proc/foo"),
     ("RUNNER_CACHE=/proc/foo runner", "cache_dir=/proc/foo"),
+    ("runner recipe.metric=null evaluation.metric=loss", "recipe.metric "),
+    ("runner recipe.metrics_shown=[acc]", "recipe.metrics_shown", "'accuracy'"),
     ("runner recipe.name=../../x", "recipe.name=../../x"),
     # Tracking
     ("runner tracking=mlfow", "tracking=mlfow", "'mlflow'"),
@@ -435,6 +452,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_bert(root / "model", ["Hello there not", "It ran fell yes"])
     for name, missing in (("no-weights", "model.safetensors"), ("no-tokenizer", "tokenizer*")):
         shutil.copytree(root / "model", root / name, ignore=shutil.ignore_patterns(missing))
+    changed = {"truncated": {}, "architecture": {"model_type": "hyperbert"}, "shape": {"hidden_size": 48}}
+    for name, changes in changed.items():
+        config = shutil.copytree(root / "model", root / name) / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    weights = (root / "truncated" / "model.safetensors").read_bytes()
+    (root / "truncated" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     return root
 
 
