@@ -19,7 +19,7 @@ from runner.errors import UserError, first_line
 from runner.folder.files import write_json
 from runner.plan.describe_sync import sync_name
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, run_description
-from runner.track.names import experiment_name
+from runner.track.names import run_name
 from runner.track.secrets import masked
 from runner.track.store import store_of
 
@@ -90,11 +90,11 @@ def card_of(
     experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None, varied: Collection[str] = ()
 ) -> RunCard:
     """The card of a new run. `tags`: in addition to those of every run; `parent_key`, `varied`: of its sweep."""
-    tracking = experiment.config.tracking
+    config, tracking = experiment.config, experiment.config.tracking
     store = store_of(tracking)
     return RunCard(
         experiment=tracking.experiment,
-        run_name=tracking.run_name or run_name(experiment, varied),
+        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, experiment.typed),
         params={name: _param(value) for name, value in run_params(experiment).items()},
         tags={**run_tags(experiment), **tags},
         store=None if store is None else masked(store),
@@ -103,11 +103,6 @@ def card_of(
         into_run=os.environ.get("MLFLOW_RUN_ID") if store is not None else None,
         log_model=tracking.log_model,
     )
-
-
-def run_name(experiment: Experiment, varied: Collection[str] = ()) -> str:
-    """The setup, which distinguishes the runs of a sweep, comes first: MLflow's tables cut long names."""
-    return " · ".join([experiment.setup_name, experiment_name(experiment.config.recipe, varied), *experiment.typed])
 
 
 def run_params(experiment: Experiment) -> dict[str, Any]:

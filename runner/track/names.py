@@ -1,4 +1,4 @@
-"""What distinguishes a run from others in names: the experiment's model and data, and the settings that were typed."""
+"""Names that tell runs apart: the setup, the experiment's model and data, and the settings that were typed."""
 
 from __future__ import annotations
 
@@ -18,43 +18,44 @@ _SHOWN_ELSEWHERE = re.compile(
 #: Groups whose choices need no key: `sgd`, not `optimizer=sgd`.
 _CLEAR_CHOICES = ("batch", "equivalence", "experiment", "optimizer", "schedule")
 _SHORT_KEYS = {"optimizer.lr": "lr", "batch.global_batch": "b", "batch.micro_batch": "micro"}
-#: Characters for the settings that no sweep varies, and for one value.
-_ROOM, _VALUE_WIDTH = 36, 24
+#: Characters of a run's name, and of one value in it.
+_NAME_WIDTH, _VALUE_WIDTH = 72, 24
 
 
 def setting_labels(overrides: Sequence[str], varied: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The overrides of a run as short labels, such as `lr=5e-05`: those that its sweep varies, and others. No secrets.
 
-    `varied`: the settings that differ between a sweep's jobs. `…` stands for others that do not fit.
+    `varied`: the settings that differ between a sweep's jobs.
     """
     given = dict(_split(override) for override in overrides)
     shown = [key for key in given if not _SHOWN_ELSEWHERE.fullmatch(key) and not names_a_secret(key.split(".")[-1])]
     labels = {key: _label(key, given[key], shown) for key in sorted(shown, key=lambda key: key.startswith("recipe."))}
     in_sweep = tuple(label for key, label in labels.items() if key in varied)
-    typed = tuple(label for key, label in labels.items() if key not in varied)
-    fitting = typed
-    while fitting and len(" · ".join(fitting)) > _ROOM:
-        fitting = fitting[:-1]
-    return in_sweep, fitting if fitting == typed else (*fitting, "…")
+    return in_sweep, tuple(label for key, label in labels.items() if key not in varied)
 
 
-def experiment_name(recipe: Mapping[str, Any], varied: Collection[str] = ()) -> str:
-    """Recipe, pretrained model and data files: `cola · MiniLM · mine.tsv`.
+def run_name(setup: str, recipe: Mapping[str, Any], varied: Collection[str], typed: Sequence[str]) -> str:
+    """`cpu2 · k=4 · s0 · cola · MiniLM · lr=5e-05 · mine.tsv`: a setup, then what it trains; `…` if more was typed.
 
-    A file that is just called `train` says nothing, and the one for evaluation follows from it, unless a sweep varies
-    them.
+    The setup comes first, since MLflow's tables cut names. A file that is just called `train` says nothing, and the one
+    for evaluation follows from it, unless a sweep varies them.
     """
     model, data = recipe.get("model"), recipe.get("data")
-    parts = [str(recipe["name"])]
+    parts, files = [setup, str(recipe["name"])], []
     if isinstance(model, Mapping) and model.get("name"):
         parts.append(short_value(str(model["name"])))
     if isinstance(data, Mapping):
-        train, held_out = data.get("train"), data.get("eval")
-        if train and ("recipe.data.train" in varied or PurePath(str(train)).stem.lower() != "train"):
-            parts.append(short_value(str(train)))
-        if held_out and "recipe.data.eval" in varied:
-            parts.append(short_value(str(held_out)))
-    return " · ".join(parts)
+        for split in ("train", "eval"):
+            path = str(data.get(split) or "")
+            if f"recipe.data.{split}" in varied:
+                parts.append(short_value(path))
+            elif split == "train" and PurePath(path).stem.lower() not in ("", "train"):
+                files.append(short_value(path))
+    more = [*typed, *files]
+    fitting = len(more)
+    while fitting and len(" · ".join([*parts, *more[:fitting]])) > _NAME_WIDTH:
+        fitting -= 1
+    return " · ".join([*parts, *more[:fitting], *(["…"] if fitting < len(more) else [])])
 
 
 def short_value(value: str) -> str:
