@@ -22,6 +22,7 @@ from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
 from runner.sweep import command
 from runner.sweep.preflight import prepare_sweep
+from runner.track.delivery import stored_key
 from tests import processes, runs
 from tests.processes import left_of_session, output, wait_until
 from tests.replicas import TINY
@@ -86,7 +87,7 @@ def assert_metrics_complete(root: Path, job: Run) -> None:
     """The store has the values of this job's `metrics.jsonl`, each once, and no others."""
     folders = [path.parent for path in only_sweep(root).glob("*/summary.json")]
     (folder,) = (one for one in folders if read(one, "summary.json").get("mlflow_run_id") == job.info.run_id)
-    logged = sorted((m.key, m.step, m.timestamp, m.value) for m in MetricsReader(folder).read())
+    logged = sorted((stored_key(m.key), m.step, m.timestamp, m.value) for m in MetricsReader(folder).read())
     stored = sorted(
         (m.key, m.step, m.timestamp, m.value)
         for key in {metric[0] for metric in logged}
@@ -120,6 +121,8 @@ def test_jobs_are_children_of_the_sweep(swept: Path) -> None:
     varied = [{k: v for k, v in job.data.tags.items() if k.startswith(("varied.", "sweep."))} for job in jobs]
     assert varied == [{"sweep.id": identifier, "varied.seed": seed, "varied.optimizer.lr": lr} for seed, lr in GRID]
     assert [(job.data.params["seed"], job.data.params["lr"]) for job in jobs] == GRID
+    names = [job.info.run_name.split(" · linear")[0] for job in jobs]
+    assert names == [f"cpu · lr={lr} · s{seed}" for seed, lr in GRID]
     assert parent.info.start_time <= jobs[0].info.start_time
     assert parent.info.end_time >= jobs[-1].info.end_time
     for job in jobs:
