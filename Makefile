@@ -16,7 +16,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 run: .venv/installed
 	$(BIN)/python -m runner
 
-# MLflow's pages for the runs below this folder, on http://127.0.0.1:5000; PORT=… sets another port.
+# MLflow's pages for the runs below this folder, whose address it prints; PORT=… sets another port than 5000.
 ui: .venv/installed
 	$(BIN)/python -m runner.track ui --port $(PORT)
 

@@ -35,7 +35,7 @@ STEPS = 10
 def make_loop(backend: TorchBackend, overrides: list[str]) -> Loop:
     experiment = prepare(settings(compose(overrides)))
     folder = Path(tempfile.mkdtemp())
-    job = Job(experiment.config, experiment.plan, experiment.facts, folder, "cpu", 1, available_cores(), time.time())
+    job = Job(experiment.config, experiment.facts, folder, "cpu", 1, available_cores(), experiment.plan, time.time())
     return build_loop(job, backend, lambda step, metrics: None)
 
 

@@ -52,6 +52,32 @@ def verify_main(arguments: Sequence[str]) -> int:
     return guarded(action)
 
 
+def evaluate_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.evaluate` with these arguments; the exit code."""
+
+    def action() -> int:
+        _silence_libraries()
+        _start_forkserver()
+        from runner.evaluate.command import evaluate  # after the forkserver has started
+
+        return evaluate(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
+def predict_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.predict` with these arguments; the exit code."""
+
+    def action() -> int:
+        _silence_libraries()
+        _start_forkserver()
+        from runner.evaluate.command import predict  # after the forkserver has started
+
+        return predict(arguments, Console(highlight=False))
+
+    return guarded(action)
+
+
 def track_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.track` with these arguments; the exit code."""
 
@@ -162,7 +188,11 @@ def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
 
 def _show(options: HydraOptions) -> int:
     """Help, completion and printing of the configuration: done by Hydra, without running a job."""
-    _hydra_main(options.for_hydra, lambda cfg: None)
+    try:
+        _hydra_main(options.for_hydra, lambda cfg: None)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `runner --help | head`; Python flushes once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -192,11 +222,13 @@ def _plan(arguments: list[str]) -> int:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup")
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
-    with reading_data():
-        experiment = foresee(settings(cfg))
+    with reading_data() as progress:
+        experiment = foresee(settings(cfg), progress)
     console = Console()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):
         console.print(notes)
+    for note in experiment.notes:
+        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     console.print(certificate_table(experiment.certificate))
     return 0

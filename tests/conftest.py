@@ -35,6 +35,7 @@ def one_thread_per_worker() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runner.run.job.threads_per_worker", lambda workers: 1)
         patch.setattr("runner.verify.command.threads_per_worker", lambda workers: 1)
+        patch.setattr("runner.evaluate.command.threads_per_worker", lambda workers: 1)
         yield
 
 

@@ -40,7 +40,7 @@ def tiny_job(overrides: list[str], workers: int, folder: Path | None = None) -> 
     config = settings(compose([*TINY, "device=cpu", f"device.workers={workers}", *overrides]))
     experiment = prepare(config)
     folder = folder or Path(tempfile.mkdtemp())
-    return Job(config, experiment.plan, experiment.facts, folder, "cpu", workers, 1, time.time())
+    return Job(config, experiment.facts, folder, "cpu", workers, 1, experiment.plan, time.time())
 
 
 def make_loop(backend: Backend, overrides: list[str], logged: list[Any] | None = None) -> Loop:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: Each package may import from itself and from those below it. Those of one line do not know each other.
 LAYERS = (
     ("cli",),
-    ("sweep", "verify"),
+    ("evaluate", "predict", "sweep", "verify"),
     ("compare",),
     ("run",),
     ("track",),

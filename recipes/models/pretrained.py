@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Sequence
@@ -49,11 +50,14 @@ class Pretrained:
 
     `name`: a folder that `from_pretrained` can read, or a model's name on the Hub. `init`: `pretrained` loads the
     weights. `random` draws them and needs only the configuration, for which the published sizes of a few well-known
-    models are known; a missing tokenizer is trained on the training texts. Such runs are for timing only.
+    models are known; a missing tokenizer is trained on the training texts. Such runs are for timing only. `complete`:
+    the model is used as it is saved, in the number format of its file; a weight that is missing there is an error
+    instead of a new one.
     """
 
     name: str
     init: str = "pretrained"
+    complete: bool = False
 
     def __post_init__(self) -> None:
         ok = isinstance(self.name, str) and bool(self.name.strip())
@@ -95,12 +99,54 @@ class Pretrained:
                         f"recipe.model.name={self.name} is a folder without {what} "
                         f"({' or '.join(_MODEL_FILES[what])}): give a folder that from_pretrained can read"
                     )
+            if not self._random:
+                self._check_weights(folder)
         elif Path(self.name).is_absolute() or self.name.startswith((".", "~")) or self.name.count("/") > 1:
             raise UserError(f"recipe.model.name={self.name} does not exist: check the path")
         else:
             self._config_file()
+        self._check_model_type()
         if self._trains_tokenizer:
             self._trained_kind()
+
+    def _check_model_type(self) -> None:
+        kind = self._known().get("model_type")
+        if kind is not None and not _has_module(kind):
+            from transformers import CONFIG_MAPPING  # takes seconds
+
+            rule = f"transformers does not know its model_type '{kind}'; update transformers, or give another model"
+            require(kind in CONFIG_MAPPING, "recipe.model.name", self.name, rule)
+
+    def check_classes(self, classes: int) -> None:
+        """Check that a classification head fits the number of classes. Raises UserError."""
+        config = self._known()
+        names, kind = config.get("id2label"), (config.get("architectures") or [""])[0]
+        ok = self._random or not names or not kind.endswith("ForSequenceClassification") or len(names) == classes
+        rule = f"its classification head has {len(names or ())} classes, and these data have {classes}"
+        require(ok, "recipe.model.name", self.name, f"{rule}; give a model without this head, or other data")
+
+    def _check_weights(self, folder: Path) -> None:
+        """Read the headers of the weights: they must be complete, and their sizes those of the configuration."""
+        from safetensors import SafetensorError, safe_open
+
+        index, shapes = folder / "model.safetensors.index.json", []
+        names = {"model.safetensors"}
+        if not (folder / "model.safetensors").exists() and index.exists():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        for file in sorted(folder / name for name in names if index.exists() or (folder / name).exists()):
+            try:
+                with safe_open(file, framework="numpy") as weights:
+                    shapes += [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+            except (SafetensorError, OSError) as error:
+                raise UserError(
+                    f"recipe.model.name={self.name} has weights that cannot be read: {file.name} is damaged or missing "
+                    f"({first_line(error)}); copy it again"
+                ) from error
+        sizes = {size for shape in shapes for size in shape}
+        for name in ("vocab_size", "hidden_size", "n_embd", "dim"):
+            size = self._known().get(name)
+            rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
+            require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
 
     def longest_input(self) -> int | None:
         config = self._known()
@@ -122,6 +168,8 @@ class Pretrained:
             return {}
         if file is None:
             return published_shape(self.name) or {}
+        if not file.exists():
+            return {}  # `check` refuses the folder
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -230,6 +278,11 @@ class Pretrained:
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
 
+    def label_names(self) -> tuple[str, ...]:
+        """The model's classes in the order of their numbers, LABEL_0, LABEL_1, … without names. Raises UserError."""
+        names = self._config().id2label
+        return tuple(str(names[number]) for number in sorted(names))
+
     def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
@@ -255,7 +308,24 @@ class Pretrained:
             else:
                 if self._folder is None:
                     go_offline_if_unreachable()
-                model = auto.from_pretrained(self._location, dtype=torch.float32, trust_remote_code=False, **settings)
+                model, loading = auto.from_pretrained(
+                    self._location,
+                    dtype="auto" if self.complete else torch.float32,
+                    trust_remote_code=False,
+                    ignore_mismatched_sizes=True,  # they are refused below, by name
+                    output_loading_info=True,
+                    **settings,
+                )
+                for key, found, wanted in sorted(loading["mismatched_keys"]):
+                    raise UserError(
+                        f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
+                        f"not {list(wanted)}; give the configuration of these weights"
+                    )
+                if self.complete and (missing := sorted(loading["missing_keys"])):
+                    raise UserError(
+                        f"{self.name} lacks {missing[0]}, which a {type(model).__name__} has: choose the recipe that "
+                        "it was trained with"
+                    )
         except UserError:
             raise
         except Exception as error:
@@ -270,6 +340,14 @@ class Pretrained:
         model.config.pad_token_id = pad_id
         module: nn.Module = model
         return module
+
+
+def _has_module(model_type: str) -> bool:
+    """Whether transformers has a module of this name. False is no proof: some types have modules of other names."""
+    package = importlib.util.find_spec("transformers")  # does not import it, which takes seconds
+    assert package is not None
+    assert package.origin is not None
+    return (Path(package.origin).parent / "models" / model_type.replace("-", "_") / "__init__.py").is_file()
 
 
 def _first(folder: Path, patterns: Sequence[str]) -> Path | None:

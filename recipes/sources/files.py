@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from runner.errors import UserError
+import numpy as np
+
+from runner.errors import UserError, require
 
 NO_DATA = "there is no training data: set recipe.data.train=… and recipe.data.eval=… to local files"
 
@@ -24,6 +27,13 @@ def local_files(train: str | None, evaluation: str | None, hub_name: str | None)
     if not hub_name:
         raise UserError(NO_DATA)
     return None
+
+
+def evaluation_file(evaluation: str | None, hub_name: str | None) -> str | None:
+    """The evaluation file, or None if the data come from the Hub. Raises UserError without any source."""
+    if evaluation is None and not hub_name:
+        raise UserError("there is no evaluation data: set recipe.data.eval=… to a local file")
+    return evaluation
 
 
 @contextlib.contextmanager
@@ -46,3 +56,21 @@ def read_text(name: str, setting: str) -> str:
     path = Path(name).expanduser()
     with reading(path, setting):
         return path.read_text(encoding="utf-8-sig")
+
+
+def check_subsets(source: Any, unit: str) -> None:
+    """Check a source's `max_train_samples`, `max_eval_samples` and `subset_seed`. Raises UserError."""
+    for name in ("max_train_samples", "max_eval_samples"):
+        count = getattr(source, name)
+        require(count is None or count >= 1, f"recipe.data.{name}", count, f"use at least 1 {unit}, or null")
+    require(source.subset_seed >= 0, "recipe.data.subset_seed", source.subset_seed, "must be at least 0")
+
+
+def subset(rows: int, limit: int | None, seed: int) -> list[int]:
+    """The numbers of `limit` random rows in increasing order, or of all rows if there are no more.
+
+    A smaller subset with the same seed is part of a larger one.
+    """
+    if limit is None or limit >= rows:
+        return list(range(rows))
+    return sorted(np.random.default_rng(seed).permutation(rows)[:limit].tolist())

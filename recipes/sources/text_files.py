@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from recipes.sources.files import local_files, read_text, reading
+from recipes.sources.columns import infer_columns
+from recipes.sources.files import check_subsets, local_files, subset
 from recipes.sources.hub import load_splits
+from recipes.sources.tables import read_table
 from recipes.tasks.classification import Corpus, LabelledText
-from runner.errors import UserError, did_you_mean, first_line, require
+from runner.errors import UserError, did_you_mean, require
 
-#: Digits of a class number. A longer number comes from another column.
-_LONGEST_LABEL = 6
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 #: A position from 0 in a file without a header, else the name of a column or field.
 Column = int | str
 
-#: The number of a line (from 1) or row, and its `label`, `text` and perhaps `pair`.
-_Row = tuple[int, dict[str, Any]]
+Part = Literal["train", "eval"]
+
+#: More classes than this, and fewer than two rows of each, are not classes.
+_MANY_CLASSES = 20
+
+#: Classes that a note lists.
+_CLASSES_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class TextFiles:
     """Two local files, or a data set of the Hub.
 
-    `text_column`, `label_column`, and for pairs of texts `pair_column`: positions from 0 in tab-separated files without
-    a header, which have `columns` columns; or names in tab-separated files with a header or JSON Lines (`.jsonl`).
-    `label_names`: the classes in the order of their numbers; without them labels are class numbers. Rows with a label
-    in `skip_labels` are left out, and `max_*_samples` keeps the first of the others. `hub_*`: the Hub's names.
+    `text_column`, `label_column`, and for pairs of texts `pair_column`: positions from 0 in files without a header,
+    which have `columns` columns; or names in files with a header or JSON Lines; without them they are inferred from
+    the training file. `label_names`: the classes in the order of their numbers; without them the labels are sorted and
+    numbered. Rows with a label in `skip_labels` are left out. `max_*_samples` keeps a random subset of the others,
+    which `subset_seed` determines, in their order. `hub_*`: the Hub's names.
     """
 
-    text_column: int | str
-    label_column: int | str
+    text_column: int | str | None = None
+    label_column: int | str | None = None
     pair_column: int | str | None = None
     columns: int | None = None
     label_names: Sequence[str] | None = None
@@ -44,6 +51,7 @@ class TextFiles:
     eval: str | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
+    subset_seed: int = 0
     hub_name: str | None = None
     hub_config: str | None = None
     hub_train: str = "train"
@@ -53,10 +61,13 @@ class TextFiles:
     hub_label: str = "label"
 
     def __post_init__(self) -> None:
-        for role, column in self._columns.items():
-            if isinstance(column, str) != isinstance(self.text_column, str):
+        text = self.text_column
+        rule = "recipe.data.text_column=null infers the text: set recipe.data.text_column too"
+        require(text is not None or self.pair_column is None, "recipe.data.pair_column", self.pair_column, rule)
+        for role, column in self._given.items():
+            if isinstance(column, int) != isinstance(text, int):
                 raise UserError(
-                    f"recipe.data.{role}_column={column} is invalid with recipe.data.text_column={self.text_column}: "
+                    f"recipe.data.{role}_column={column} is invalid with recipe.data.text_column={text}: "
                     "use positions for all columns, or names for all"
                 )
             if isinstance(column, int):
@@ -71,190 +82,219 @@ class TextFiles:
             require(ok, "recipe.data.label_names", names, "list two or more different names, in quotes if need be")
         rule = "list labels, such as ['-'], or [] for none"
         require(_is_list_of_text(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
-        for name in ("max_train_samples", "max_eval_samples"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"recipe.data.{name}", count, "use at least 1 row, or null")
+        check_subsets(self, "row")
 
     @property
-    def _columns(self) -> dict[str, Column]:
-        columns = {"text": self.text_column, "label": self.label_column}
-        return columns if self.pair_column is None else {**columns, "pair": self.pair_column}
+    def _given(self) -> dict[str, Column]:
+        """The columns that are set, by role."""
+        columns = {"text": self.text_column, "label": self.label_column, "pair": self.pair_column}
+        return {role: column for role, column in columns.items() if column is not None}
 
     def read(self) -> Corpus:
         files = local_files(self.train, self.eval, self.hub_name)
         if files is None:
-            train, evaluation = self._from_hub()
+            train, evaluation = self._hub_rows(("train", "eval"), labelled=True)
             source = f"Hub: {self.hub_name}" + (f"/{self.hub_config}" if self.hub_config else "")
         else:
-            train, evaluation = map(self._from_file, ("train", "eval"), files)
+            train = self._file_rows("train", files[0], labelled=True)
+            evaluation = self._file_rows("eval", files[1], labelled=True, columns=train.columns)
             source = ", ".join(files)
-        self._check_classes(train, evaluation)
-        return Corpus(train, evaluation, source)
+        names, inferred = self.label_names or train.label_names, tuple[str, ...]()
+        if names is None:
+            names, inferred = self._infer_names(train)
+        lacking = "is not in recipe.data.label_names" if self.label_names else "recipe.data.train lacks"
+        learned = self._labelled(train, names, f"which {lacking}", numbers=not inferred)
+        self._check_classes(learned, names)
+        evaluated = self._labelled(evaluation, names, f"which {lacking}", numbers=not inferred)
+        return Corpus(dataclasses.replace(learned, notes=train.notes + inferred), evaluated, source, names)
 
-    def _from_file(self, part: str, name: str) -> LabelledText:
-        self._check_pairs("hub_pair", "pair_column")
-        setting = f"recipe.data.{part}={name}"
-        columns = self._columns
-        if name.lower().endswith(".jsonl"):
-            if isinstance(self.text_column, int):
-                raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use field names")
-            rows = _json_lines(name, setting, columns)
+    def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:
+        """The training or evaluation set by itself. Raises UserError, and Unavailable as `read` does.
+
+        `file`: in place of the configured one (or the Hub's split). `label_names`: the classes in the order of their
+        numbers, such as those of a saved model; labels must be among them, or be numbers of classes if no name looks
+        like a number; `skip_labels` and `max_*_samples` hold. None: all texts, without labels, for predictions; no
+        label column is needed, and of columns by position only a single one of texts.
+        """
+        labelled = label_names is not None
+        file = file or getattr(self, part)
+        if file is not None:
+            rows = self._file_rows(part, file, labelled)
+        elif self.hub_name is not None:
+            (rows,) = self._hub_rows((part,), labelled)
         else:
-            rows = _tab_separated(name, setting, columns, self.columns)
-        places = {role: f"recipe.data.{role}_column={column}" for role, column in columns.items()}
-        return self._labelled(rows, part, f"{setting} is malformed: line", places, setting)
+            raise UserError(f"recipe.data.{part}=null has no data: set it to a local file")
+        if label_names is None:
+            texts, pairs = rows.texts()
+            return LabelledText(texts, None, pairs, rows.notes)
+        return self._labelled(rows, label_names, f"which is not one of {', '.join(label_names)}", numbers=True)
 
-    def _from_hub(self) -> list[LabelledText]:
+    def _file_rows(self, part: Part, name: str, labelled: bool, columns: Mapping[str, Column] | None = None) -> _Rows:
+        """`columns`: by role; by default those that are set, and the others inferred."""
+        self._check_pairs("hub_pair", "pair_column")
+        setting = f"recipe.data.{part}={name}" if name == getattr(self, part) else f"--input={name}"
+        given = {role: column for role, column in self._given.items() if labelled or role != "label"}
+        positions = isinstance(self.text_column, int)
+        if positions and name.lower().endswith(".jsonl"):
+            raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use field names")
+        table = read_table(name, setting, header=not positions)
+        if positions and not labelled and table.shape[1] == 1 and "pair" not in given:
+            given = {"text": 0}  # a file of texts alone
+        elif self.columns is not None and table.shape[1] != self.columns:
+            raise UserError(f"recipe.data.columns={self.columns} is invalid: {setting} has {table.shape[1]} columns")
+        if not len(table):
+            raise _no_rows(setting)
+        notes: tuple[str, ...] = ()
+        if columns is None:
+            require(not positions or len(given) > labelled, "recipe.data.label_column", None, "give its position")
+            columns = given if positions else infer_columns(table, setting, labelled, given)
+            if found := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
+                notes = ("columns inferred: " + ", ".join(found),)
+        places = {role: f"recipe.data.{role}_column={column}" for role, column in columns.items()}
+        names = [str(column) for column in table.columns]
+        for role, column in columns.items():
+            if names.count(str(column)) != 1:
+                raise UserError(f"{places[role]} is not a column of {setting}{did_you_mean(str(column), names)}")
+        cells = table[list(columns.values())].set_axis(list(columns), axis=1)
+        return _Rows(part, cells, columns, places, setting, f"{setting} is malformed: line", notes=notes)
+
+    def _hub_rows(self, parts: Sequence[Part], labelled: bool) -> list[_Rows]:
+        import pandas
+
         self._check_pairs("pair_column", "hub_pair")
         assert self.hub_name is not None
-        columns = {"text": self.hub_text, "label": self.hub_label}
+        columns = {"text": self.hub_text}
         if self.hub_pair is not None:
             columns["pair"] = self.hub_pair
-        names = (self.hub_train, self.hub_eval)
+        if labelled:
+            columns["label"] = self.hub_label
+        splits = {"train": self.hub_train, "eval": self.hub_eval}
         setting = f"recipe.data.hub_name={self.hub_name}"
         places = {role: f"recipe.data.hub_{role}={column}" for role, column in columns.items()}
         found = []
-        splits = load_splits(self.hub_name, self.hub_config, names, list(columns.values()))
-        for part, name, split in zip(("train", "eval"), names, splits, strict=True):
-            values = zip(*(split[column] for column in columns.values()), strict=True)
-            rows = ((number, dict(zip(columns, row, strict=True))) for number, row in enumerate(values))
-            found.append(self._labelled(rows, part, f"{setting} is malformed: '{name}' row", places, setting))
+        names = [splits[part] for part in parts]
+        loaded = load_splits(self.hub_name, self.hub_config, names, list(columns.values()))
+        for part, name, split in zip(parts, names, loaded, strict=True):
+            cells = pandas.DataFrame({role: list(split[column]) for role, column in columns.items()}, dtype=object)
+            where = f"{setting} is malformed: '{name}' row"
+            label_names = getattr(split.features[self.hub_label], "names", None) if labelled else None
+            found.append(_Rows(part, cells, columns, places, setting, where, label_names))
         return found
 
     def _check_pairs(self, given: str, missing: str) -> None:
         """A pair column that is only configured for the other source would silently train on single texts."""
         column = getattr(self, given)
-        if column is not None and getattr(self, missing) is None:
+        if column is not None and getattr(self, missing) is None and self.text_column is not None:
             raise UserError(
                 f"recipe.data.{missing}=null is invalid with recipe.data.{given}={column}: set recipe.data.{missing}, "
                 f"or recipe.data.{given}=null for single texts"
             )
 
-    def _labelled(
-        self, rows: Iterable[_Row], part: str, where: str, places: Mapping[str, str], setting: str
-    ) -> LabelledText:
-        """The first rows that are not skipped. `where`, `places`: row and columns in messages."""
-        limit = getattr(self, f"max_{part}_samples")
-        skipped = {str(label) for label in self.skip_labels}
-        texts: list[str] = []
-        pairs: list[str] = []
-        labels: list[int] = []
-        for number, values in rows:
-            if str(values["label"]).strip() in skipped:
-                continue
-            for role in ("text", "pair"):
-                if role in values and not isinstance(values[role], str):
-                    raise UserError(f"{where} {number} has no text in {places[role]}")
-            labels.append(self._class(values["label"], f"{where} {number}", places["label"]))
-            texts.append(values["text"])
-            if "pair" in values:
-                pairs.append(values["pair"])
-            if len(labels) == limit:
-                break
-        if not labels:
-            why = f" outside recipe.data.skip_labels={list(self.skip_labels)}" if self.skip_labels else ""
-            raise UserError(f"{setting} has no rows{why}: give a file with labelled texts")
-        return LabelledText(texts, labels, pairs or None)
+    def _kept(self, rows: _Rows) -> _Rows:
+        """The rows whose label is not skipped."""
+        skipped = rows.labels.isin([str(label) for label in self.skip_labels])
+        if skipped.all():
+            raise _no_rows(rows.setting, f" outside recipe.data.skip_labels={list(self.skip_labels)}")
+        return dataclasses.replace(rows, cells=rows.cells[~skipped])
 
-    def _class(self, given: Any, where: str, column: str) -> int:
-        """The number of a label's class. Raises UserError."""
-        if isinstance(given, bool) or (isinstance(given, float) and given.is_integer()):
-            given = int(given)  # some data sets of the Hub store class numbers like this
-        label = "" if given is None else str(given).strip()
-        names = self.label_names
-        if names and label in names:
-            return list(names).index(label)
-        is_number = label.isdecimal() and len(label) <= _LONGEST_LABEL
+    def _infer_names(self, rows: _Rows) -> tuple[list[str], tuple[str, ...]]:
+        """The different labels in order, numbers by value; and a note unless they are 0, 1, 2, …"""
+        labels = self._kept(rows).labels
+        empty = labels.eq("")
+        if empty.any():
+            raise UserError(f"{rows.where} {empty.idxmax()} has no label in {rows.places['label']}")
+        names = sorted(labels.unique())
+        if all(re.fullmatch(r"-?\d+", name) for name in names):
+            names.sort(key=int)
+        if len(names) > max(_MANY_CLASSES, len(labels) / 2):
+            raise UserError(
+                f"{rows.places['label']} has {len(names):,} different values in {len(labels):,} rows of "
+                f"{rows.setting}: name a column of classes"
+            )
+        if names == [str(number) for number in range(len(names))]:
+            return names, ()
+        shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES_SHOWN]))
+        more = f" and {len(names) - _CLASSES_SHOWN} more" if len(names) > _CLASSES_SHOWN else ""
+        return names, (f"labels inferred: {shown}{more}",)
+
+    def _labelled(self, rows: _Rows, names: Sequence[str], lacking: str, numbers: bool) -> LabelledText:
+        """The texts and classes that are kept. `lacking` follows a wrong label; `numbers`: labels may be numbers."""
+        rows = self._kept(rows)
         # The Hub's copies have numbers where files have names. They are ambiguous only if a name looks like a number.
-        if is_number and (not names or (int(label) < len(names) and not any(name.isdecimal() for name in names))):
-            return int(label)
-        wrong = f"is not in recipe.data.label_names{did_you_mean(label, names)}" if names else "is not a class number"
-        raise UserError(f"{where} has the label '{label}' in {column}, which {wrong}")
+        classes = {str(number): number for number in range(len(names))} if numbers else {}
+        if any(name.isdecimal() for name in names):
+            classes = {}
+        classes |= {name: number for number, name in enumerate(names)}
+        labels = rows.labels.map(classes)
+        if labels.hasnans:
+            line = labels.isna().idxmax()
+            label = rows.labels[line]
+            wrong = f"{rows.where} {line} has the label '{label}' in {rows.places['label']}"
+            raise UserError(f"{wrong}, {lacking}{did_you_mean(label, names)}")
+        texts, pairs = rows.texts()
+        chosen = subset(len(labels), getattr(self, f"max_{rows.part}_samples"), self.subset_seed)
+        return LabelledText(
+            [texts[row] for row in chosen],
+            labels.iloc[chosen].astype(int).tolist(),
+            [pairs[row] for row in chosen] if pairs is not None else None,
+            rows.notes,
+        )
 
-    def _check_classes(self, train: LabelledText, evaluation: LabelledText) -> None:
-        found = sorted(set(train.labels))
+    def _check_classes(self, train: LabelledText, names: Sequence[str]) -> None:
+        found = set(train.labels or ())
+        limit = self.max_train_samples
         if len(found) == 1:
-            limit = self.max_train_samples
             fix = f"raise recipe.data.max_train_samples={limit}" if limit else "give a file with several classes"
             raise UserError(
-                f"recipe.data.train has only labels of class {found[0]}, so there is nothing to learn: {fix}"
+                f"recipe.data.train has only labels of class {names[found.pop()]}, so there is nothing to learn: {fix}"
             )
-        absent = [name for number, name in enumerate(self.label_names or ()) if number not in found]
+        absent = [name for number, name in enumerate(names) if number not in found]
         if absent:
-            raise UserError(
-                f"recipe.data.train has no row labelled '{absent[0]}', which is in recipe.data.label_names: remove the "
-                "name, or use more rows"
-            )
-        if found != list(range(len(found))):
-            raise UserError(f"recipe.data.train has the classes {_listed(found)}: number them from 0 without gaps")
-        unknown = sorted(set(evaluation.labels) - set(found))
-        if unknown:
-            raise UserError(f"recipe.data.eval has the classes {_listed(unknown)}, which recipe.data.train lacks")
+            fix = f"raise recipe.data.max_train_samples={limit}" if limit else "remove it from recipe.data.label_names"
+            raise UserError(f"recipe.data.train has no row of the class '{absent[0]}', so it cannot be learned: {fix}")
 
 
-def _tab_separated(name: str, setting: str, columns: Mapping[str, Column], width: int | None) -> Iterator[_Row]:
-    """The rows of a tab-separated file that are not blank, with a header if columns are given by name."""
-    import pandas
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one part, before labels become numbers.
 
-    path = Path(name).expanduser()
-    with reading(path, setting):
-        try:
-            # Quotes are text, and only \n ends a line: texts may contain other line separators.
-            frame = pandas.read_csv(
-                path,
-                sep="\t",
-                header=None,
-                quoting=csv.QUOTE_NONE,
-                dtype=str,
-                na_filter=False,
-                encoding="utf-8-sig",
-                lineterminator="\n",
-                skip_blank_lines=False,
-            )
-        except pandas.errors.EmptyDataError as error:
-            raise UserError(f"{setting} is empty: give a file with one labelled text per line") from error
-        except pandas.errors.ParserError as error:
-            raise UserError(f"{setting} is not a tab-separated table ({first_line(error)}): fix that line") from error
-    if width is not None and frame.shape[1] != width:
-        raise UserError(f"recipe.data.columns={width} is invalid: {setting} has {frame.shape[1]} columns")
-    lines = enumerate(frame.itertuples(index=False, name=None), 1)
-    places = {role: column for role, column in columns.items() if isinstance(column, int)}
-    if not places:
-        header = [cell.strip() for cell in next(lines)[1]]
-        for role, column in columns.items():
-            if header.count(str(column)) != 1:
-                raise UserError(
-                    f"recipe.data.{role}_column={column} is not a column of {setting}"
-                    f"{did_you_mean(str(column), header)}"
-                )
-        places = {role: header.index(str(column)) for role, column in columns.items()}
-    for number, cells in lines:
-        if "".join(cells).strip():
-            # pandas pads short lines with empty cells: an empty text is a malformed line either way.
-            yield number, {role: cells[place].strip() or None for role, place in places.items()}
+    `cells`: a column for each role, of which the index numbers the rows for people; `columns`, `places`: these columns
+    in the source and in messages; `where`: what precedes a row's number; `label_names`: of the Hub.
+    """
+
+    part: Part
+    cells: DataFrame
+    columns: Mapping[str, Column]
+    places: Mapping[str, str]
+    setting: str
+    where: str
+    label_names: Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> Series[str]:
+        return self.cells["label"].map(_as_text)
+
+    def texts(self) -> tuple[list[str], list[str] | None]:
+        """The texts and, for pairs, the second texts. Raises UserError if one is empty."""
+        for role in ("text", "pair"):
+            if role in self.cells:
+                missing = self.cells[role].map(lambda cell: not isinstance(cell, str) or not cell)
+                if missing.any():
+                    raise UserError(f"{self.where} {missing.idxmax()} has no text in {self.places[role]}")
+        return self.cells["text"].tolist(), self.cells["pair"].tolist() if "pair" in self.cells else None
 
 
-def _json_lines(name: str, setting: str, columns: Mapping[str, Column]) -> Iterator[_Row]:
-    for number, line in enumerate(read_text(name, setting).split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{setting} is malformed: line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where} is not JSON ({error.msg} at character {error.colno})") from error
-        values = {}
-        for role, field in columns.items():
-            if not isinstance(row, dict) or field not in row:
-                raise UserError(f"{where} has no field '{field}' (recipe.data.{role}_column)")
-            value = row[field]
-            values[role] = (value.strip() or None) if isinstance(value, str) else value
-        yield number, values
+def _as_text(label: Any) -> str:
+    """A label as the user would write it; some data sets have class numbers such as 1.0 and true, or NaN for none."""
+    if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):
+        label = int(label)
+    return "" if label is None or label != label else str(label).strip()
+
+
+def _no_rows(setting: str, why: str = "") -> UserError:
+    return UserError(f"{setting} has no rows{why}: give a file with labelled texts")
 
 
 def _is_list_of_text(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value)
-
-
-def _listed(classes: Sequence[int]) -> str:
-    return ", ".join(map(str, classes[:8])) + (" …" if len(classes) > 8 else "")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
+from recipes.sources.files import read_text
 from recipes.synthetic.grammar import generate
 from recipes.tasks.classification import ClassifierSource, Corpus, LabelledText
 from runner.errors import UserError, require
@@ -34,7 +35,19 @@ class GrammarCorpus:
         train, evaluation = (
             LabelledText([row.sentence for row in rows], [row.label for row in rows]) for rows in parts
         )
-        return Corpus(train, evaluation, f"grammar, seed {self.seed}")
+        return Corpus(train, evaluation, f"grammar, seed {self.seed}", ("unacceptable", "acceptable"))
+
+    def read_part(
+        self, part: Literal["train", "eval"], file: str | None = None, label_names: Sequence[str] | None = None
+    ) -> LabelledText:
+        """One part of the corpus, or the sentences of `file`, one in a line, which have no labels."""
+        if file is None:
+            corpus = self.read()
+            return corpus.train if part == "train" else corpus.eval
+        sentences = [line.strip() for line in read_text(file, f"--input={file}").splitlines() if line.strip()]
+        if not sentences:
+            raise UserError(f"--input={file} is empty: give a file with one sentence per line")
+        return LabelledText(sentences, None)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ prints the final weights of each. Only the data are random: every weight starts 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from runner.data.cache import Cache
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared, Recipe
 from runner.data.table import Table, write_table
+from runner.errors import UserError
 
 #: Rows of the data, and numbers in each of them.
 _ROWS, _INPUTS = 8, 8
@@ -29,6 +31,8 @@ _ROWS_PER_SUM = 4
 #: Tables hold integers. The numbers of `torch.rand` are multiples of 2**-24, so this factor loses nothing.
 _SCALE = 2**24
 
+_WEIGHTS = "model.safetensors"
+
 
 def _inputs() -> Tensor:
     """The article's data: the first `torch.rand` after `torch.manual_seed(0)`."""
@@ -37,7 +41,12 @@ def _inputs() -> Tensor:
 
 @dataclass(frozen=True)
 class LinearLayer(Recipe):
-    """Minimise the sum of the outputs of one layer. The evaluation set is the training set."""
+    """Minimise the sum of the outputs of one layer. The evaluation set is the training set.
+
+    `weights`: a file to start from, in place of ones.
+    """
+
+    weights: str | None = None
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -71,6 +80,10 @@ class LinearLayer(Recipe):
     def build_model(self, prepared: Prepared) -> nn.Module:
         model = nn.Linear(_INPUTS, 1, bias=False)
         nn.init.ones_(model.weight)
+        if self.weights is not None:
+            from safetensors.torch import load_file
+
+            model.load_state_dict(load_file(self.weights))
         return model
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
@@ -95,7 +108,18 @@ class LinearLayer(Recipe):
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(model.state_dict(), folder / "model.safetensors")
+        save_file(model.state_dict(), folder / _WEIGHTS)
+
+    def from_saved(self, model: str, file: str | None = None) -> LinearLayer:
+        if file is not None:
+            raise UserError(f"--input={file} cannot be read: the data of this recipe are generated; leave it out")
+        weights = Path(model) / _WEIGHTS
+        if not weights.is_file():
+            raise UserError(f"{model} has no {_WEIGHTS}: give the folder of a run, or of the model that it saved")
+        return dataclasses.replace(self, weights=str(weights))
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        return {"output": predictions.tolist()}
 
 
 def _outputs(model: nn.Module, batch: Batch) -> Tensor:

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from recipes.models.pretrained import Pretrained
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
 )
-from runner.data.cache import Cache
+from runner.data.cache import Cache, Progress, silent
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
@@ -65,6 +67,10 @@ class Documents:
 class DocumentSource(Protocol):
     def read(self) -> Documents:
         """Read and check the data; no set is empty. Raises UserError, Unavailable."""
+        ...
+
+    def read_evaluation(self, file: str | None = None) -> Documents:
+        """The same without the training set. `file`: with its documents as the evaluation set."""
         ...
 
 
@@ -112,7 +118,8 @@ class CausalLanguageModel(TransformerRecipe):
         facts = DataFacts(*rows, digest, documents.source, _UNITS[self.packing])
         if self.packing == "blocks":
             return facts
-        train, evaluation = (int(table.column("group")[-1]) + 1 for table in (prepared.train, prepared.eval))
+        parts = (prepared.train, prepared.eval)
+        train, evaluation = (int(table.column("group").max(initial=-1)) + 1 for table in parts)
         return dataclasses.replace(facts, groups="documents", train_groups=train, eval_groups=evaluation)
 
     def check_model(self) -> None:
@@ -131,17 +138,17 @@ class CausalLanguageModel(TransformerRecipe):
             "block_size": self.block_size,
             "packing": self.packing,
         }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest))
+        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
 
-    def _tokenize(self, folder: Path, documents: Documents, digest: str) -> None:
+    def _tokenize(self, folder: Path, documents: Documents, digest: str, progress: Progress) -> None:
         check_unchanged(documents.digest, digest, documents.source)
         tokenizer = self.model.tokenizer(documents.train)
         train, evaluation = (
-            packed(list(token_ids(tokenizer, texts)), self.packing, self.block_size)
+            packed(list(token_ids(tokenizer, texts, progress)), self.packing, self.block_size)
             for texts in (documents.train, documents.eval)
         )
-        for name, columns in (("train", train), ("eval", evaluation)):
-            if not columns["input_ids"]:
+        for name, texts, columns in (("train", documents.train, train), ("eval", documents.eval, evaluation)):
+            if texts and not columns["input_ids"]:
                 raise UserError(f"recipe.data.{name} has no row of two tokens, so nothing to predict: give more text")
         write_prepared(folder, train, evaluation, tokenizer)
 
@@ -172,8 +179,23 @@ class CausalLanguageModel(TransformerRecipe):
         loss = loss_sum / targets
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
 
+    def evaluation_data(self, model: Pretrained, file: str | None) -> Documents:
+        corpus: Documents = evaluation_reader(self.data, "read_evaluation")(file)
+        return corpus
 
-def token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[np.ndarray]:
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """For each row: its document, if it has one; its tokens; the mean loss of all but the first; the perplexity."""
+        groups = table.groups()
+        losses = predictions[:, 0] / predictions[:, 1]
+        return {
+            **({} if groups is None else {"document": groups.tolist()}),
+            "tokens": table.column("length").tolist(),
+            "loss": losses.tolist(),
+            "perplexity": losses.exp().tolist(),
+        }
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str], progress: Progress = silent) -> Iterator[np.ndarray]:
     """The tokens of each text and then the end-of-text token; int32 of shape [tokens].
 
     A tokenizer without one (`eos`) ends texts with its separator (`sep`). Raises UserError if it has neither.
@@ -185,11 +207,13 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> Iterator[np.ndarray]:
             "documents: set eos_token in its tokenizer_config.json"
         )
     for start in range(0, len(texts), _CHUNK):
+        progress(start, len(texts))
         # verbose would warn of texts longer than the model's positions, but they are cut later.
         encoded = tokenizer(list(texts[start : start + _CHUNK]), return_attention_mask=False, verbose=False)
         for ids in encoded["input_ids"]:
             # Some tokenizers add the end token themselves.
             yield np.asarray(ids if ids and ids[-1] == end else [*ids, end], dtype=np.int32)
+    progress(len(texts), len(texts))
 
 
 def packed(documents: Sequence[np.ndarray], packing: str, block_size: int) -> dict[str, list[Any]]:
@@ -200,7 +224,7 @@ def packed(documents: Sequence[np.ndarray], packing: str, block_size: int) -> di
     """
     groups: dict[str, list[int]] = {}
     if packing == "blocks":
-        rows = _cut(np.concatenate(documents), block_size)
+        rows = _cut(np.concatenate([np.zeros(0, dtype=np.int32), *documents]), block_size)
     else:
         of_document = [pieces for document in documents if (pieces := _cut(document, block_size))]
         rows = [row for pieces in of_document for row in pieces]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from recipes.models.pretrained import Pretrained
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
     check_model,
     check_unchanged,
+    evaluation_reader,
     outputs,
     text_batch,
     write_prepared,
 )
-from runner.data.cache import Cache
+from runner.data.cache import Cache, Progress, silent
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
 from runner.errors import UserError, require
@@ -41,7 +45,7 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Question:
-    """`context`: its index in the list of paragraphs. `answers`: text, and index of its first character."""
+    """`context`: its index in the list of paragraphs. `answers`: text and index of its first character; may be none."""
 
     id: str
     text: str
@@ -59,12 +63,15 @@ class Paragraphs:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def first(self, count: int | None) -> Paragraphs:
-        """The first `count` questions, and the paragraphs up to the last one that they are about."""
-        if count is None or count >= len(self):
-            return self
-        questions = self.questions[:count]
-        return Paragraphs(self.contexts[: 1 + max(question.context for question in questions)], questions)
+    def select(self, rows: Sequence[int]) -> Paragraphs:
+        """The questions with these numbers, and the paragraphs that they are about."""
+        questions = [self.questions[row] for row in rows]
+        kept = sorted({question.context for question in questions})
+        number = {context: place for place, context in enumerate(kept)}
+        return Paragraphs(
+            [self.contexts[context] for context in kept],
+            [dataclasses.replace(question, context=number[question.context]) for question in questions],
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,10 @@ class QuestionCorpus:
 class QuestionSource(Protocol):
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, and Unavailable for data that are not on this machine."""
+        ...
+
+    def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
+        """The same without the training set. `file`: with its questions, without answers, as the evaluation set."""
         ...
 
 
@@ -156,22 +167,27 @@ class QuestionAnswering(TransformerRecipe):
             "tokenizer": self.model.tokenizer_identity(),
             "windows": [self.max_length, self.doc_stride, self.max_query_length],
         }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest))
+        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
 
-    def _tokenize(self, folder: Path, corpus: QuestionCorpus, digest: str) -> None:
+    def _tokenize(self, folder: Path, corpus: QuestionCorpus, digest: str, progress: Progress) -> None:
         check_unchanged(corpus.digest, digest, corpus.source)
         texts = [*corpus.train.contexts, *(question.text for question in corpus.train.questions)]
         tokenizer = self.model.tokenizer(texts)
         if not tokenizer.is_fast:
             raise UserError("recipe.model has a slow tokenizer, without character offsets: give it a tokenizer.json")
         train, evaluation = (
-            list(windows(part, tokenizer, self.max_length, self.doc_stride, self.max_query_length))
+            list(windows(part, tokenizer, self.max_length, self.doc_stride, self.max_query_length, progress))
             for part in (corpus.train, corpus.eval)
         )
         counts = {"train": len(train), "eval": len(evaluation)}
-        write_prepared(
-            folder, _columns(train), {**_columns(evaluation), **_places(evaluation)}, tokenizer, windows=counts
-        )
+        longest = self.max_query_length
+        lost = {
+            name: [_count_truncated(part, tokenizer, longest), len(part)]
+            for name, part in (("train", corpus.train), ("eval", corpus.eval))
+        }
+        truncated = {"what": "questions", "setting": "recipe.max_query_length", "tokens": longest, **lost}
+        places = {**_columns(evaluation), **_places(evaluation)}
+        write_prepared(folder, _columns(train), places, tokenizer, windows=counts, truncated=truncated)
         (folder / "eval" / _QUESTIONS).write_text(json.dumps(_for_metrics(corpus.eval)))
 
     def build_model(self, prepared: Prepared) -> nn.Module:
@@ -206,6 +222,21 @@ class QuestionAnswering(TransformerRecipe):
         predicted = [{"id": one["id"], "prediction_text": text} for one, text in zip(asked, texts, strict=True)]
         return {name: float(value) for name, value in squad(predicted, asked).items()}
 
+    def evaluation_data(self, model: Pretrained, file: str | None) -> QuestionCorpus:
+        corpus: QuestionCorpus = evaluation_reader(self.data, "read_evaluation")(file)
+        return corpus
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """Id and text of each question, its answer, and the answer's score: the sum of its first and last token's."""
+        part = self.data.read().eval
+        best = best_rows(predictions[:, 0].numpy(), np.asarray(table.column("group")))
+        return {
+            "id": [question.id for question in part.questions],
+            "question": [question.text for question in part.questions],
+            "answer": answers(predictions.numpy(), table, part.contexts),
+            "score": predictions[best, 0].tolist(),
+        }
+
 
 @dataclass(frozen=True)
 class TokenWindow:
@@ -226,10 +257,16 @@ class TokenWindow:
 
 
 def windows(
-    part: Paragraphs, tokenizer: Any, max_length: int, doc_stride: int, max_query_length: int
+    part: Paragraphs,
+    tokenizer: Any,
+    max_length: int,
+    doc_stride: int,
+    max_query_length: int,
+    progress: Progress = silent,
 ) -> Iterator[TokenWindow]:
     """All windows, question by question. Sizes as in `QuestionAnswering`."""
     for start in range(0, len(part), _CHUNK):
+        progress(start, len(part))
         questions = part.questions[start : start + _CHUNK]
         encoded = tokenizer(
             _truncated([question.text for question in questions], tokenizer, max_query_length),
@@ -255,6 +292,7 @@ def windows(
             answer = answer_tokens(question, context, offsets, is_first, is_last) or (no_answer, no_answer)
             kinds = types[row] if types else None
             yield TokenWindow(start + sample, question.context, ids, kinds, context, offsets, answer)
+    progress(len(part), len(part))
 
 
 def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
@@ -275,13 +313,24 @@ def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
     return found
 
 
+def _count_truncated(part: Paragraphs, tokenizer: Any, longest: int) -> int:
+    """How many questions have more than `longest` tokens."""
+    count = 0
+    for start in range(0, len(part), _CHUNK):
+        texts = [question.text for question in part.questions[start : start + _CHUNK]]
+        count += sum(map(operator.ne, texts, _truncated(texts, tokenizer, longest)))
+    return count
+
+
 def answer_tokens(
     question: Question, context: tuple[int, int], offsets: np.ndarray, is_first: bool, is_last: bool
 ) -> tuple[int, int] | None:
-    """First and last token of the question's first answer, or None if the window does not contain all of it.
+    """First and last token of the question's first answer; None without one, or if the window lacks a part of it.
 
     `is_first`, `is_last`: whether the paragraph begins or ends in this window.
     """
+    if not question.answers:
+        return None
     first, last = context
     text, start = question.answers[0]
     end = start + len(text.rstrip())
@@ -349,7 +398,7 @@ def _columns(rows: Sequence[TokenWindow]) -> dict[str, Sequence[Any]]:
         "answer_first": [row.answer[0] for row in rows],
         "answer_last": [row.answer[1] for row in rows],
     }
-    if rows[0].types is not None:
+    if rows and rows[0].types is not None:
         columns["token_type_ids"] = [row.types for row in rows]
     return columns
 
@@ -367,7 +416,7 @@ def _for_metrics(part: Paragraphs) -> dict[str, Any]:
     """Contexts, and questions in the form that torchmetrics takes."""
     asked = []
     for question in part.questions:
-        texts, starts = zip(*question.answers, strict=True)
+        texts, starts = [text for text, _ in question.answers], [start for _, start in question.answers]
         asked.append({"id": question.id, "answers": {"text": texts, "answer_start": starts}})
     return {"contexts": part.contexts, "asked": asked}
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from recipes.models.pretrained import Pretrained
 from runner.data.layout import padded
 from runner.data.recipe import Batch, Prepared, Recipe
 from runner.data.table import write_table
@@ -48,8 +53,15 @@ class ModelSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Data:
+    """A source of data, as a function that reads them."""
+
+    read: Callable[[], Any]
+
+
 class TransformerRecipe(Recipe):
-    """Dropout, notes and saving are the same for every task."""
+    """Dropout, notes, saving and what was saved are the same for every task."""
 
     model: ModelSource
 
@@ -66,6 +78,24 @@ class TransformerRecipe(Recipe):
 
         model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
         AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+
+    def from_saved(self, model: str, file: str | None = None) -> Recipe:
+        saved = Pretrained(model, complete=True)
+        data = _Data(functools.partial(self.evaluation_data, saved, file))
+        recipe: Recipe = dataclasses.replace(self, model=saved, data=data)  # type: ignore[type-var]  # a dataclass
+        return recipe
+
+    @abstractmethod
+    def evaluation_data(self, model: Pretrained, file: str | None) -> Any:
+        """What `data.read()` returns, with an empty training set. Arguments as of `from_saved`."""
+
+
+def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
+    """The method that reads the evaluation data alone. Raises UserError for a source of the user's that has none."""
+    found: Callable[..., Any] | None = getattr(data, method, None)
+    if found is None:
+        raise UserError(f"{type(data).__name__} cannot read its evaluation data alone: implement {method}")
+    return found
 
 
 def check_model(model: ModelSource, setting: str, tokens: int) -> None:

@@ -20,6 +20,7 @@ from runner.compare.from_mlflow import RUN_ID, ExistingStore, store_exists, stor
 from runner.compare.runs import FoundRuns, newest_of_each_seed
 from runner.config.arguments import ArgumentParser
 from runner.errors import UserError, first_line, require
+from runner.folder.files import check_folder
 from runner.track.secrets import masked
 
 
@@ -99,12 +100,8 @@ def _default_folder() -> Path:
 
 def _check_folder(folder: Path) -> None:
     """Refuse an output folder that cannot be created or that holds files, without creating it. Raises UserError."""
-    existing = folder.absolute()
-    require(not existing.is_dir() or not any(existing.iterdir()), "--out", folder, "use a new or an empty folder")
-    while not existing.exists():
-        existing = existing.parent
-    writable = existing.is_dir() and os.access(existing, os.W_OK)
-    require(writable, "--out", folder, f"use another folder, {existing} is a file or cannot be written to")
+    require(not folder.is_dir() or not any(folder.iterdir()), "--out", folder, "use a new or an empty folder")
+    check_folder("--out", folder)
 
 
 def find_runs(options: argparse.Namespace) -> FoundRuns:

@@ -12,20 +12,20 @@ from runner.compare.comparability import EQUIVALENT, comparability
 from runner.compare.results import Block, Flag, SetupResult
 from runner.compare.runs import SINGLE, Run
 from runner.compare.setups import SetupRuns
-from runner.compare.statistics import difference, mean, modified_z, speed_up
+from runner.compare.statistics import NORMAL_MAD, difference, mean, modified_z, speed_up
 from runner.compare.verdict import DIFFERENT, decide
 
-#: Iglewicz & Hoaglin (1993): a modified z above this is a potential outlier. The MAD of three values can be tiny by
-#: chance, hence the second condition, on the size.
+#: Iglewicz & Hoaglin (1993): a modified z above this is a potential outlier, among at least this many values.
 OUTLIER_Z, OUTLIER_FROM = 3.5, 3
-TIME_TOLERANCE = 0.10
+#: Times that differ by a smaller factor are never unusual; a time this factor off the median of its setup always is.
+TIME_TOLERANCE, OUTLIER_FACTOR = 0.10, 1.5
 COLLAPSED_MARGINS = 5
 
 
 def find_flags(block: Block) -> Iterator[Flag]:
     """All flags of a block, those that put numbers in doubt first."""
     setups = [row.setup for row in block.rows]
-    outliers = [outlier for row in block.rows for outlier in _timing_outliers(row)]
+    outliers = [outlier for row in block.rows for outlier in _timing_outliers(row, block.rows)]
     yield from _outlier_flags(block, outliers)
     yield from _spread_timings(block, setups, {outlier.setup.name for outlier in outliers})
     for setup in setups:
@@ -48,17 +48,33 @@ class _Outlier:
         return self.row.setup
 
 
-def _timing_outliers(row: SetupResult) -> list[_Outlier]:
+def _timing_outliers(row: SetupResult, rows: Sequence[SetupResult]) -> list[_Outlier]:
+    """Runs whose time is off the median of their setup by more than the times of the other setups are off theirs.
+
+    A setup's own spread is no yardstick: among three values it is tiny by chance, or it is that of the outlier.
+    """
     times = row.setup.seconds
     if len(times) < OUTLIER_FROM:
         return []
+    others = [abs(one) for other in rows if other is not row for one in _off_median(other)]
+    # Without others, or if they are as noisy, the largest factor that can be accepted is the limit.
+    spread = NORMAL_MAD * median(others) if others else math.inf
+    limit = min(max(OUTLIER_Z * spread, math.log(1 + TIME_TOLERANCE)), math.log(OUTLIER_FACTOR))
     middle = median(times.values())
-    scores = dict(zip(times, modified_z(list(times.values())), strict=True))
     return [
         _Outlier(row, run, times[run.seed], times[run.seed] / middle)
         for run in row.setup.runs
-        if abs(scores.get(run.seed, 0.0)) > OUTLIER_Z and abs(times[run.seed] / middle - 1) > TIME_TOLERANCE
+        if run.seed in times and abs(math.log(times[run.seed] / middle)) > limit
     ]
+
+
+def _off_median(row: SetupResult) -> list[float]:
+    """The log of each time ÷ the median, without the middle one, which is 0 by construction; from three seeds on."""
+    times = sorted(row.setup.seconds.values())
+    if len(times) < OUTLIER_FROM:
+        return []
+    off = [math.log(seconds / median(times)) for seconds in times]
+    return off if len(off) % 2 == 0 else off[: len(off) // 2] + off[len(off) // 2 + 1 :]
 
 
 def _outlier_flags(block: Block, outliers: Sequence[_Outlier]) -> Iterator[Flag]:
@@ -115,9 +131,10 @@ def _spread_timings(block: Block, setups: Sequence[SetupRuns], with_outlier: set
     for setup in setups:
         times = list(setup.seconds.values())
         if len(times) >= 2 and setup.name not in with_outlier and max(times) > (1 + TIME_TOLERANCE) * min(times):
+            which = "two seeds cannot show which is usual" if len(times) == 2 else "no seed stands out"
             text = (
                 f"{_full_name(block, setup)}: times range from {_seconds(min(times))} to {_seconds(max(times))} s "
-                f"({max(times) / min(times):.2f} ×), and none of them is an outlier by the rule"
+                f"({max(times) / min(times):.2f} ×); {which}"
             )
             yield Flag("timings spread", text, (setup.name,), tuple(run.source for run in setup.runs))
 

@@ -25,6 +25,7 @@ from runner.compare.runs import (
     Run,
     SkippedRun,
 )
+from runner.config.schema import NOT_THE_SETUP
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
@@ -32,8 +33,6 @@ from runner.folder.metrics_log import MetricsReader
 #: The files of a run's folder that are read.
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
 _SEED_SUFFIX = re.compile(r" · s\d+$")
-#: Settings that do not belong to the setup.
-_NOT_THE_SETUP = ("seed", "log_every", "tracking", "cache_dir", "plan")
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -105,6 +104,8 @@ def _read(source: str, path: Path) -> _RunFiles:
         raise _NotARun("no summary.json: still running, or interrupted before it was written")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if "evaluated" in summary:
+            raise _NotARun("an evaluation of a saved model")
         status = summary.get("status", "no status in summary.json")
         if status != "FINISHED":
             raise _NotARun(str(status))
@@ -128,7 +129,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     value = (summary.get("eval") or {}).get(metric)
     if not isinstance(value, (int, float)):
         raise _NotARun(f"has no metric {metric}")
-    settings = {name: setting for name, setting in config.items() if name not in _NOT_THE_SETUP}
+    settings = {name: setting for name, setting in config.items() if name not in NOT_THE_SETUP}
     rows = [*files.certificate.get("equal", []), *files.certificate.get("different", [])]
     certificate = {str(row["name"]): CertificateProperty(row["value"], str(row["allows"])) for row in rows}
     workers, k = int(plan["world_size"]), int(plan["k"])
@@ -137,7 +138,9 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         source=files.source,
         block=_block(files, metric, goal),
         setup=_SEED_SUFFIX.sub("", str(summary["setup"])),
-        digest=str(summary["setup_digest"]) if own_digests else _digest([settings, certificate.get("recipe")]),
+        digest=str(summary["setup_digest"])
+        if own_digests
+        else _digest([settings, certificate.get("recipe"), workers, certificate.get("device")]),
         seed=int(summary["seed"] if "seed" in summary else config["seed"]),
         workers=workers,
         accumulation=int(plan["accumulation_steps"]),

@@ -13,9 +13,10 @@ from typing import Any
 
 from runner.compare.from_folders import FILES, read_folders
 from runner.compare.runs import FoundRuns, SkippedRun
-from runner.errors import UserError, did_you_mean, first_line
+from runner.errors import UserError, did_you_mean
+from runner.track.card import EVALUATED_TAG
 from runner.track.secrets import masked
-from runner.track.store import default_store
+from runner.track.store import default_store, error_summary
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 _PARENT, _SWEEP, _JOBS = "mlflow.parentRunId", "sweep.id", "sweep.jobs"
@@ -35,6 +36,10 @@ def store_exists(uri: str) -> bool:
     if "://" in uri and not uri.startswith("file:"):
         return True
     return Path(uri.removeprefix("file:").removeprefix("//")).is_dir()
+
+
+def _is_evaluation(run: Any) -> bool:
+    return EVALUATED_TAG in run.data.tags
 
 
 class ExistingStore:
@@ -67,7 +72,7 @@ class ExistingStore:
         except UserError:
             raise
         except Exception as error:  # from MLflow, its database or its driver: they have no common base class
-            message = f"--tracking-uri={masked(self.uri)} does not answer ({masked(first_line(error))})"
+            message = f"--tracking-uri={masked(self.uri)} does not answer ({error_summary(error)})"
             raise UserError(f"{message}: correct the address, or give the runs' folders") from error
 
     def experiment(self, name: str) -> list[Any]:
@@ -90,7 +95,8 @@ class ExistingStore:
             own = self._search(f"attributes.run_id = '{run_id}'")
             if not own:
                 raise UserError(f"there is no run {run_id} in {masked(self.uri)}: check the id, or --tracking-uri")
-            return self._search(f"tags.`{_PARENT}` = '{run_id}'") or own
+            children = self._search(f"tags.`{_PARENT}` = '{run_id}'")
+            return [run for run in children if not _is_evaluation(run)] or own
 
     def common_parent(self, run_ids: Sequence[str]) -> str | None:
         """The run that all these runs are children of, if there is one."""
@@ -108,7 +114,7 @@ class ExistingStore:
     def read(self, runs: Sequence[Any], metric: str | None) -> FoundRuns:
         """Those of `runs` that are finished, read from their artifacts. Raises UserError."""
         by_id = {run.info.run_id: run for run in runs}
-        parents = {run.data.tags.get(_PARENT) for run in runs}
+        parents = {run.data.tags.get(_PARENT) for run in runs if not _is_evaluation(run)}
         folders: list[tuple[str, Path]] = []
         skipped: list[SkippedRun] = []
         with tempfile.TemporaryDirectory(prefix="runner-compare-") as temporary:
@@ -116,6 +122,8 @@ class ExistingStore:
                 name = f"{run.info.run_name or 'run'} ({run_id[:8]})"
                 if _JOBS in run.data.tags or run_id in parents:
                     skipped.append(SkippedRun(name, "the parent of a sweep"))
+                elif _is_evaluation(run):
+                    skipped.append(SkippedRun(name, "an evaluation of a saved model"))
                 elif run.info.status != "FINISHED":
                     skipped.append(SkippedRun(name, run.info.status))
                 else:

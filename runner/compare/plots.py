@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,10 @@ _RADII = (6, 12, 20, 30, 42, 56)
 _ANGLES = (35, 145, -35, -145, 90, -90, 0, 180)
 #: From this distance on, a thin line connects the label with its point.
 _NEAR = 12
+#: How far a bar reaches at most on either side of its point, as a share of the panel: sideways, and up and down. An
+#: arrowhead marks a cut end.
+_LONGEST_BAR = (0.15, 0.3)
+_BAR = "bar"
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
@@ -128,32 +132,57 @@ def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
     if margin is not None:
         axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
     axes.axhline(base, color=_BASELINE, lw=0.6, ls=":")
-    axes.errorbar([1], [base], yerr=_half_width(baseline), fmt="D", ms=5, color=_BASELINE, lw=0.9, capsize=2)
+    axes.plot([1], [base], "D", ms=5, color=_BASELINE)
     for colour, series, members in _families(block):
         own = [row for row, _ in members]
         x, y = [speed_up for _, speed_up in members], [row.metric.value for row in own]
         if series is not None:
             axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
-        heights = [_half_width(row) for row in own]
-        axes.errorbar(x, y, yerr=heights, fmt="none", ecolor=colour, lw=0.8, alpha=0.5)
-        for row in own:
-            if row.speed_up is not None and row.speed_up.interval.known:
-                interval = row.speed_up.interval
-                axes.hlines(row.metric.value, interval.low, interval.high, color=colour, lw=0.8, alpha=0.5)
         faces = ["white" if block.uncertain_speed(row) else colour for row in own]
         axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=series)
     _speed_axis(axes, [1.0, *(speed_up for _, speed_up in _timed(block))])
     _metric_axis(axes, [base, *(row.metric.value for row in rows)], margin)
-    hollow = "; hollow: other jobs ran at the same time" if any(map(block.uncertain_speed, rows)) else ""
-    axes.set_xlabel(f"speed-up over the baseline (bars: 95% intervals{hollow})")
+    notes = ["bars: 95% intervals"]
+    if _draw_bars(axes, block):
+        notes.append("arrows: longer ones")
+    if any(map(block.uncertain_speed, rows)):
+        notes.append("hollow: other jobs ran at the same time")
+    axes.set_xlabel(f"speed-up over the baseline ({'; '.join(notes)})")
     axes.set_ylabel(block.key.metric)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", handlelength=1.2)
 
 
-def _half_width(row: SetupResult) -> float:
-    interval = row.metric.interval(DIFFERENCE_LEVEL)
-    return interval.half_width if interval.known else 0.0
+def _draw_bars(axes: Axes, block: Block) -> bool:
+    """Draw the intervals of metric and speed-up; whether one was cut. The limits of the axes must be final."""
+    points = [(1.0, block.rows[0], _BASELINE)]
+    points += [(speed_up, row, colour) for colour, _, members in _families(block) for row, speed_up in members]
+    cut = False
+    for speed_up, row, colour in points:
+        x, y = speed_up, row.metric.value
+        if (interval := row.metric.interval(DIFFERENCE_LEVEL)).known:
+            cut |= _draw_bar(axes, (x, y), (x, interval.low), "v", colour)
+            cut |= _draw_bar(axes, (x, y), (x, interval.high), "^", colour)
+        if row.speed_up is not None and (interval := row.speed_up.interval).known:
+            cut |= _draw_bar(axes, (x, y), (interval.low, y), "<", colour)
+            cut |= _draw_bar(axes, (x, y), (interval.high, y), ">", colour)
+    return cut
+
+
+def _draw_bar(axes: Axes, start: tuple[float, float], end: tuple[float, float], head: str, colour: str) -> bool:
+    """Draw one side of an interval, cut before it leaves the panel or crosses much of it; whether it was cut."""
+    in_panel = axes.transData + axes.transAxes.inverted()
+    at, full = in_panel.transform([start, end])
+    axis = int(head in "v^")
+    length = float(abs(full[axis] - at[axis]))
+    longest = min(_LONGEST_BAR[axis], float(at[axis] if full[axis] < at[axis] else 1 - at[axis]))
+    cut = length > longest
+    stop = at + (full - at) * (longest / length) if cut else full
+    line = np.array([at, stop])
+    style: dict[str, Any] = {"color": colour, "lw": 0.8, "alpha": 0.6, "ms": 3.5, "mew": 0, "gid": _BAR}
+    marker = head if cut else ""
+    axes.plot(*line.T, transform=axes.transAxes, marker=marker, markevery=[1], **style)
+    return cut
 
 
 def _speed_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -174,8 +203,9 @@ def _metric_axis(axes: Axes, values: Sequence[float], margin: float | None) -> N
     pad = 0.12 * (high - low)
     if margin is not None:  # show the whole margin unless that would squeeze the points together
         pad = max(pad, min(1.3 * margin, 2 * (high - low) or 1.3 * margin))
-    if pad:
-        axes.set_ylim(low - pad, high + pad)
+    if not pad:
+        low, high = axes.get_ylim()
+    axes.set_ylim(low - pad, high + pad)  # final, also without a pad
 
 
 def _label_setups(axes: Axes, block: Block) -> None:
@@ -188,7 +218,7 @@ def _label_setups(axes: Axes, block: Block) -> None:
 
 
 def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Place labels so that they cover neither each other nor a point. The limits of the axes must be final.
+    """Place labels so that they cover neither each other nor a point or a bar. The limits of the axes must be final.
 
     `labels`: (x, y, text, colour), in data coordinates.
     """
@@ -202,6 +232,7 @@ def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) ->
     frame = axes.get_window_extent()
     pixels = axes.transData.transform([(x, y) for x, y, *_ in labels])
     taken = [Bbox.from_bounds(x - 4 * unit, y - 4 * unit, 8 * unit, 8 * unit) for x, y in pixels]
+    taken += [line.get_window_extent() for line in axes.lines if line.get_gid() == _BAR]
     angles = [math.radians(angle) for angle in _ANGLES]
     offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in _RADII for angle in angles]
     for (x, y, text, colour), (pixel_x, pixel_y) in zip(labels, pixels, strict=True):

@@ -102,9 +102,9 @@ class Run:
     order: str = ""
 
     @property
-    def setup_key(self) -> tuple[str, str, bool]:
-        # A rehearsal, or `device=auto` on another machine, has the same digest and is still another setup.
-        return (self.digest, self.setup, self.rehearsed)
+    def setup_key(self) -> tuple[str, bool]:
+        # Not the name: it depends on what was typed.
+        return (self.digest, self.rehearsed)
 
 
 @dataclass(frozen=True)

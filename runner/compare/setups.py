@@ -62,7 +62,7 @@ def setups_by_block(runs: Sequence[Run]) -> dict[BlockKey, list[SetupRuns]]:
     return blocks
 
 
-def _setup_key(run: Run) -> tuple[str, str, bool]:
+def _setup_key(run: Run) -> tuple[str, bool]:
     return run.setup_key
 
 
@@ -73,7 +73,7 @@ def _order(setup: SetupRuns) -> tuple[object, ...]:
 
 def _distinct_names(runs: Sequence[Run]) -> list[str]:
     """One name per run, each run from another setup. Equal names get the settings that distinguish them appended."""
-    additions: dict[tuple[str, str, bool], str] = {}
+    additions: dict[tuple[str, bool], str] = {}
     for same_name in grouped(runs, lambda run: run.setup).values():
         if len(same_name) > 1:
             additions |= {

@@ -13,6 +13,8 @@ from scipy.special import stdtrit
 
 #: From this number of pairs on, a bootstrap interval is shown next to the t interval. Fewer are too few to resample.
 BOOTSTRAP_FROM = 10
+#: The standard deviation of normal values ÷ their median absolute deviation.
+NORMAL_MAD = 1.4826
 PAIRED, WELCH, SINGLE_VALUE = "paired", "Welch", "one value"
 
 

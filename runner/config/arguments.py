@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from runner.errors import UserError
+from runner import __version__
+from runner.errors import UserError, nearest
 
 #: Names the run, or the sweep, that a command resumes.
 RESUME, RESUME_SWEEP = "resume", "resume_sweep"
+
+#: What other tools call a setting, where the spelling does not lead to its name here.
+_ELSEWHERE = {
+    "batch_size": "batch.global_batch",
+    "per_device_train_batch_size": "batch.micro_batch",
+    "gradient_accumulation_steps": "accumulation.steps",
+    "learning_rate": "optimizer.lr",
+    "model": "recipe.model.name",
+    "model_name_or_path": "recipe.model.name",
+    "nproc_per_node": "device.workers",
+    "num_processes": "device.workers",
+    "output_dir": "hydra.run.dir",
+}
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -29,6 +43,9 @@ class HydraOptions:
 
         parser = get_args_parser()
         parser.error = _refuse_option
+        options: dict[str, argparse.Action] = parser._option_string_actions
+        options["--version"].version = f"runner {__version__}"  # type: ignore[attr-defined]  # it was Hydra's
+        _refuse_settings_as_options(arguments, options)
         parsed = parser.parse_intermixed_args(list(arguments))
         #: `resumed`: the id of the sweep, `resumed_run`: the folder or id of the run that is resumed. They are no
         #: settings of a run.
@@ -78,6 +95,33 @@ def config_dirs(folder: str | None) -> list[str]:
     if not Path(folder).is_dir():
         raise UserError(f"--config-dir={folder} is not a folder: check the path")
     return [folder]
+
+
+def _refuse_settings_as_options(arguments: Sequence[str], options: Collection[str]) -> None:
+    """Answer `--epochs 3` or `--lr=1e-4` with the override that was meant. Raises UserError."""
+    for number, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if not option.startswith("--") or option in ("--", *options):
+            continue
+        following = arguments[number + 1 : number + 2]
+        if not equals and following and not following[0].startswith("-") and "=" not in following[0]:
+            value, argument = following[0], f"{argument} {following[0]}"
+        raise UserError(f"{argument} is not an option: {_meant(option[2:], value or 'VALUE', arguments, options)}")
+
+
+def _meant(name: str, value: str, arguments: Sequence[str], options: Collection[str]) -> str:
+    """What to write instead of the option `--name value`."""
+    from runner.config.compose import known_keys  # imports Hydra
+
+    settings = known_keys(arguments)
+    name = name.replace("-", "_")
+    if name in settings:
+        return f"write {name}={value}"
+    words = {option.strip("-").replace("-", "_"): option for option in options if option.startswith("--")}
+    found = [_ELSEWHERE[name]] if name in _ELSEWHERE else nearest(name, [*settings, *words], 1)
+    if not found:
+        return "write settings as name=value, and see runner --help for their names"
+    return f"did you mean {words.get(found[0], f'{found[0]}={value}')}?"
 
 
 def _refuse_option(message: str) -> NoReturn:

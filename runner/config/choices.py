@@ -75,6 +75,13 @@ class ScalingBatch(str, enum.Enum):
 class OptimizerName(str, enum.Enum):
     adamw = "adamw"
     sgd = "sgd"
+    adam = "adam"
+    adafactor = "adafactor"
+    adagrad = "adagrad"
+    adamax = "adamax"
+    nadam = "nadam"
+    radam = "radam"
+    rmsprop = "rmsprop"
 
 
 class ScheduleName(str, enum.Enum):

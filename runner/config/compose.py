@@ -7,7 +7,7 @@ import dataclasses
 import re
 import secrets
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from runner.config.setups import store_setups
 from runner.errors import UserError, did_you_mean, first_line
 
 CONFIG_NAME = "config"
+#: The settings of a run that has ended, to compose others from.
+_SAVED = "saved"
 
 
 def conf_dir() -> Path:
@@ -53,19 +55,30 @@ def _conf() -> Iterator[None]:
         yield
 
 
-def compose(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> DictConfig:
+def compose(
+    overrides: Sequence[str], config_dirs: Sequence[str] = (), saved: Mapping[str, Any] | None = None
+) -> DictConfig:
     """The composed configuration, Hydra's own node included.
 
-    `config_dirs`: further folders to search for choices, as given by `--config-dir`. Raises UserError.
+    `config_dirs`: further folders to search for choices, as given by `--config-dir`. `saved`: the settings of a run, to
+    start from instead of the defaults. Raises UserError.
     """
+    name = CONFIG_NAME
+    if saved is not None:
+        name = _SAVED
+        # A choice, by default none, comes after the run's settings and so replaces them. The device comes last, because
+        # some of its choices override another group.
+        groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir() and path.name != "device"]
+        defaults = ["schema", "_self_", *({group: None} for group in (*groups, "device"))]
+        ConfigStore.instance().store(name=_SAVED, node={"defaults": defaults, **saved})
     if config_dirs:
         folders = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
         overrides = [f"hydra.searchpath=[{folders}]", *overrides]
     try:
         with _conf():
-            return hydra_compose(CONFIG_NAME, list(overrides), return_hydra_config=True)
+            return hydra_compose(name, list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra's answer to `=3`
-        raise composition_error(error, overrides) from error
+        raise composition_error(error, overrides, name) from error
 
 
 def settings(cfg: DictConfig) -> Config:
@@ -145,10 +158,10 @@ def with_sweeper_params(overrides: Sequence[str], hydra: DictConfig) -> list[str
     return [*(f"{key}={value}" for key, value in params.items() if key not in given), *overrides]
 
 
-def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserError:
+def composition_error(error: Exception, overrides: Sequence[str] = (), name: str = CONFIG_NAME) -> UserError:
     """One sentence for what Hydra and OmegaConf report in several lines, with the nearest valid names.
 
-    `overrides`: what was composed; the groups chosen in it decide which names are valid.
+    `overrides`: what was composed; the groups chosen in it decide which names are valid. `name`: of the configuration.
     """
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
@@ -159,15 +172,17 @@ def composition_error(error: Exception, overrides: Sequence[str] = ()) -> UserEr
         if isinstance(one, MissingConfigException) and one.missing_cfg_file:
             return _unknown_choice(one)
     if match := re.search(r"Could not override '([^'@]+)", "\n".join(map(str, chain))):
-        return _unknown_key(match.group(1), overrides)
+        return _unknown_key(match.group(1), overrides, name)
     for one in chain:
         if isinstance(one, OmegaConfBaseException) and one.full_key:
             if "not in" in first_line(one):
-                return _unknown_key(one.full_key, overrides)
+                return _unknown_key(one.full_key, overrides, name)
             return UserError(f"{one.full_key} is invalid: {first_line(one)}")
     if isinstance(error, OverrideParseException):
-        hint = "write $HOME instead of ~" if "=~" in (error.override or "") else first_line(error)
-        return UserError(f"'{error.override}' cannot be parsed as setting=value: {hint}")
+        given = error.override or ""
+        quoted = f"""'{given.partition("=")[0]}="…"'"""
+        hint = "write $HOME instead of ~" if "=~" in given else f"leave out blanks, or quote the value, {quoted}"
+        return UserError(f"'{given}' cannot be parsed as setting=value: {hint}")
     if first_line(error).startswith("Ambiguous value"):
         key, _, values = first_line(error).split("'")[1].partition("=")
         return UserError(f"{key}={values} has several values: add -m to sweep over them, or write {key}=[{values}]")
@@ -182,20 +197,20 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     return UserError(f"{group}={choice} is not a choice of the group '{group}'{did_you_mean(choice, options)}")
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> UserError:
+def _unknown_key(key: str, overrides: Sequence[str], name: str = CONFIG_NAME) -> UserError:
     key = key.lstrip("+~")
-    return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys(overrides))}")
+    return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys(overrides, name))}")
 
 
-def known_keys(overrides: Sequence[str] = ()) -> list[str]:
+def known_keys(overrides: Sequence[str] = (), name: str = CONFIG_NAME) -> list[str]:
     """Every setting as a dotted path, and every group, under the choices of groups that `overrides` makes."""
     groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir()]
     choices = [o for o in overrides if o.partition("=")[0] in (*groups, "hydra.searchpath")]
     with _conf():
         try:
-            cfg = hydra_compose(CONFIG_NAME, choices)
+            cfg = hydra_compose(name, choices)
         except (HydraException, OmegaConfBaseException, ValueError):
-            cfg = hydra_compose(CONFIG_NAME)  # a choice is wrong as well: fall back to the defaults' names
+            cfg = hydra_compose(name)  # a choice is wrong as well: fall back to the defaults' names
     keys: list[str] = []
 
     def walk(node: DictConfig, prefix: str) -> None:

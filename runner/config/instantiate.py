@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError, did_you_mean, require
@@ -35,6 +37,9 @@ MOVED = {
     "recipes.squad_files": "recipes.sources.squad_files",
     "recipes.text_files": "recipes.sources.text_files",
 }
+
+#: The runner's own package of recipes, next to this one in a checkout and when installed.
+_OWN_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 _PLAIN = (str, int, float, bool)
 _DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -88,6 +93,8 @@ def _resolve(target: str, trusted: tuple[str, ...], shown: str) -> Any:
     _check_trust(module_name, trusted, shown)
     if module_name in MOVED:
         raise UserError(f"{shown} is invalid: the class moved; use {MOVED[module_name]}.{name}")
+    if module_name.partition(".")[0] == "recipes":
+        _check_not_hidden()
     try:
         factory = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -97,6 +104,17 @@ def _resolve(target: str, trusted: tuple[str, ...], shown: str) -> Any:
     # Names that a trusted module imports from elsewhere are not trusted.
     _check_trust(getattr(factory, "__module__", None) or "", trusted, shown)
     return factory
+
+
+def _check_not_hidden() -> None:
+    """`python -m` searches the current folder first, where a user may have a package of this name. Raises UserError."""
+    found = importlib.util.find_spec("recipes")
+    origin = None if found is None or found.origin is None else Path(found.origin).resolve()
+    if origin is not None and origin.parent != _OWN_RECIPES:
+        raise UserError(
+            f"{origin} hides the runner's own package 'recipes': rename it, or use the command `runner` instead of "
+            "`python -m runner`, which imports from the current folder first"
+        )
 
 
 def _check_trust(module_name: str, trusted: tuple[str, ...], shown: str) -> None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def from_plain(kind: type[T], data: Any) -> T:
-    """The inverse of `to_plain` for a dataclass of plain values, enums and further dataclasses."""
+    """The inverse of `to_plain` for a dataclass of plain values, paths, enums and further dataclasses."""
     return typing.cast(T, _decode(kind, data))
 
 
@@ -44,6 +44,8 @@ def _decode(kind: Any, data: Any) -> Any:
         return build(**{f.name: _decode(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.init})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind[data]
+    if kind is Path:
+        return Path(data)
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (list, tuple):
         return origin(_decode(parts[0], item) for item in data)

@@ -228,6 +228,25 @@ class Scaling:
         require(self.reference_batch >= 1, "scaling.reference_batch", self.reference_batch, "use at least 1 sample")
 
 
+_ADAM = ("betas", "eps")
+
+#: The settings that an optimizer of torch takes besides `lr` and `weight_decay`. The others keep torch's defaults.
+OPTIMIZER_SETTINGS: dict[OptimizerName, tuple[str, ...]] = {
+    OptimizerName.adamw: _ADAM,
+    OptimizerName.sgd: ("momentum", "nesterov"),
+    OptimizerName.adam: _ADAM,
+    OptimizerName.adafactor: (),
+    OptimizerName.adagrad: ("eps",),
+    OptimizerName.adamax: _ADAM,
+    OptimizerName.nadam: _ADAM,
+    OptimizerName.radam: _ADAM,
+    OptimizerName.rmsprop: ("eps", "momentum"),
+}
+
+#: The optimizers whose moments `sync.average=weights_and_moments` averages.
+_AVERAGED = (OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd)
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """The local optimizer. `lr`: base learning rate, before scaling. `clip_norm`: global L2 norm, null for none."""
@@ -246,19 +265,24 @@ class Optimizer:
         decay, norm = self.weight_decay, self.clip_norm
         require(0 <= decay < math.inf, "optimizer.weight_decay", decay, "must be finite and at least 0")
         require(norm is None or norm > 0, "optimizer.clip_norm", norm, "must be above 0, or null for no clipping")
-        adamw = self.name is OptimizerName.adamw
+        taken = OPTIMIZER_SETTINGS[self.name]
         for name in ("betas", "eps", "momentum", "nesterov"):
-            value, used = getattr(self, name), (name in ("betas", "eps")) is adamw
+            value, used = getattr(self, name), name in taken
             rule = f"optimizer={self.name.name} {'needs a value' if used else 'has no such setting'}"
             require((value is not None) is used, f"optimizer.{name}", value, rule)
-        if self.betas is not None and self.eps is not None:
+        if self.betas is not None:
             ok = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
             require(ok, "optimizer.betas", self.betas, "use two numbers of at least 0 and below 1")
-            require(self.eps > 0, "optimizer.eps", self.eps, "must be above 0")
+        require(self.eps is None or self.eps > 0, "optimizer.eps", self.eps, "must be above 0")
         if self.momentum is not None:
             require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "must be at least 0 and below 1")
             ok = not self.nesterov or self.momentum > 0
             require(ok, "optimizer.nesterov", True, "needs optimizer.momentum above 0")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that this optimizer takes besides `lr` and `weight_decay`."""
+        return {name: getattr(self, name) for name in OPTIMIZER_SETTINGS[self.name]}
 
 
 @dataclass(frozen=True)
@@ -364,6 +388,10 @@ class PlanOverrides:
         require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
 
 
+#: Settings that do not belong to a setup: runs of one setup can differ in them.
+NOT_THE_SETUP = ("seed", "log_every", "verbose", "tracking", "checkpoint", "cache_dir", "plan")
+
+
 @dataclass(frozen=True)
 class Config:
     """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
@@ -372,6 +400,7 @@ class Config:
     epochs: int = MISSING
     max_steps: int | None = None
     log_every: int = 10
+    verbose: bool = False
     compile: bool = False
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail
@@ -404,6 +433,9 @@ class Config:
         ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
         require(ok, "sync.policy", self.sync.policy, rule)
         moments = self.sync.average is Average.weights_and_moments
+        name = self.optimizer.name
+        rule = f"the state of optimizer={name.name} cannot be averaged: use sync.average=weights"
+        require(not moments or name in _AVERAGED, "sync.average", self.sync.average, rule)
         rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
         require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
         if self.equivalence.mode is EquivalenceMode.exact:

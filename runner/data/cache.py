@@ -16,17 +16,25 @@ from typing import Any
 from runner.errors import UserError
 
 #: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 _DRAFT = ".draft-"
+
+#: Called with what is done and the total while an entry is built: first with 0 done, last with everything done.
+Progress = Callable[[int, int], None]
 #: A draft without a new file for so long was left by a process that died.
 _ABANDONED_AFTER_S = 24 * 3600.0
+
+
+def silent(done: int, total: int) -> None:
+    """Shows no progress."""
 
 
 class Cache:
     """A folder of entries, each named by the hash of everything that its content depends on."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, progress: Progress | None = None) -> None:
         self.root = Path(root).expanduser().resolve()
+        self.progress = progress or silent
 
     def get(self, key: dict[str, Any], build: Callable[[Path], None]) -> Path:
         """The entry for `key` (JSON data); `build` writes it into an empty folder if it is missing.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from runner.data.cache import Cache
 from runner.data.table import Table
+from runner.errors import UserError
 
 #: Targets with this value have no loss: padding tokens, and every row of a filler batch.
 IGNORED_LABEL = -100
@@ -29,6 +30,8 @@ class DataFacts:
     `train_samples`, `eval_samples`: rows of the two tables, the unit of batch sizes. `digest`: over every text and
     label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
     what rows are grouped by, in the plural, and the numbers of groups, if the tables have a column `group`.
+    `label_names`: of the classes, in the order of their numbers, if rows have classes. `notes`: sentences to show with
+    a run's results, such as what was inferred from the data.
     """
 
     train_samples: int
@@ -39,11 +42,16 @@ class DataFacts:
     groups: str | None = None
     train_groups: int | None = None
     eval_groups: int | None = None
+    label_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them."""
+    """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them.
+
+    `train` is empty if a saved model is only evaluated.
+    """
 
     train: Table
     eval: Table
@@ -80,6 +88,10 @@ class Recipe(ABC):
     def metric_names(self) -> Sequence[str]:
         """The names that `metrics` returns."""
 
+    def metrics_of(self, facts: DataFacts) -> Sequence[str]:
+        """The names that `metrics` returns for these data, if that depends on them."""
+        return self.metric_names
+
     @property
     @abstractmethod
     def minimised(self) -> Sequence[str]:
@@ -99,7 +111,12 @@ class Recipe(ABC):
 
     @abstractmethod
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        """Tokenise the data, or find them tokenised in the cache. Called on one worker of each machine."""
+        """Tokenise the data, or find them tokenised in the cache. Called on one worker of each machine.
+
+        `properties.json` may say under `truncated` what was truncated, which is reported at the end of a run:
+        {"what": "texts", "setting": "recipe.max_length", "tokens": 128, "train": [12, 8551], "eval": [0, 1043]}, where
+        a pair is how many of how many. Long work reports to `cache.progress`.
+        """
 
     @abstractmethod
     def build_model(self, prepared: Prepared) -> nn.Module:
@@ -127,6 +144,18 @@ class Recipe(ABC):
     @abstractmethod
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         """Write weights and tokenizer to `folder`, loadable by `from_pretrained`."""
+
+    def from_saved(self, model: str, file: str | None = None) -> Recipe:
+        """The same recipe for evaluation only: of a model that `save` wrote to the folder `model`, or one on the Hub.
+
+        It reads no training data. `file`: predict for the samples in this file, which need no labels, instead of the
+        evaluation part; `metrics` is not called then. Raises UserError, Unavailable.
+        """
+        raise UserError(f"{type(self).__name__} cannot evaluate a saved model: implement from_saved")
+
+    def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
+        """Predictions, in sample order, as named columns for people, of a recipe that `from_saved` returned."""
+        raise UserError(f"{type(self).__name__} cannot write predictions: implement prediction_columns")
 
 
 def without_targets(batch: Batch, rows: np.ndarray) -> Batch:

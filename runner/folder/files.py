@@ -1,11 +1,14 @@
-"""Files in a run's folder that other processes read at any time."""
+"""Files in a run's folder that other processes read at any time, and whether a folder can be written to."""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from runner.errors import UserError, first_line
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -31,6 +34,20 @@ def sync_folder(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def check_folder(setting: str, folder: str | Path) -> None:
+    """Refuse a folder that cannot be made or written to, and leave nothing behind. Raises UserError."""
+    path = existing = Path(folder).expanduser().absolute()
+    try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        # Permissions say too little: root may write anywhere, except to a read-only file system or below /proc.
+        with tempfile.TemporaryDirectory(prefix=".runner-", dir=existing) as trial:
+            (Path(trial) / path.relative_to(existing)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{existing} is a file" if existing.is_file() else error.strerror or first_line(error)
+        raise UserError(f"{setting}={folder} cannot be written to ({reason}): choose another folder") from error
 
 
 def started_ms(folder: Path) -> int:

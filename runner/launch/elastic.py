@@ -49,9 +49,14 @@ def start_forkserver() -> None:
     multiprocessing.set_forkserver_preload(PRELOADED)
     # The parent handles Ctrl-C. A server that is interrupted during its imports would print a traceback.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
+    # Workers change back to this process's folder.
+    here = os.getcwd()
+    os.chdir(Path(__file__).parents[2])
     try:
         forkserver.ensure_running()
     finally:
+        os.chdir(here)
         signal.signal(signal.SIGINT, handler)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.choices import Compress, EquivalenceMode, OptimizerName
+from runner.config.choices import Compress, EquivalenceMode
 from runner.config.schema import Config
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
@@ -166,6 +166,12 @@ def _batch_statistics(setup: RunSetup) -> str:
     return f"of {setup.plan.micro_batch} samples" if setup.batch_statistics else "none"
 
 
+def _batch_effect(setup: RunSetup) -> str:
+    if setup.plan.cut_short:
+        return f"there are only {setup.plan.samples_per_epoch:,} training samples: an epoch is one step"
+    return "each gradient averages over another batch size"
+
+
 def _has_local_steps(setup: RunSetup) -> bool:
     """Whether replicas take optimizer steps of their own between synchronisations."""
     return setup.plan.world_size > 1 and not setup.config.sync.always_synchronous
@@ -173,7 +179,7 @@ def _has_local_steps(setup: RunSetup) -> bool:
 
 def _data_order(setup: RunSetup) -> str:
     tail = ", tails dropped" if setup.plan.drop_last else ""
-    return f"seed {setup.config.seed}, cut by {setup.plan.global_batch}{tail}"
+    return f"seed {setup.config.seed}, cut by {min(setup.plan.global_batch, setup.plan.samples_per_epoch)}{tail}"
 
 
 def _loss(setup: RunSetup) -> str:
@@ -204,11 +210,13 @@ def _schedule(setup: RunSetup) -> str:
 
 def _optimizer(setup: RunSetup) -> str:
     optimizer = setup.config.optimizer
-    if optimizer.name is OptimizerName.adamw:
-        settings = f"betas {optimizer.betas}, eps {optimizer.eps:g}"
-    else:
-        settings = f"momentum {optimizer.momentum:g}{', nesterov' if optimizer.nesterov else ''}"
-    return f"{optimizer.name.name}, {settings}, decay {optimizer.weight_decay:g}"
+    settings = {**optimizer.settings, "decay": optimizer.weight_decay}
+    parts = [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}".removesuffix(" True")
+        for name, value in settings.items()
+        if value is not False
+    ]
+    return ", ".join([optimizer.name.name, *parts])
 
 
 def _clipping(setup: RunSetup) -> str:
@@ -265,14 +273,14 @@ def _versions(setup: RunSetup) -> str:
 class _Row:
     """How one property is compared.
 
-    `read`: the value shown. `compared`: what decides about equality, if not that value. `change`: how to express the
-    difference, if not as a ratio.
+    `read`: the value shown. `effect`: of a difference, if needed for this setup. `compared`: what decides about
+    equality, if not that value. `change`: how to express the difference, if not as a ratio.
     """
 
     name: str
     read: Callable[[RunSetup], Any]
     allows: str
-    effect: str
+    effect: str | Callable[[RunSetup], str]
     compared: Callable[[RunSetup], Any] | None = None
     change: Callable[[RunSetup, RunSetup], str] | None = None
 
@@ -282,13 +290,14 @@ class _Row:
         if compared(setup) == compared(baseline):
             return CertifiedProperty(self.name, value, reference, True, self.allows, "", "")
         change = self.change(setup, baseline) if self.change else _ratio(value, reference)
-        return CertifiedProperty(self.name, value, reference, False, self.allows, change, self.effect)
+        effect = self.effect if isinstance(self.effect, str) else self.effect(setup)
+        return CertifiedProperty(self.name, value, reference, False, self.allows, change, effect)
 
 
 _ORDER_OF_SUMS = "different summation order: last bits differ"
 _ROWS = (
     _Row("recipe", _recipe, NOT_COMPARABLE, "a different model or different data"),
-    _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, "each gradient averages over another batch size"),
+    _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, _batch_effect),
     _Row("samples_seen", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
     _Row("data_order", _data_order, _COMPARABLE, "global batches contain different samples"),
     _Row("batch_statistics", _batch_statistics, _COMPARABLE, "activations are normalised over different samples"),

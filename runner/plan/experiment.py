@@ -22,10 +22,11 @@ from runner.config.choices import (
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import Accumulation, Config, Precision, Sync
-from runner.data.cache import Cache
+from runner.config.schema import NOT_THE_SETUP, Accumulation, Config, Precision, Sync
+from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
+from runner.folder.files import check_folder
 from runner.plan import Plan, make_plan
 from runner.plan.certificate import Certificate, RunSetup, Segment, certify, ended_at, with_segments
 from runner.plan.describe_sync import sync_labels
@@ -35,7 +36,10 @@ from runner.plan.sync_steps import sync_steps
 
 @dataclass(frozen=True)
 class Experiment:
-    """`absent`: a sentence for each missing data set or model of an experiment that was only planned."""
+    """`absent`: a sentence for each missing data set or model of an experiment that was only planned.
+
+    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`.
+    """
 
     config: Config
     recipe: Recipe
@@ -44,6 +48,8 @@ class Experiment:
     setup: RunSetup
     certificate: Certificate
     absent: tuple[str, ...] = ()
+    varied: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -52,8 +58,7 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        excluded = ("seed", "log_every", "tracking", "checkpoint", "cache_dir", "plan")
-        config = {key: value for key, value in to_plain(self.config).items() if key not in excluded}
+        config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
         segments = self.certificate.segments
         mixed = len({segment.setup for segment in segments}) > 1
         parts = [[segment.after_step, *segment.setup] for segment in segments] if mixed else []
@@ -67,12 +72,26 @@ class Experiment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recipe has to say about itself, in sentences."""
-        return tuple(self.recipe.notes)
+        """What may surprise about the plan, the recipe or its data, in sentences."""
+        plan, limit = self.plan, self.config.max_steps
+        notes = []
+        if plan.cut_short:
+            setting = "batch.micro_batch" if self.config.batch.global_batch is None else "batch.global_batch"
+            notes.append(
+                f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training "
+                f"samples: each step trains on all of them; use a smaller {setting}"
+            )
+        if limit is not None and limit > plan.whole_steps:
+            epochs = f"{plan.epochs} epoch{'s' * (plan.epochs > 1)}"
+            notes.append(
+                f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
+                "raise epochs"
+            )
+        return (*notes, *self.recipe.notes, *self.facts.notes)
 
     @property
     def setup_name(self) -> str:
-        """The settings that differ from the defaults, and the seed: `cpu4 · k=4 · bf16 · s1`."""
+        """How the experiment is executed, what its sweep varies, and the seed: `cpu4 · k=4 · bf16 · lr=5e-05 · s1`."""
         plan = self.plan
         devices = [segment.device for segment in self.certificate.segments] or [self.placement.label]
         parts = [" → ".join(device for device, _ in itertools.groupby(devices))]
@@ -84,28 +103,39 @@ class Experiment:
             parts.append(f"k={plan.k}")
         if self.config.precision.name is not PrecisionName.fp32:
             parts.append(self.config.precision.name.name)
-        return " · ".join([*parts, f"s{self.config.seed}"])
+        return " · ".join([*parts, *self.varied, f"s{self.config.seed}"])
 
 
-def prepare(config: Config) -> Experiment:
-    """Check the settings against data, model and machine, and derive the plan. Raises UserError."""
+def prepare(
+    config: Config, progress: Progress | None = None, varied: tuple[str, ...] = (), typed: tuple[str, ...] = ()
+) -> Experiment:
+    """Check the settings against data, model and machine, and derive the plan. Raises UserError.
+
+    `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
+    `Experiment`.
+    """
     given = config.plan.train_samples
     require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
-    recipe, placement = _recipe(config), _placement(config)
-    facts = recipe.facts(Cache(config.cache_dir))
+    recipe, placement = _recipe(config), placement_of(config)
+    facts = recipe.facts(_cache(config, progress))
     recipe.check_model()
-    return _experiment(config, recipe, placement, facts)
+    return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
 
 
 def prepare_resumed(
-    config: Config, old: Plan, segments: tuple[Segment, ...], step: int, new_accumulation: bool
+    config: Config,
+    old: Plan,
+    segments: tuple[Segment, ...],
+    step: int,
+    new_accumulation: bool,
+    progress: Progress | None = None,
 ) -> Experiment:
     """The experiment of a run that continues after `step`: the `old` plan on the workers that there are now.
 
     `segments`: of the run so far. `new_accumulation`: whether that setting was changed. Raises UserError.
     """
-    recipe, placement = _recipe(config), _placement(config)
-    facts = recipe.facts(Cache(config.cache_dir))
+    recipe, placement = _recipe(config), placement_of(config)
+    facts = recipe.facts(_cache(config, progress))
     recipe.check_model()
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
@@ -126,12 +156,12 @@ def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int
     return min(config.accumulation.steps, replica_batch)
 
 
-def foresee(config: Config) -> Experiment:
+def foresee(config: Config, progress: Progress | None = None) -> Experiment:
     """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
-    recipe, placement = _recipe(config), _placement(config)
+    recipe, placement = _recipe(config), placement_of(config)
     absent: list[str] = []
     try:
-        facts = recipe.facts(Cache(config.cache_dir))
+        facts = recipe.facts(_cache(config, progress))
     except Unavailable as error:
         given = config.plan.train_samples
         if given is None:
@@ -143,6 +173,11 @@ def foresee(config: Config) -> Experiment:
     except Unavailable as error:
         absent.append(str(error))
     return _experiment(config, recipe, placement, facts, tuple(dict.fromkeys(absent)))
+
+
+def _cache(config: Config, progress: Progress | None) -> Cache:
+    check_folder("cache_dir", config.cache_dir)
+    return Cache(config.cache_dir, progress)
 
 
 def _recipe(config: Config) -> Recipe:
@@ -158,7 +193,8 @@ def _recipe(config: Config) -> Recipe:
     return build_recipe(config.recipe, config.trusted_packages)
 
 
-def _placement(config: Config) -> Placement:
+def placement_of(config: Config) -> Placement:
+    """Where the workers of a configuration run. Raises UserError."""
     devices = local_devices(look_for_tpu=config.device.kind is DeviceKind.tpu)
     placement = place(config.device, external_world_size(), devices, external_local_world_size())
     check_device_serves(config, placement)
@@ -175,7 +211,7 @@ def _experiment(
     segments: tuple[Segment, ...] = (),
 ) -> Experiment:
     """`plan`, `segments`: of a run that is resumed."""
-    _check_metric(config, recipe)
+    _check_metric(config, recipe, facts)
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sync(config, plan)
     setup = RunSetup(
@@ -187,7 +223,7 @@ def _experiment(
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),
     )
-    certificate = certify(setup, _baseline(setup))
+    certificate = certify(setup, baseline_of(setup))
     segment = Segment(
         after_step=segments[-1].until_step or 0 if segments else 0,
         until_step=None,
@@ -202,12 +238,12 @@ def _experiment(
     return Experiment(config, recipe, facts, placement, setup, certificate, absent)
 
 
-def _check_metric(config: Config, recipe: Recipe) -> None:
-    metric = config.evaluation.metric
-    if metric not in recipe.metric_names:
+def _check_metric(config: Config, recipe: Recipe, facts: DataFacts) -> None:
+    metric, names = config.evaluation.metric, recipe.metrics_of(facts)
+    if metric not in names:
         raise UserError(
-            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']}"
-            f"{did_you_mean(metric, recipe.metric_names)}"
+            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']} for these data"
+            f"{did_you_mean(metric, names)}"
         )
     goal = Goal.min if metric in recipe.minimised else Goal.max
     rule = f"use evaluation.goal={goal.name} for evaluation.metric={metric}"
@@ -278,9 +314,19 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
     return plan_for(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
 
 
-def _baseline(setup: RunSetup) -> RunSetup:
-    """One fp32 worker with the same recipe and seed, on the same kind of device."""
+def baseline_of(setup: RunSetup) -> RunSetup:
+    """One fp32 worker with the same recipe and seed, on the same kind of device.
+
+    Its batch is no larger than the training data: nobody would run it with a larger one.
+    """
+    batch, samples = setup.config.batch, setup.plan.samples_per_epoch
+    sizes = {name: getattr(batch, name) for name in ("global_batch", "micro_batch")}
+    within = {name: min(size, samples) for name, size in sizes.items() if size is not None}
     config = dataclasses.replace(
-        setup.config, precision=Precision(PrecisionName.fp32), compile=False, gradient_checkpointing=False
+        setup.config,
+        batch=dataclasses.replace(batch, **within),
+        precision=Precision(PrecisionName.fp32),
+        compile=False,
+        gradient_checkpointing=False,
     )
-    return dataclasses.replace(setup, config=config, plan=baseline_plan(setup.config, setup.plan), rehearsed=False)
+    return dataclasses.replace(setup, config=config, plan=baseline_plan(config, setup.plan), rehearsed=False)

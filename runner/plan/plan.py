@@ -48,6 +48,11 @@ class Plan:
         return epoch_length(self.samples_per_epoch, self.global_batch, self.drop_last)
 
     @property
+    def whole_steps(self) -> int:
+        """Optimizer steps of all epochs, whatever `max_steps` is."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
     def cut_short(self) -> bool:
         """Whether an epoch has fewer samples than the global batch."""
         return self.global_batch > self.samples_per_epoch

@@ -18,8 +18,36 @@ from runner.plan.experiment import Experiment
 
 def plan_tables(experiment: Experiment) -> RenderableType:
     """The plan's numbers and the equivalent per-worker batches, after what an Accelerate config file has set."""
+    table = plain_table(_title(experiment))
+    table.add_column("what", style="bold")
+    table.add_column("value", justify="right")
+    table.add_column("derived from", style="dim")
+    for row in _rows(experiment):
+        table.add_row(*row)
     notes = accelerate_notes(experiment.config)
-    return Group(*([notes] if notes is not None else []), _plan(experiment), _equivalents(experiment))
+    return Group(*([notes] if notes is not None else []), table, _equivalents(experiment))
+
+
+def brief_tables(experiment: Experiment) -> RenderableType:
+    """The plan and what the certificate says differs, in about ten lines."""
+    left_out = ("replica batch", "micro-batch", experiment.facts.unit)  # the other rows say as much
+    plan, differs = _grid(), _grid()
+    for name, value, origin in _rows(experiment):
+        if name not in left_out:
+            plan.add_row(f"  {name}", Text(value, justify="right"), origin)
+    for item in experiment.certificate.properties:
+        if not item.equal:
+            differs.add_row(f"  {item.name.replace('_', ' ')}", item.effect)
+    level = f"Certificate: {experiment.certificate.level} to one fp32 worker{'; different:' * bool(differs.row_count)}"
+    notes = accelerate_notes(experiment.config)
+    parts: list[RenderableType] = [Text(_title(experiment), style="bold"), plan, Text(level, style="bold"), differs]
+    return Group(*([notes] if notes is not None else []), *parts)
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    return grid
 
 
 def accelerate_notes(config: Config) -> RenderableType | None:
@@ -55,31 +83,29 @@ def plain_table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
 
 
-def _plan(experiment: Experiment) -> Table:
+def _title(experiment: Experiment) -> str:
+    return f"Plan · {experiment.config.recipe['name']} · {experiment.setup_name}"
+
+
+def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
+    """The plan's numbers: name, value, and what it is derived from."""
     plan, config, facts = experiment.plan, experiment.config, experiment.facts
-    table = plain_table(f"Plan · {config.recipe['name']} · {experiment.setup_name}")
-    table.add_column("what", style="bold")
-    table.add_column("value", justify="right")
-    table.add_column("derived from", style="dim")
-    table.add_row(
-        "global batch",
-        f"{plan.global_batch:,}",
-        f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
-        + (f"; limited to the {plan.samples_per_epoch:,} training samples" if plan.cut_short else ""),
-    )
-    table.add_row("replica batch", f"{plan.replica_batch:,}", "samples per optimizer step of one worker")
-    table.add_row("micro-batch", f"{plan.micro_batch:,}", "samples per forward pass of one worker")
+    sizes = f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
+    limited = f"; limited to the {plan.samples_per_epoch:,} training samples" if plan.cut_short else ""
     window = describe_sync_window(plan, config.sync, config.schedule)
-    table.add_row("sync window", f"{plan.sync_window:,}", window)
-    table.add_row("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment))
-    warm_up = f"{plan.warmup_steps:,}" if plan.warmup_steps else "0"
-    warm_up = f"warm-up over {warm_up} of {plan.optimizer_steps:,} steps"
-    table.add_row("schedule", config.schedule.name.name, warm_up)
-    table.add_row("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment))
-    table.add_row(facts.unit, f"{plan.total_samples:,}", _samples(experiment))
+    warm_up = f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps"
     optimizer = f"optimizer {config.optimizer.name.name}, seed {config.seed}"
-    table.add_row("precision", config.precision.name.name, optimizer)
-    return table
+    return [
+        ("global batch", f"{plan.global_batch:,}", sizes + limited),
+        ("replica batch", f"{plan.replica_batch:,}", "samples per optimizer step of one worker"),
+        ("micro-batch", f"{plan.micro_batch:,}", "samples per forward pass of one worker"),
+        ("sync window", f"{plan.sync_window:,}", window),
+        ("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment)),
+        ("schedule", config.schedule.name.name, warm_up),
+        ("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment)),
+        (facts.unit, f"{plan.total_samples:,}", _samples(experiment)),
+        ("precision", config.precision.name.name, optimizer),
+    ]
 
 
 def _learning_rate(experiment: Experiment) -> str:
@@ -102,7 +128,9 @@ def _steps(experiment: Experiment) -> str:
     plan, limit = experiment.plan, experiment.config.max_steps
     epochs, steps = plan.epochs, plan.steps_per_epoch
     whole = f"{epochs} epoch{'s' * (epochs != 1)} × {steps:,} step{'s' * (steps != 1)}"
-    return f"{whole}, limited by max_steps={limit}" if limit == plan.optimizer_steps else whole
+    if limit is None or limit == plan.whole_steps:
+        return whole
+    return f"{whole}, {'limited by' if limit < plan.whole_steps else 'fewer than'} max_steps={limit}"
 
 
 def _equivalents(experiment: Experiment) -> Table:

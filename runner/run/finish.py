@@ -15,9 +15,10 @@ from rich.markup import escape
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.plan.certificate import NOT_COMPARABLE, after_stopping, ended_at, with_batch_statistics, with_segments
-from runner.plan.experiment import Experiment
+from runner.plan.experiment import Experiment, baseline_of
 from runner.run.summary import FAILED, Role, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
+from runner.track.description import NOTE_TAG, run_description
 from runner.track.tracker import Tracker
 from runner.train.result import RunResult
 
@@ -50,9 +51,12 @@ class RunCloser:
             self.console.print(
                 "[bold red]The ledger does not match the plan[/]: see ledger.json; this run is not comparable."
             )
+        if summary["notes"]:
+            self.tracker.tag("notes", "; ".join(summary["notes"]))
         if result.machine:
             self.tracker.tag("machine", result.machine)
         self._log_speed(summary)
+        self.tracker.tag(NOTE_TAG, run_description(experiment, summary))
         write_summary(self.folder, summary)
         return summary
 
@@ -61,7 +65,7 @@ class RunCloser:
         experiment = self.experiment
         certificate = experiment.certificate
         if result.batch_statistics:
-            certificate = with_batch_statistics(experiment.setup, experiment.one_worker)
+            certificate = with_batch_statistics(experiment.setup, baseline_of(experiment.setup))
         certificate = with_segments(certificate, ended_at(experiment.certificate.segments, result.optimizer_steps))
         if result.stopped_early:
             assert result.samples_seen is not None

@@ -24,12 +24,12 @@ from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld
 from runner.launch.worker import run_launched
 from runner.plan.experiment import Experiment
-from runner.plan.tables import certificate_table, plan_tables
+from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.resume import Resumption, prepare_resume, still_running
-from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, report
+from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, print_sentence, report
 from runner.track.card import card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
@@ -56,7 +56,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
         if resumed is not None:
             resumed.rewind(console)
         try:
-            _announce(experiment, console)
+            announce(experiment, console)
             train = train_locally if world is None else world.train
             checkpoint = resumed.saved if resumed is not None else None
             _, how_to_open = run(experiment, folder, started_at, console, Role(), train, checkpoint)
@@ -103,7 +103,7 @@ def run(
         started_at=started_at,
         checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
     )
-    card = card_of(experiment, role.tags, role.parent_key)
+    card = card_of(experiment, role.tags, role.parent_key, role.varied)
     if checkpoint is not None:
         card = continued(card, folder)
     tracker = build_tracker(config.tracking, card, folder, resumed=checkpoint is not None)
@@ -154,11 +154,16 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     write_json(folder / "certificate.json", experiment.certificate.as_json())
 
 
-def _announce(experiment: Experiment, console: Console) -> None:
-    """Print what will be run."""
+def announce(experiment: Experiment, console: Console, brief: str | None = None) -> None:
+    """Print what will be run; `brief`: in place of the plan in ten lines, unless `verbose=true`."""
     if banner := experiment.placement.banner():
         console.print(banner)
     for note in experiment.notes:
-        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
-    console.print(plan_tables(experiment))
-    console.print(certificate_table(experiment.certificate))
+        print_sentence(console, f"[bold yellow]note:[/] {escape(note)}")
+    if experiment.config.verbose:
+        console.print(plan_tables(experiment))
+        console.print(certificate_table(experiment.certificate))
+    elif brief is not None:
+        print_sentence(console, brief)
+    else:
+        console.print(brief_tables(experiment))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.status import Status
 
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
+from runner.data.cache import Progress
 from runner.errors import UserError
+from runner.folder.files import check_folder
 from runner.plan.experiment import Experiment, prepare
+from runner.run.progress import progress_bar
+from runner.track.names import setting_labels
 from runner.track.store import check_given_run, check_tracking
 
 
@@ -21,9 +25,9 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
     config = settings(cfg)
-    check_folder("cache_dir", config.cache_dir)
-    with reading_data():
-        experiment = prepare(config)
+    varied, typed = setting_labels(options.overrides)
+    with reading_data() as progress:
+        experiment = prepare(config, progress, varied, typed)
     folder = Path(cfg.hydra.run.dir)
     check_folder("hydra.run.dir", str(folder))
     refuse_used_folder(folder)
@@ -48,17 +52,13 @@ def refuse_sweeper_params(cfg: DictConfig, fix: str) -> None:
         raise UserError(f"hydra.sweeper.params is set (by sweep=…?), which makes this a sweep of several jobs: {fix}")
 
 
-def reading_data() -> Status:
+@contextlib.contextmanager
+def reading_data() -> Iterator[Progress]:
     """Shown on a terminal: a large data set may have to be tokenised before its rows can be counted."""
-    return Console(stderr=True).status("reading the data")
+    with progress_bar(Console(stderr=True)) as bar:
+        task = bar.add_task("reading the data", total=None, numbers="")
 
+        def tokenising(done: int, total: int) -> None:
+            bar.update(task, description="tokenising", completed=done, total=total, numbers=f"{done:,}/{total:,} texts")
 
-def check_folder(setting: str, folder: str) -> None:
-    """Refuse a folder that cannot be made or written to, without making it. Raises UserError."""
-    existing = Path(folder).expanduser().absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise UserError(f"{setting}={folder} cannot be created: {existing} is a file; choose another folder")
-    if not os.access(existing, os.W_OK):
-        raise UserError(f"{setting}={folder} cannot be created: {existing} is not writable; choose another folder")
+        yield tokenising

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from runner.folder.eval_progress import evaluation_under_way
 from runner.folder.metrics_log import Metric, MetricsReader
+from runner.folder.phase_progress import Phase, phase_under_way
 from runner.plan.experiment import Experiment
 from runner.track.tracker import Tracker
 
@@ -70,7 +70,7 @@ class ProgressDisplay:
         with self._display:
             while True:
                 done = ended.wait(_READ_EVERY)
-                self._display.show(self._reader.read(), evaluation_under_way(self._folder))
+                self._display.show(self._reader.read(), phase_under_way(self._folder))
                 if done:
                     return
 
@@ -103,6 +103,19 @@ def _evaluation_text(metrics: list[Metric]) -> str:
     return f"step {step:>6,}  evaluation  " + "  ".join(f"{k} {v:.4g}" for k, v in shown.items()) if shown else ""
 
 
+def progress_bar(console: Console) -> Progress:
+    """An empty bar, gone when it stops; its tasks need a field `numbers`. Shows nothing where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,  # rich would print an empty line
+    )
+
+
 class Bar:
     """A progress bar, for terminals; below it a line about the sweep, if the run is part of one."""
 
@@ -112,46 +125,37 @@ class Bar:
         self._sweep_read_at = 0.0
         self._total = experiment.plan.optimizer_steps
         self._latest = _Latest()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = progress_bar(console)
         self._overall = Text()
         self._live = Live(Group(self._progress, self._overall), console=console, transient=True, refresh_per_second=10)
         self._task: TaskID | None = None
 
     def __enter__(self) -> Bar:
         self._live.start()
-        self._task = self._progress.add_task("starting", total=self._total, numbers="")
+        self._task = self._progress.add_task("starting", total=None, numbers="")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
-        assert self._task is not None
+    def show(self, metrics: list[Metric], phase: Phase | None) -> None:
         if self._sweep is not None and time.monotonic() - self._sweep_read_at > _SWEEP_EVERY:
             self._overall.plain = f"sweep  {self._sweep()}"
             self._sweep_read_at = time.monotonic()
         if text := _evaluation_text(metrics):
             self._console.print(text)
         self._latest.update(metrics)
-        if evaluating is not None:
-            done, total = evaluating
-            after = f"batches (step {self._latest.step:,})"
-            self._progress.update(self._task, description="evaluating", completed=done, total=total, numbers=after)
-        elif self._latest.step:
-            self._progress.update(
-                self._task,
-                description="training",
-                completed=self._latest.step,
-                total=self._total,
-                numbers=self._latest.text(),
-            )
+        step = self._latest.step
+        if phase is not None:
+            after = f" (step {step:,})" if step else ""
+            self._update(phase.name, phase.done, phase.total, f" {phase.unit}{after}")
+        elif step:
+            self._update("training", step, self._total, f"  {self._latest.text()}")
+
+    def _update(self, description: str, done: int, total: int, text: str) -> None:
+        assert self._task is not None
+        numbers = f"{done:,}/{total:,}{text}"
+        self._progress.update(self._task, description=description, completed=done, total=total, numbers=numbers)
 
 
 class Lines:
@@ -170,15 +174,14 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, metrics: list[Metric], evaluating: tuple[int, int] | None) -> None:
+    def show(self, metrics: list[Metric], phase: Phase | None) -> None:
         self._latest.update(metrics)
         if text := _evaluation_text(metrics):
             self._console.print(text, soft_wrap=True)
         if time.monotonic() < self._next:
             return
-        if evaluating is not None:
-            done, total = evaluating
-            self._print(f"step {self._latest.step:>6,}  evaluating  {done:,} of {total:,} batches")
+        if phase is not None:
+            self._print(f"step {self._latest.step:>6,}  {phase.name}  {phase.done:,} of {phase.total:,} {phase.unit}")
         elif self._latest.step > self._shown:
             self._shown = self._latest.step
             self._print(f"step {self._shown:>6,} of {self._total:,}  {self._latest.text()}")

@@ -22,13 +22,13 @@ from runner.config.compose import compose, parsed, settings
 from runner.config.plain import from_plain
 from runner.config.schema import hydra_schema
 from runner.errors import UserError, did_you_mean
-from runner.folder.files import started_ms
+from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
 from runner.plan import Plan
 from runner.plan.certificate import Segment
 from runner.plan.experiment import Experiment, prepare_resumed
-from runner.run.preflight import check_folder, reading_data
+from runner.run.preflight import reading_data
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
@@ -41,7 +41,7 @@ LATEST = "latest"
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
 _GROUPS = ("device", "accumulation", "precision", "checkpoint", "tracking")
 _SETTINGS = (
-    *("log_every", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
+    *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("cache_dir", "trusted_packages"),
 )
 
@@ -84,8 +84,8 @@ def prepare_resume(identifier: str, options: HydraOptions, console: Console) -> 
     plan = from_plain(Plan, _read(folder / "plan.json"))
     segments = tuple(Segment.from_json(one) for one in _read(folder / "certificate.json").get("segments", ()))
     changed = any(_key(override).startswith("accumulation") for override in options.overrides)
-    with reading_data():
-        experiment = prepare_resumed(config, plan, segments, saved.step, changed)
+    with reading_data() as progress:
+        experiment = prepare_resumed(config, plan, segments, saved.step, changed, progress)
     _check(experiment, folder, saved, console)
     check_tracking(config.tracking)
     return Resumption(experiment, folder, saved, damaged)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,27 @@ def summary_of(
         **result.as_summary(),
         "jobs_at_once": role.at_once,
         "resumed_after": [segment.after_step for segment in experiment.certificate.segments[1:]],
-        "notes": list(experiment.notes),
+        "notes": [*experiment.notes, *_surprises(experiment, result)],
         "certificate": experiment.certificate.level,
         "mlflow_run_id": mlflow_run_id,
     }
+
+
+def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
+    """What was found out during the run and may surprise, in sentences."""
+    if result.stopped_early:
+        assert result.best is not None
+        evaluation, steps = experiment.config.evaluation, experiment.plan.optimizer_steps
+        gain = f"gain above {evaluation.min_delta:g}" if evaluation.min_delta else "gain"
+        yield (
+            f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "
+            f"step {result.best['step']:,} (evaluation.patience={evaluation.patience} evaluations)"
+        )
+    if truncated := result.truncated:
+        counts = [(name, *truncated[part]) for name, part in (("training", "train"), ("evaluation", "eval"))]
+        found = [f"{count:,} of {total:,} {name} {truncated['what']}" for name, count, total in counts if count]
+        if found:
+            yield f"{' and '.join(found)} were truncated to {truncated['setting']}={truncated['tokens']} tokens"
 
 
 def _data(experiment: Experiment) -> dict[str, Any]:
@@ -104,6 +121,11 @@ def one_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1] if isinstance(error, WorkerFailed) else first_line(error)
 
 
+def print_sentence(console: Console, markup: str) -> None:
+    """Print text that is wrapped at words on a terminal, and is one line in a log."""
+    console.print(markup, soft_wrap=not console.is_terminal)
+
+
 def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, console: Console) -> None:
     """Print how a finished run ended, and how fast it was."""
     metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
@@ -111,22 +133,24 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
     console.print()
     facts = experiment.facts
     over = f"  over {facts.eval_groups:,} {facts.groups}" if facts.eval_groups is not None else ""
-    console.print(f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}", soft_wrap=True)
-    console.print(
+    print_sentence(console, f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}")
+    print_sentence(
+        console,
         f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} {facts.unit}, {speed}, "
         f"{summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s",
-        soft_wrap=True,
     )
     if comparison := efficiency_words(summary, experiment.plan.world_size, folder):
-        console.print(f"  {escape(comparison)}", soft_wrap=True)
+        print_sentence(console, f"  {escape(comparison)}")
     if summary["diagnosis"] is not None:
-        console.print(f"  [bold]diagnosis:[/] {escape(summary['diagnosis'])}", soft_wrap=True)
+        print_sentence(console, f"  [bold]diagnosis:[/] {escape(summary['diagnosis'])}")
     if compiled := summary["compilations"]:
-        console.print(
+        print_sentence(
+            console,
             f"  {compiled['count']} compilations in {compiled['seconds']:.1f} s, "
             f"{compiled['from_cache']} loaded from the cache",
-            soft_wrap=True,
         )
+    for note in summary["notes"]:
+        print_sentence(console, f"  [bold yellow]note:[/] {escape(note)}")
     for warning in summary["warnings"]:
-        console.print(f"  [bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        print_sentence(console, f"  [bold yellow]warning:[/] {escape(warning)}")
     console.print(f"  saved to {escape(os.path.relpath(folder))}", soft_wrap=True)

@@ -26,8 +26,8 @@ from runner.sweep.progress import monitor_jobs, progress_line
 from runner.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.sweep.sweep import Sweep, attempts
 from runner.track.secrets import masked
-from runner.track.store import store_of
-from runner.track.tracker import error_summary, warn
+from runner.track.store import error_summary, store_of
+from runner.track.tracker import warn
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 
@@ -82,7 +82,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
 def _open(request: SweepRequest, parallel: int) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
     grid = request.grid
-    card = parent_card(request.tracking, request.folder, grid.varied)
+    card = parent_card(request.tracking, request.folder, grid.varied, request.evaluation.metric)
     sweep = Sweep(
         folder=str(request.folder.absolute()),
         command=request.command,

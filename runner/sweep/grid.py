@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,25 @@ from runner.config.choices import Goal
 from runner.errors import UserError, require
 from runner.sweep.sweep import job_name
 
+#: Submitit's launcher for this machine.
+_LOCAL = "submitit_launcher.LocalLauncher"
+
 
 @dataclass(frozen=True)
 class Grid:
-    """`jobs`: their names, None if an optimizing sweeper chooses them. `total`: their number, None if unknown.
+    """`overrides`: of each job, by its name; None if an optimizing sweeper chooses the jobs.
 
-    `varied`: the settings that differ between jobs.
+    `total`: the number of jobs, None if unknown. `varied`: the settings that differ between jobs.
     """
 
-    jobs: tuple[str, ...] | None
+    overrides: Mapping[str, Sequence[str]] | None
     total: int | None
     varied: tuple[str, ...]
+
+    @property
+    def jobs(self) -> tuple[str, ...] | None:
+        """The names of the jobs."""
+        return None if self.overrides is None else tuple(self.overrides)
 
 
 def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
@@ -43,8 +51,9 @@ def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
                 f"({key}=…,…), or choose an optimizing sweeper (hydra/sweeper=optuna)"
             )
     (batch,) = BasicSweeper.split_arguments(list(overrides), None)
-    settings = ([override for override in job if not override.lstrip("+~").startswith("hydra")] for job in batch)
-    jobs = tuple(dict.fromkeys(map(job_name, settings)))
+    jobs = {
+        job_name([override for override in job if not override.lstrip("+~").startswith("hydra")]): job for job in batch
+    }
     return Grid(jobs, len(jobs), tuple(varied))
 
 
@@ -76,7 +85,13 @@ def at_once(hydra: Any, jobs: int | None) -> int:
         n_jobs = int(hydra.launcher.n_jobs)
         require(n_jobs != 0, "hydra.launcher.n_jobs", n_jobs, "use the number of parallel jobs, or -1 for one per core")
         return max(1, min(limit, n_jobs if n_jobs > 0 else available_cores() + 1 + n_jobs))
-    return limit if launcher.endswith("submitit_launcher.LocalLauncher") else 1  # it starts all jobs
+    return limit if launcher.endswith(_LOCAL) else 1  # it starts all jobs
+
+
+def on_this_machine(hydra: Any) -> bool:
+    """Whether the launcher runs jobs on this machine, and not, as Slurm does, where data and devices may differ."""
+    launcher = str(hydra.launcher["_target_"])
+    return in_process(hydra) or "joblib" in launcher or launcher.endswith(_LOCAL)
 
 
 def in_process(hydra: Any) -> bool:

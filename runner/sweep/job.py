@@ -22,12 +22,13 @@ from runner.folder.lock import is_locked, locked
 from runner.launch.elastic import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals
 from runner.plan.experiment import Experiment, prepare
-from runner.run.job import run
+from runner.run.job import announce, run
 from runner.run.summary import FAILED, Role, note_failure, objective, one_line
 from runner.sweep.progress import sweep_progress
 from runner.sweep.sweep import Sweep, add_name, attempts, finished_run, job_name, read_summary, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
+from runner.track.names import setting_labels
 from runner.track.secrets import masked
 from runner.track.store import store_of
 from runner.track.tracker import build_tracker
@@ -48,7 +49,8 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     experiment: Experiment | None = None
     invalid: Exception | None = None
     try:
-        experiment = prepare(settings(cfg))
+        labels, typed = setting_labels(overrides, sweep.varied)
+        experiment = prepare(settings(cfg), varied=labels, typed=typed)
         finished = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
         if finished is not None:
             add_name(finished, job_name(overrides))
@@ -74,7 +76,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
                 assert invalid is not None
                 raise invalid
             _check_not_obsolete(sweep, folder, job_name(overrides))
-            _print_setup(experiment, console)
+            announce(experiment, console, _in_one_line(experiment))
             summary, _ = run(experiment, folder, started_at, console, role)
         except KeyboardInterrupt as error:
             if sweep.in_process:
@@ -116,15 +118,12 @@ def free_folder(folder: Path) -> Path:
     return free
 
 
-def _print_setup(experiment: Experiment, console: Console) -> None:
-    """One line, where a single run prints tables."""
-    if banner := experiment.placement.banner():
-        console.print(banner)
+def _in_one_line(experiment: Experiment) -> str:
+    """What a job prints where a single run prints ten lines."""
     plan = experiment.plan
-    console.print(
+    return (
         f"{escape(experiment.setup_name)}: global batch {plan.global_batch}, learning rate {plan.lr:.4g}, "
-        f"{plan.optimizer_steps:,} optimizer steps; {experiment.certificate.level} to one fp32 worker",
-        soft_wrap=True,
+        f"{plan.optimizer_steps:,} optimizer steps; {experiment.certificate.level} to one fp32 worker"
     )
 
 

@@ -15,20 +15,28 @@ from runner.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
 from runner.track.delivery import Delivery, deliver
+from runner.track.description import NOTE_TAG, OBJECTIVE_TAG
 from runner.track.secrets import masked
-from runner.track.store import store_of
-from runner.track.tracker import error_summary, how_to_open
+from runner.track.store import error_summary, store_of
+from runner.track.tracker import how_to_open
 
 
-def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...]) -> RunCard:
-    """The card of a sweep's parent run, from its folder or new; written there.
+def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...], metric: str) -> RunCard:
+    """The card of a sweep's parent run, from its folder or new; written there. `metric`: of the objective.
 
     Raises UserError if a sweep is resumed with another store than before.
     """
     uri = store_of(tracking)
     store = None if uri is None else masked(uri)
-    name = f"sweep · {' × '.join(varied) or 'one job'}"
-    tags = {**user_tags(), "sweep.id": folder.name, "sweep.varied": ", ".join(varied)}
+    over = " × ".join(varied) or "one job"
+    name = f"sweep · {over}"
+    tags = {
+        **user_tags(),
+        NOTE_TAG: f"- Sweep over {over}\n- To resume: the same command with `resume_sweep={folder.name}`",
+        OBJECTIVE_TAG: f"eval/{metric}",
+        "sweep.id": folder.name,
+        "sweep.varied": ", ".join(varied),
+    }
     if (folder / CARD_FILE).exists():
         card = RunCard.read(folder)
         if card.store != store:

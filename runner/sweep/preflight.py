@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 
 from runner.config.arguments import RESUME_SWEEP, HydraOptions
 from runner.config.compose import compose, parsed, settings, sweep_points, with_sweeper_params
+from runner.config.schema import Config
+from runner.data.cache import Progress
 from runner.errors import UserError
-from runner.run.preflight import check_folder
+from runner.folder.files import check_folder
+from runner.plan.experiment import prepare
+from runner.run.preflight import reading_data
 from runner.sweep.command import SweepRequest
-from runner.sweep.grid import grid_of, sweeper_overrides
+from runner.sweep.grid import Grid, grid_of, on_this_machine, sweeper_overrides
 from runner.sweep.resume import find_sweep
 from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
 from runner.track.secrets import masked, names_a_secret
@@ -23,15 +28,16 @@ from runner.track.store import check_tracking
 def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     """Which jobs a sweep has, and its folder. Adds what an optimizing sweeper needs to `options`. Raises UserError.
 
-    Only the composition is checked, over every value that is swept: a combination that cannot be run is a failed job,
-    and the others run.
+    Every value that is swept is checked, and every job of a grid: as far as a run's preflight can if the jobs run on
+    this machine, else the settings only. An optimizing sweeper's jobs are checked when they start.
     """
     for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
         _refuse_written_secret(override, meant.value())
     first = compose(next(sweep_points(options.overrides)), options.config_dirs)
     overrides = with_sweeper_params(options.overrides, first.hydra)
     points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
-    hydra, config = points[0].hydra, settings(points[0])
+    configs = [settings(point) for point in points]
+    hydra, config = points[0].hydra, configs[0]
     folder = Path(hydra.sweep.dir)
     check_folder("hydra.sweep.dir", str(folder))
     options.overrides += sweeper_overrides(hydra, config.evaluation.goal, options.overrides)
@@ -44,15 +50,33 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         raise UserError(
             f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
         )
+    grid = grid_of(parsed(overrides), hydra)
+    with reading_data() as progress:
+        _check_jobs(grid, options.config_dirs, on_this_machine(hydra), progress)
     return SweepRequest(
         command=tuple(options.overrides),
-        grid=grid_of(parsed(overrides), hydra),
+        grid=grid,
         hydra=hydra,
         tracking=config.tracking,
         evaluation=config.evaluation,
         folder=folder,
         started_at=started_at,
     )
+
+
+def _check_jobs(grid: Grid, config_dirs: Sequence[str], here: bool, progress: Progress) -> None:
+    """Refuse a grid with a job that cannot run. Raises UserError. `here`: its data and devices are this machine's."""
+    checked: list[Config] = []
+    for job in (grid.overrides or {}).values():
+        try:
+            config = settings(compose(job, config_dirs))
+            any_seed = dataclasses.replace(config, seed=0)
+            if here and any_seed not in checked:
+                prepare(config, progress)
+                checked.append(any_seed)
+        except UserError as error:
+            varied = ", ".join(value for value in job if value.lstrip("+").partition("=")[0] in grid.varied)
+            raise UserError(f"{error} (job {varied}; no job was started)" if varied else str(error)) from error
 
 
 def _refuse_written_secret(override: str, value: object) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-_MOMENT_NAMES = {AdamW: ("exp_avg", "exp_avg_sq"), SGD: ("momentum_buffer",)}
+_ADAM = ("exp_avg", "exp_avg_sq")
+_MOMENT_NAMES = {AdamW: _ADAM, Adam: _ADAM, SGD: ("momentum_buffer",)}
 
 
 class OuterSGD:

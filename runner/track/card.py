@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
 from runner.plan.describe_sync import sync_name
+from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, run_description
+from runner.track.names import run_name
 from runner.track.secrets import masked
 from runner.track.store import store_of
 
@@ -27,13 +29,18 @@ if TYPE_CHECKING:  # it imports torch
 FILE_NAME = "tracking.json"
 #: The tag by which a run is found again if the store created it and the response was lost.
 KEY_TAG = "runner.key"
+#: The tag that is equal for runs which differ only in the seed.
+DIGEST_TAG = "setup.digest"
+#: The tag of an evaluation of a saved model, which is not a training run: the model.
+EVALUATED_TAG = "evaluation.model"
 
 
 @dataclass(frozen=True)
 class RunCard:
     """A run as the tracking store shows it, and how much of it has been delivered. The fields are the file's keys.
 
-    `key`: unique. `parent_key`: the key of the sweep's card. `store`: the tracking URI, credentials masked, or None if
+    `key`: unique. `parent_key`: the key of the parent's card: a sweep's, or an evaluated run's. `dataset_context`: what
+    the data set is for, as MLflow calls it. `store`: the tracking URI, credentials masked, or None if
     the run is not tracked. `into_run`: the id of an existing run to log into (MLFLOW_RUN_ID). `started`, `ended`:
     milliseconds since the epoch. `last_tags`: tags set or changed at the end of the run. `run_id`: the store's id, once
     known. `delivered`: whether the store has everything.
@@ -45,6 +52,7 @@ class RunCard:
     tags: Mapping[str, str]
     store: str | None
     dataset: Mapping[str, str] | None = None
+    dataset_context: str = "training"
     parent_key: str | None = None
     into_run: str | None = None
     log_model: bool = False
@@ -78,14 +86,16 @@ class RunCard:
             raise UserError(f"{folder / FILE_NAME} is not a valid {FILE_NAME} ({first_line(error)})") from error
 
 
-def card_of(experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None) -> RunCard:
-    """The card of a new run. `tags`: in addition to those of every run; `parent_key`: of the sweep it belongs to."""
-    tracking = experiment.config.tracking
+def card_of(
+    experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None, varied: Collection[str] = ()
+) -> RunCard:
+    """The card of a new run. `tags`: in addition to those of every run; `parent_key`, `varied`: of its sweep."""
+    config, tracking = experiment.config, experiment.config.tracking
     store = store_of(tracking)
     return RunCard(
         experiment=tracking.experiment,
-        run_name=tracking.run_name or experiment.setup_name,
-        params={name: str(value) for name, value in run_params(experiment).items()},
+        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, experiment.typed),
+        params={name: _param(value) for name, value in run_params(experiment).items()},
         tags={**run_tags(experiment), **tags},
         store=None if store is None else masked(store),
         dataset=_dataset(experiment),
@@ -112,6 +122,8 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
     return {
         "recipe": config.recipe["name"],
         "model": _model_name(config.recipe),
+        **_data_params(config.recipe),
+        "train_samples": experiment.facts.train_samples,
         "device": experiment.placement.label,
         "world_size": plan.world_size,
         "micro_batch": plan.micro_batch,
@@ -127,10 +139,34 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
         "schedule": config.schedule.name.name,
         "warmup_share": config.schedule.warmup_share,
         "weight_decay": config.optimizer.weight_decay,
+        "clip_norm": config.optimizer.clip_norm,
         "epochs": plan.epochs,
         "optimizer_steps": plan.optimizer_steps,
+        "length_sorted": config.batch.length_sorted,
+        "equivalence": config.equivalence.mode.name,
+        "compile": config.compile,
         "seed": config.seed,
     }
+
+
+def _data_params(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of the data files, or of the data on the Hub, and the length of a row in tokens."""
+    found: dict[str, Any] = {name: recipe[name] for name in ("max_length", "block_size") if name in recipe}
+    data = recipe.get("data")
+    if isinstance(data, Mapping):
+        for split in ("train", "eval"):
+            if data.get(split):
+                found[f"{split}_data"] = os.path.basename(str(data[split]))
+            elif data.get("hub_name"):
+                found[f"{split}_data"] = f"{data['hub_name']} {data.get(f'hub_{split}') or ''}".strip()
+    return found
+
+
+def _param(value: Any) -> str:
+    """A number as it would be typed: 0.00015, not 0.00015000000000000001."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _model_name(recipe: Mapping[str, Any]) -> str:
@@ -142,17 +178,19 @@ def _model_name(recipe: Mapping[str, Any]) -> str:
 
 
 def run_tags(experiment: Experiment) -> dict[str, str]:
-    """Tags for filtering runs."""
+    """Tags for filtering runs, and the run's description."""
     placement = experiment.placement
     return {
         **user_tags(),
+        NOTE_TAG: run_description(experiment),
+        OBJECTIVE_TAG: f"eval/{experiment.config.evaluation.metric}",
         "device": placement.label,
         "device.rehearsed": str(placement.rehearsed).lower(),
         "device.executed_on": placement.device_type,
         "plan.digest": experiment.plan.digest,
         "certificate": experiment.certificate.level,
         "setup": experiment.setup_name,
-        "setup.digest": experiment.setup_digest,
+        DIGEST_TAG: experiment.setup_digest,
         **({"notes": "; ".join(experiment.notes)} if experiment.notes else {}),
     }
 

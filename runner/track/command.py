@@ -14,13 +14,14 @@ from rich.console import Console
 from runner.config.arguments import ArgumentParser
 from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
-from runner.errors import UserError
+from runner.errors import UserError, first_line
 from runner.folder.lock import is_locked
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
 from runner.track.secrets import masked
-from runner.track.store import check_tracking, database_of, store_of
+from runner.track.store import check_tracking, database_of, error_summary, store_of
+from runner.track.tracker import experiment_page
 
 
 def track(arguments: Sequence[str], console: Console) -> int:
@@ -41,7 +42,9 @@ def _sync(options: Namespace, console: Console) -> int:
                 card = deliver(run, uri, "KILLED" if options.killed and not is_locked(run) else None)
             except Exception as error:  # noqa: BLE001 - database, network, disk: continue with the other runs
                 failed += 1
-                console.print(f"{run}  not delivered: {masked(str(error))}", style="red", soft_wrap=True, markup=False)
+                console.print(
+                    f"{run}  not delivered: {error_summary(error)}", style="red", soft_wrap=True, markup=False
+                )
                 continue
             state = "delivered" if card.status else "delivered so far; it has not ended (if it was killed: --killed)"
             console.print(f"{run}  →  {card.run_id}  {state}", soft_wrap=True, markup=False)
@@ -103,13 +106,35 @@ def _ui(options: Namespace, console: Console) -> int:
     if database is not None and not database.exists():
         raise UserError(f"{database} does not exist: start a run first, or give --tracking-uri")
     _check_port(options.port)
-    console.print(f"MLflow: http://127.0.0.1:{options.port}  (Ctrl-C ends it)", highlight=False)
+    for name, page in _pages(uri):
+        console.print(f"{name}: http://127.0.0.1:{options.port}/{page}", highlight=False, soft_wrap=True, markup=False)
+    console.print("Ctrl-C ends MLflow.", highlight=False)
     sys.stdout.flush()
     # One server process is enough for one user, and starts sooner than the default of four.
     where = ["--host", "127.0.0.1", "--port", str(options.port)]
     command = [sys.executable, "-m", "mlflow", "ui", *where, "--workers", "1"]
     # Not on the command line, which every user of the machine can read: the URI may hold a password.
     os.execve(sys.executable, command, {**os.environ, "MLFLOW_BACKEND_STORE_URI": uri})
+
+
+def _pages(uri: str) -> list[tuple[str, str]]:
+    """The experiments that have runs, and the pages of these runs, the newest run first. Raises UserError.
+
+    MLflow's own start page opens an empty view for agents.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    found = []
+    try:
+        client = MlflowClient(uri)
+        for experiment in client.search_experiments():
+            newest = client.search_runs([experiment.experiment_id], order_by=["start_time DESC"], max_results=1)
+            if newest:
+                found.append((newest[0].info.start_time, experiment.name, experiment_page(experiment)))
+    except MlflowException as error:
+        raise UserError(f"{masked(uri)} cannot be read by MLflow: {masked(first_line(error))}") from error
+    return [(name, page) for _, name, page in sorted(found, reverse=True)] or [("MLflow", "")]
 
 
 def _check_port(port: int) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 from runner.errors import UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
+from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import KEY_TAG, RunCard
+from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
 from runner.track.store import database_of
 
 # Set before MLflow is imported. MLflow would repeat a request whose response was lost without asking whether it was
@@ -62,12 +63,12 @@ class Delivery:
         run = self._client.get_run(self.card.into_run) if self.card.into_run is not None else self._find_or_create()
         run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
         params = [Param(name, value) for name, value in self.card.params.items()]
-        tags = [RunTag(name, value) for name, value in {**self.card.tags, **self._parent_tag()}.items()]
+        tags = [RunTag(name, value) for name, value in {**self._own(self.card.tags, run), **self._parent_tag()}.items()]
         self._client.log_batch(run_id, params=params, tags=tags)
         if self.card.dataset is not None:
             dataset = Dataset(source_type="local", **self.card.dataset)
-            training = InputTag("mlflow.data.context", "training")
-            self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[training])])
+            context = InputTag("mlflow.data.context", self.card.dataset_context)
+            self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[context])])
         if self.card.run_id != run_id:
             self._update_card(run_id=run_id)
         self.run_id = run_id
@@ -75,10 +76,24 @@ class Delivery:
     def _find_or_create(self) -> Any:
         self.experiment_id = self.experiment_id or self._find_or_create_experiment()
         found = self._find(self.card.key) if self._may_exist else None
+        if found is not None:
+            return found
+        name = self._free_name()
+        if name != self.card.run_name:
+            self._update_card(run_name=name)
         self._may_exist = True
-        return found or self._client.create_run(
-            self.experiment_id, start_time=self.card.started, run_name=self.card.run_name, tags={KEY_TAG: self.card.key}
+        return self._client.create_run(
+            self.experiment_id, start_time=self.card.started, run_name=name, tags={KEY_TAG: self.card.key}
         )
+
+    def _free_name(self) -> str:
+        """The run's name, with a part of the setup's digest if another setup of the experiment has this name."""
+        name, digest = self.card.run_name, self.card.tags.get(DIGEST_TAG)
+        if digest is None or set(name) & set("'\\"):  # MLflow's filters cannot escape these
+            return name
+        same_name = f"attributes.run_name = '{name}' and tags.`{DIGEST_TAG}` != '{digest}'"
+        taken = self._client.search_runs([self.experiment_id], filter_string=same_name, max_results=1)
+        return f"{name} · {digest[:4]}" if taken else name
 
     def _find_or_create_experiment(self) -> str:
         name = self.card.experiment
@@ -89,8 +104,7 @@ class Delivery:
                 name,
                 # Next to a SQLite store; MLflow would put them below the current folder.
                 artifact_location=None if database is None else (database.absolute().parent / "mlartifacts").as_uri(),
-                # Without this tag MLflow's page shows charts for agents instead of training.
-                tags={"mlflow.experimentKind": "custom_model_development"},
+                tags=experiment_tags(name, self.card.tags.get(OBJECTIVE_TAG)),
             )
             return experiment_id
         if experiment.lifecycle_stage == "deleted":
@@ -100,6 +114,12 @@ class Delivery:
     def _find(self, key: str) -> Any:
         runs = self._client.search_runs([self.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{key}'")
         return runs[0] if runs else None
+
+    def _own(self, tags: Mapping[str, str], run: Any) -> dict[str, str]:
+        """`tags` without the description if somebody has edited it in MLflow, or `runner.compare` has replaced it."""
+        ours = (None, self.card.tags.get(NOTE_TAG), self.card.last_tags.get(NOTE_TAG))
+        edited = run.data.tags.get(NOTE_TAG) not in ours
+        return {name: value for name, value in tags.items() if not (edited and name == NOTE_TAG)}
 
     def _parent_tag(self) -> dict[str, str]:
         # Looked up by key: ids differ between stores.
@@ -113,11 +133,11 @@ class Delivery:
         self._unsent += self._reader.read()
         if self._unsent and self._ask_first:
             self._stored |= self._ask()
-        self._unsent = [metric for metric in self._unsent if (metric.key, metric.step) not in self._stored]
+        self._unsent = [m for m in self._unsent if (stored_key(m.key), m.step) not in self._stored]
         while self._unsent:
             part = self._unsent[:_BATCH]
             self._ask_first = True  # until the store has confirmed this request
-            metrics = [MlflowMetric(m.key, m.value, m.timestamp, m.step) for m in part]
+            metrics = [MlflowMetric(stored_key(m.key), m.value, m.timestamp, m.step) for m in part]
             self._client.log_batch(self.run_id, metrics=metrics)
             self._unsent = self._unsent[len(part) :]
         self._ask_first = False
@@ -153,13 +173,21 @@ class Delivery:
         for path in sorted(self._folder.iterdir()):
             if path.is_file() and path.name != CARD_FILE and not path.name.startswith("."):
                 self._client.log_artifact(self.run_id, str(path))
-        for name, value in self.card.last_tags.items():
+        for name, value in self._own(self.card.last_tags, self._client.get_run(self.run_id)).items():
             self._client.set_tag(self.run_id, name, value)
         self._client.set_terminated(self.run_id, status=self.card.status, end_time=self.card.ended)
         model = self._folder / "model"
         if self.card.log_model and model.is_dir():  # last: it may take long, and the run has ended
             self._client.log_artifacts(self.run_id, str(model), "model")
         self._update_card(delivered=True)
+
+
+def stored_key(key: str) -> str:
+    """MLflow's name of a metric: `train/comm/bytes` for `comm/bytes`.
+
+    MLflow sorts charts by the part before the last slash; quality, loss and throughput should be the first.
+    """
+    return key if key.startswith(("eval/", "train/")) else f"train/{key}"
 
 
 def deliver(folder: Path, uri: str, status: str | None = None) -> RunCard:

@@ -1,4 +1,4 @@
-"""Which tracking store a run is logged to, and whether it can be reached: checked before a run starts."""
+"""Which tracking store a run is logged to, whether it can be used (checked before a run starts), and its errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from pathlib import Path
 
 from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
-from runner.errors import UserError
+from runner.errors import UserError, first_line
+from runner.folder.files import check_folder
 from runner.track.secrets import masked
 
+#: A request that every MLflow server answers with JSON: of the interface that runs are sent to, so that it also works
+#: behind a proxy that serves nothing else.
+_EXPERIMENTS = "/api/2.0/mlflow/experiments/search?max_results=1"
 #: Seconds that a tracking server has for its first response. MLflow's own retries would take minutes.
 ANSWER_WITHIN_S = 5.0
 _SCHEMES = ("", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 _SQLITE = "sqlite:///"
+#: How a database file begins.
+_SQLITE_HEADER = b"SQLite format 3\0"
 
 
 def default_store(root: Path) -> str:
@@ -39,42 +45,64 @@ def database_of(uri: str) -> Path | None:
 
 
 def check_tracking(tracking: Tracking) -> None:
-    """Refuse an invalid tracking URI, and a server that does not answer. Raises UserError."""
-    uri = tracking.uri
-    if tracking.kind is TrackerName.none or not uri:
+    """Refuse an invalid tracking URI, and a server or a file that is no MLflow store. Raises UserError."""
+    uri = store_of(tracking)
+    if uri is None:
         return
     shown = f"tracking.uri={masked(uri)}"
     try:
         scheme = urllib.parse.urlsplit(uri).scheme.partition("+")[0]  # without the database's driver
     except ValueError as error:
         raise UserError(f"{shown} is not a valid URI: {error}") from error
-    if re.fullmatch(r"[\w.-]+:\d+", uri):
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         raise UserError(f"{shown} has no scheme: write http://{uri}")
     if scheme in ("http", "https"):
         _check_server(uri, shown)
     elif scheme not in _SCHEMES:
         raise UserError(f"{shown} has the scheme '{scheme}', which MLflow does not support: use http, https or sqlite")
     elif (path := database_of(uri)) is not None:
-        existing = next(parent for parent in path.absolute().parents if parent.exists())
-        if path.is_dir() or not existing.is_dir():
-            blocking = path if path.is_dir() else existing
-            raise UserError(f"{shown} cannot be a database file: {blocking} is in the way; choose another path")
+        _check_database(path, shown)
+    elif scheme == "sqlite":
+        raise UserError(
+            f"{shown} names no file: write sqlite:///outputs/mlflow.db, or sqlite:////… for an absolute path"
+        )
+    elif scheme in ("", "file"):
+        check_folder("tracking.uri", uri.removeprefix("file:").removeprefix("//"))
+
+
+def _check_database(path: Path, shown: str) -> None:
+    if not path.exists():
+        check_folder("tracking.uri", path)
+        return
+    try:
+        with path.open("r+b") as file:  # nothing is written, but it fails if nothing could be
+            start = file.read(len(_SQLITE_HEADER))
+    except OSError as error:
+        raise UserError(f"{shown} cannot be used ({error.strerror}): choose another file") from error
+    if start not in (b"", _SQLITE_HEADER):
+        raise UserError(f"{shown} is not an SQLite database: choose another file")
 
 
 def _check_server(uri: str, shown: str) -> None:
-    # Any response will do, also one that asks for credentials: MLflow sends those itself.
     parts = urllib.parse.urlsplit(uri)
-    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/") + "/health")
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2], path="", query="", fragment="").geturl()
+    fix = "start the server, correct the address, or use tracking=none"
     try:
-        with urllib.request.urlopen(address.geturl(), timeout=ANSWER_WITHIN_S):
-            pass
-    except urllib.error.HTTPError:
-        return
+        request = address + parts.path.rstrip("/") + _EXPERIMENTS
+        with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
+            kind = response.headers.get_content_type()
+            login = urllib.parse.urlsplit(response.url).hostname != parts.hostname
+        if kind != "application/json" and not login:
+            raise UserError(f"{shown} is not an MLflow server (it answers with {kind}): {fix}")
+    except urllib.error.HTTPError as error:
+        # MLflow sends credentials itself: a server that asks for them, or sends to a login page, may well be one.
+        if error.code not in (401, 403):
+            raise UserError(
+                f"{shown} is not an MLflow server (it answers {error.code} {error.reason}): {fix}"
+            ) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise UserError(
-            f"{shown} does not answer ({reason}): start the server, correct the address, or use tracking=none"
-        ) from error
+        raise UserError(f"{shown} does not answer ({reason}): {fix}") from error
 
 
 def check_given_run(tracking: Tracking) -> None:
@@ -96,3 +124,9 @@ def check_given_run(tracking: Tracking) -> None:
         raise missing from error
     if found.info.lifecycle_stage != LifecycleStage.ACTIVE:
         raise UserError(f"MLFLOW_RUN_ID={run_id} was deleted in {masked(uri)}: restore it there, or unset it")
+
+
+def error_summary(error: Exception | None) -> str:
+    """The first line of a store's error, without credentials and without the page of a server that is no MLflow."""
+    line = first_line(error) if error is not None else "no answer"
+    return masked(re.split(r"\W*(?:Response body\W*)?<[!a-z]", line)[0])[:200] or "an HTML page"

@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from runner.config.schema import Tracking
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
+from runner.track.description import VIEW_KEY, VIEW_TAG
 from runner.track.secrets import masked
-from runner.track.store import default_store, store_of
+from runner.track.store import default_store, error_summary, store_of
 
 #: Seconds between two uploads of metrics.
 _SEND_EVERY_S = 1.0
@@ -120,7 +122,7 @@ def build_tracker(tracking: Tracking, card: RunCard, folder: Path, *, resumed: b
 
 def how_to_open(uri: str, page: str) -> Sequence[str]:
     """Lines that say how to open a page of a store: on a server, or with `runner.track ui` on this machine."""
-    page = f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"  # MLflow's menus for training
+    page = _with_training_menus(page)
     if uri.startswith(("http://", "https://")):
         return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
     python = min(os.path.relpath(sys.executable), sys.executable, key=len)
@@ -128,11 +130,17 @@ def how_to_open(uri: str, page: str) -> Sequence[str]:
     return [f"  MLflow: {python} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
 
 
+def experiment_page(experiment: Any) -> str:
+    """The address of an experiment's table of runs, with our columns if it has them. `experiment`: MLflow's entity."""
+    view = f"?viewStateShareKey={VIEW_KEY}" if VIEW_TAG in experiment.tags else ""
+    return _with_training_menus(f"experiments/{experiment.experiment_id}/runs{view}")
+
+
+def _with_training_menus(page: str) -> str:
+    """The address of a page. Without `workflowType`, MLflow shows its menus for agents."""
+    return f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"
+
+
 def warn(text: str) -> None:
     """Print a warning on the error stream."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
-
-
-def error_summary(error: Exception | None) -> str:
-    """The first line of a store's error, credentials masked."""
-    return masked(str(error).strip().splitlines()[0])[:200] if error and str(error).strip() else "no answer"

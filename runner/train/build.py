@@ -23,9 +23,9 @@ from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Prepared, Recipe
 from runner.errors import UserError
 from runner.exact import check_model, exact_streams, standard_streams
-from runner.folder.eval_progress import EvalProgress
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog
+from runner.folder.phase_progress import PhaseProgress
 from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
@@ -40,40 +40,42 @@ from runner.train.tokens import Tokens, over_all_workers
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything that a worker needs to know.
+class WorkerJob:
+    """What a worker of any command needs to know.
 
-    `folder`: of the run. `local_workers`: on each machine. `threads`: for each worker's computations on a CPU.
-    `started_at`: when the command started, in seconds since the epoch. `checkpoint`: the folder of the one to continue
-    from.
+    `folder`: for the files that workers write. `local_workers`: on each machine. `threads`: for each worker's
+    computations on a CPU.
     """
 
     config: Config
-    plan: Plan
     facts: DataFacts
     folder: Path
     device_type: str
     local_workers: int
     threads: int
+
+    def as_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+@dataclass(frozen=True)
+class Job(WorkerJob):
+    """A training job, in the folder of its run.
+
+    `started_at`: of the command, in seconds since the epoch. `checkpoint`: the folder of the one to continue from.
+    """
+
+    plan: Plan
     started_at: float
     checkpoint: Path | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: to_plain(value) for name, value in vars(self).items()}
-
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:
-        typed = {
-            "config": from_plain(Config, data["config"]),
-            "plan": from_plain(Plan, data["plan"]),
-            "facts": from_plain(DataFacts, data["facts"]),
-            "folder": Path(data["folder"]),
-            "checkpoint": Path(data["checkpoint"]) if data["checkpoint"] is not None else None,
-        }
-        return Job(**{**data, **typed})
+        return from_plain(Job, data)
 
 
-def connect(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
+def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
     """This worker's device, connected to the other workers through `store`."""
     torch.set_num_threads(job.threads)
     return build_backend(
@@ -97,7 +99,7 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     saved = read_manifest(job.checkpoint) if job.checkpoint is not None else None
     state = load(saved, backend.rank, backend.world_size) if saved is not None else None
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
-    prepared = _prepare_data(recipe, job, backend)
+    prepared = prepare_data(recipe, job, backend)
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
     precision = Precision(config.precision.name, backend.device.type)
     eager_device = torch.device("cpu") if backend.compiles else backend.device
@@ -156,7 +158,7 @@ def train(job: Job, backend: Backend) -> RunResult | None:
     log = MetricsLog(job.folder) if backend.rank == 0 else None
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
-        loop.eval_progress = EvalProgress(job.folder)
+        loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
     identity = {**identity_of(loop.prepared, loop.model), "data": job.facts.digest, **library_versions(job.device_type)}
     checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity)
     loop.meter.asks_for_checkpoint = checkpoints.overdue
@@ -192,9 +194,10 @@ def _no_log(step: int, metrics: dict[str, float]) -> None:
     """Only rank 0 logs."""
 
 
-def _prepare_data(recipe: Recipe, job: Job, backend: Backend) -> Prepared:
-    # One worker of each machine tokenises; the others wait, then map the same cache entry.
-    cache = Cache(job.config.cache_dir)
+def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
+    """The tokenised data. One worker of each machine tokenises; the others map the same cache entry. A collective."""
+    progress = PhaseProgress(job.folder, "tokenising", "texts") if backend.rank == 0 else None
+    cache = Cache(job.config.cache_dir, progress)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
     # Wait for all machines. The entry's name, not its path: another machine may keep its cache elsewhere.
     names = backend.all_gather_object(entry.name if entry is not None else None)
@@ -235,6 +238,7 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
         eval=best.metrics if best.weights is not None else loop.eval_metrics,
         best={"step": best.step, job.config.evaluation.metric: best.value},
         batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
+        truncated=loop.prepared.properties.get("truncated"),
         stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
         machine=describe_machine(job.device_type, available_cores()),
         warnings=warnings,

@@ -1,4 +1,4 @@
-"""Evaluate every held-out sample exactly once, for any number of workers."""
+"""Predict and evaluate every held-out sample exactly once, for any number of workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from runner.train.precision import Precision
 _FETCHED_TOGETHER = 16
 
 
-@torch.no_grad()
 def evaluate(
     recipe: Recipe,
     prepared: Prepared,
@@ -30,12 +29,31 @@ def evaluate(
     length_buckets: Sequence[int] | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """The recipe's metrics over the evaluation part, the same on every worker. A collective.
+    """The recipe's metrics over the evaluation part, the same on every worker. Arguments as of `predict`."""
+    predictions = predict(recipe, prepared, model, backend, precision, micro_batch, length_buckets, progress)
+    metrics: dict[str, float] = backend.broadcast_object(
+        recipe.metrics(predictions, prepared.eval) if backend.rank == 0 else None
+    )
+    return metrics
+
+
+@torch.no_grad()
+def predict(
+    recipe: Recipe,
+    prepared: Prepared,
+    model: nn.Module,
+    backend: Backend,
+    precision: Precision,
+    micro_batch: int,
+    length_buckets: Sequence[int] | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """The recipe's predictions for the evaluation part in sample order, fp64 on the CPU of every worker. A collective.
 
     `progress(done, total)` is called with this worker's micro-batches: at the start, and after each.
 
     Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
-    put back into sample order before metrics are computed, so metrics do not depend on the number of workers.
+    put back into sample order, so that metrics do not depend on the number of workers.
     """
     table = prepared.eval
     lengths = np.asarray(table.column("length"))
@@ -71,10 +89,7 @@ def evaluate(
     assert len(order) == len(table), (len(order), len(table))
     predictions = torch.empty_like(gathered)
     predictions[order] = gathered
-    metrics: dict[str, float] = backend.broadcast_object(
-        recipe.metrics(predictions, table) if backend.rank == 0 else None
-    )
-    return metrics
+    return predictions
 
 
 def _fetch(predictions: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:

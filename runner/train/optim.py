@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,22 +24,37 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
+_CLASSES: dict[OptimizerName, Callable[..., Optimizer]] = {
+    OptimizerName.adamw: torch.optim.AdamW,
+    OptimizerName.sgd: torch.optim.SGD,
+    OptimizerName.adam: torch.optim.Adam,
+    OptimizerName.adafactor: torch.optim.Adafactor,
+    OptimizerName.adagrad: torch.optim.Adagrad,
+    OptimizerName.adamax: torch.optim.Adamax,
+    OptimizerName.nadam: torch.optim.NAdam,
+    OptimizerName.radam: torch.optim.RAdam,
+    OptimizerName.rmsprop: torch.optim.RMSprop,
+}
+
+#: The optimizers for which torch has fused kernels on every device.
+_FUSED = (OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd)
+
+
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused: bool) -> Optimizer:
-    """torch's AdamW or SGD at the scaled learning rate `lr`; `fused`: with torch's fused kernels."""
+    """torch's optimizer at the scaled learning rate `lr`; `fused`: with torch's fused kernels, if it has any."""
     groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
-    if config.name is OptimizerName.adamw:
-        assert config.betas is not None
-        assert config.eps is not None
-        first, second = config.betas
-        return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=config.eps, fused=fused)
-    assert config.momentum is not None
-    sgd = torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=bool(config.nesterov), fused=fused)
-    if fused and config.momentum:
+    settings: dict[str, Any] = {"lr": lr, **config.settings}
+    if config.betas is not None:
+        settings["betas"] = tuple(config.betas)
+    if config.name in _FUSED:
+        settings["fused"] = fused
+    optimizer = _CLASSES[config.name](groups, **settings)
+    if config.name is OptimizerName.sgd and fused and config.momentum:
         # torch leaves the buffer uninitialised until the first step, and fp16 may skip that step.
-        for group in sgd.param_groups:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 class LearningRate:

@@ -25,6 +25,7 @@ from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.errors import UserError, require
+from runner.folder.files import check_folder
 from runner.launch.elastic import launch
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
@@ -58,8 +59,10 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     """Run the command with these arguments and return its exit code. Raises UserError."""
     options = _parser().parse_intermixed_args(list(arguments))
     require(options.steps >= 1, "--steps", options.steps, "use at least 1 optimizer step")
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json={options.json} cannot be written: the folder {options.json.parent} does not exist")
+    if options.json is not None:
+        if options.json.is_dir() or not options.json.absolute().parent.is_dir():
+            raise UserError(f"--json={options.json} cannot be written: give a file in a folder that exists")
+        check_folder("--json", options.json.parent)
     if is_external():
         raise UserError("runner.verify starts the workers of both setups itself: call it without torchrun")
     dirs = config_dirs(options.config_dir)

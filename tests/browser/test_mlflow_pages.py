@@ -38,7 +38,7 @@ class Swept:
     @property
     def setup(self) -> str:
         """The name of a setup that is not the baseline."""
-        return list(self.runs)[-1].rpartition(" · ")[0]
+        return re.sub(r" · s\d.*", "", list(self.runs)[-1])
 
 
 def run_small_sweep(root: Path) -> None:
@@ -98,6 +98,17 @@ def test_the_comparison_page_names_setups_and_what_differs(swept: Swept, page: P
     page.screenshot(path=screenshots / "mlflow-compare-runs.png", full_page=True)
 
 
+def test_the_table_of_runs(swept: Swept, page: Page, screenshots: Path) -> None:
+    """The address that `runner.track ui` prints shows runs, in columns that say how good they are; names have room."""
+    log = (swept.folder.parents[2] / "ui.log").read_text()
+    page.goto(re.findall(r"http://127\.0\.0\.1:\d+/#/\S+", log)[0])
+    page.get_by_text("sweep · ").first.wait_for()
+    for column in ("eval/accuracy", "train/loss", "certificate"):
+        page.get_by_role("columnheader", name=column).first.wait_for()
+    assert page.get_by_role("columnheader", name="Run Name").first.bounding_box()["width"] >= 300  # type: ignore[index]
+    page.screenshot(path=screenshots / "mlflow-runs.png")
+
+
 def test_the_charts_of_a_sweep(swept: Swept, page: Page, screenshots: Path) -> None:
     """The address that a sweep prints shows every job in every chart, and samples seen can be the x-axis."""
     (link,) = re.findall(r"http://127\.0\.0\.1:5000(/#/\S+)", swept.output)
@@ -107,7 +118,10 @@ def test_the_charts_of_a_sweep(swept: Swept, page: Page, screenshots: Path) -> N
     assert page.get_by_text("sweep · ").count() == 0, "the parent has no metrics, so it must not be a row"
     page.get_by_text("eval/accuracy", exact=True).first.wait_for()
     page.screenshot(path=screenshots / "mlflow-charts.png")
-    for metric in ("eval/accuracy", "train/samples_per_s", "comm/bytes"):
+    titles = page.locator("h4[title*='/']").evaluate_all("found => found.map(one => one.title)")
+    assert [title for title in titles if not title.startswith(("eval/", "train/"))] == []
+    assert titles[0].startswith("eval/")
+    for metric in ("eval/accuracy", "train/samples_per_s", "train/comm/bytes"):
         chart(page, metric)
     card = chart(page, "train/loss")
     use_as_x_axis(page, card, "train/samples_seen")

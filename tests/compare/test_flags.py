@@ -42,12 +42,25 @@ def test_a_timing_outlier_is_named_with_its_effect() -> None:
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
-        ([200.0, 200.0, 218.0], []),  # an infinite modified z, but within 10%
+        ([200.0, 200.0, 218.0], []),  # within 10%
         ([200.0, 260.0], ["timings spread"]),  # two seeds cannot tell which one is off
+        ([190.0, 200.0, 215.0], ["timings spread"]),  # no seed is 10% off the median
+        ([100.0, 101.0, 115.0], ["timing outlier"]),  # the other setup repeats within 1%
+        ([7.0, 2.0, 14.0], ["timing outlier", "timing outlier"]),  # no modified z above 1 within the setup
     ],
 )
 def test_smaller_differences_in_time(times: list[float], expected: list[str]) -> None:
-    assert kinds(block(BASE, runs("four", [80.1, 80.3, 80.2][: len(times)], times, workers=4))) == expected
+    four = runs("four", [80.1, 80.3, 80.2][: len(times)], times, workers=4)
+    assert [kind for kind in kinds(block(BASE, four)) if kind.startswith("timing")] == expected
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(130.0, "timings spread"), (160.0, "timing outlier")])
+def test_an_outlier_among_noisy_setups(slow: float, expected: str) -> None:
+    """The other setups spread by 20%: their spread hides 1.3 × the median, but never more than 1.5 ×."""
+    noisy = runs("one", [80.0, 80.4, 80.2], [320.0, 400.0, 480.0])
+    four = runs("four", [80.1, 80.3, 80.2], [100.0, 101.0, slow], workers=4)
+    flags = [flag for flag in block(noisy, four).flags if flag.setups == ("four",)]
+    assert [flag.kind for flag in flags] == [expected]
 
 
 def test_an_outlier_of_the_baseline_changes_every_speed_up() -> None:

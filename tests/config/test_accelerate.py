@@ -160,30 +160,6 @@ def test_refused_values(keys: dict[str, Any], key: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "content", [b"a: [1, 2\nb: }", b"!!python/object/apply:os.system ['touch pwned']", b"\xff\xfe\x00", b"", b"- 1\n"]
-)
-def test_refused_files(content: bytes) -> None:
-    """A file that is not YAML, or not a mapping, is refused, and nothing in it is executed."""
-    Path("acc.yaml").write_bytes(content)
-    with pytest.raises(UserError, match=r"^device\.file=acc\.yaml ") as caught:
-        applied("acc.yaml")
-    assert "\n" not in str(caught.value)
-    assert not Path("pwned").exists()
-
-
-def test_refused_combinations() -> None:
-    """A file without its device, a device without its file, and a precision without either."""
-    for path in ("missing.yaml", ".", None):
-        with pytest.raises(UserError, match=r"^device\.file"):
-            applied(path)
-    defaults = configured()
-    with pytest.raises(UserError, match=r"^device\.file=acc\.yaml .*device=from_accelerate"):
-        apply(dataclasses.replace(defaults, device=Device(DeviceKind.cpu, file="acc.yaml")))
-    with pytest.raises(UserError, match=r"^precision=from_accelerate "):
-        apply(dataclasses.replace(defaults, precision=Precision(PrecisionName.from_accelerate)))
-
-
 def test_notes() -> None:
     """The file, what is used, and what is ignored, with keys of the same reason together and unused ones last."""
     dynamo = {"dynamo_backend": "INDUCTOR"}

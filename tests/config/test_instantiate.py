@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ import pytest
 from recipes.synthetic.acceptability import GrammarCorpus
 from runner.config.instantiate import MOVED, build_recipe
 from runner.errors import UserError
-from tests.configured import configured
 
 TOP = "trusted_pkg.parts.Top"
 PART = "trusted_pkg.parts.Part"
@@ -187,14 +187,14 @@ def test_wrong_arguments(config: dict[str, Any], message: str) -> None:
         build(config)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        *("recipe.data.train_samples=many", "recipe.data.train_samples=10.5", "recipe.data.train_samples=null"),
-        *("recipe.model.dropout=high", "recipe.data=null", "recipe.model=bert"),
-    ],
-)
-def test_wrong_types(override: str) -> None:
-    """Numbers, and parts that need a `_target_`, are checked before a class is called."""
-    with pytest.raises(UserError, match=f"^{override} "):
-        build_recipe(configured(override).recipe, ())
+@pytest.mark.parametrize("name", ["recipes/__init__.py", "recipes.py"])
+def test_a_package_that_hides_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As in a folder with a package `recipes`, in which `python -m runner` is started: it is not executed."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("raise AssertionError")
+    for module in [one for one in sys.modules if one.partition(".")[0] == "recipes"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=f"^{re.escape(str(path))} "):
+        build({"_target_": "recipes.synthetic.linear.LinearLayer"})

@@ -39,7 +39,7 @@ def test_loader_without_sharding(here: Path, capsys: pytest.CaptureFixture[str])
     assert f"diagnosis: {summary['diagnosis']}" in capsys.readouterr().out
     (found,) = stored_runs(here)
     assert found.data.tags["diagnosis"] == summary["diagnosis"]
-    assert found.data.metrics["speed/padding_share"] == summary["speed"]["padding_share"]
+    assert found.data.metrics["train/speed/padding_share"] == summary["speed"]["padding_share"]
 
 
 def test_failed_run_has_a_diagnosis(capsys: pytest.CaptureFixture[str]) -> None:

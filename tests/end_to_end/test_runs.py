@@ -80,15 +80,19 @@ def test_mlflow_has_the_run(finished: Path) -> None:
     (found,) = stored_runs(finished)
     summary = read(only_folder(finished), "summary.json")
     assert (found.info.run_id, found.info.status) == (summary["mlflow_run_id"], "FINISHED")
-    assert found.info.run_name == "cpu2 · acc=2 · s0"
+    assert found.info.run_name.startswith("cpu2 · acc=2 · s0 · acceptability · b=24 · ")
     params = found.data.params
     assert (params["device"], params["global_batch"], params["k"], params["seed"]) == ("cpu2", "24", "1", "0")
-    assert len(params) <= 20
+    assert len(params) <= 30
     assert found.data.tags["device.rehearsed"] == "false"
     assert found.data.tags["plan.digest"] == read(only_folder(finished), "plan.json")["digest"]
     history = store(finished).get_metric_history(found.info.run_id, "train/loss")
     assert sorted(metric.step for metric in history) == list(range(1, 11))
     assert found.data.metrics["eval/accuracy"] == summary["eval"]["accuracy"]
+    assert found.data.metrics["train/comm/bytes"] == summary["comm_bytes"]
+    description = found.data.tags["mlflow.note.content"]
+    assert f"**{summary['certificate']}**" in description
+    assert f"accuracy {summary['eval']['accuracy']:.4g}" in description
     assert [given.dataset.name for given in found.inputs.dataset_inputs] == ["acceptability"]
     artifacts = {artifact.path for artifact in store(finished).list_artifacts(found.info.run_id)}
     assert artifacts == FILES - {"tracking.json"}

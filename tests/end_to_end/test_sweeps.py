@@ -22,6 +22,7 @@ from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
 from runner.sweep import command
 from runner.sweep.preflight import prepare_sweep
+from runner.track.delivery import stored_key
 from tests import processes, runs
 from tests.processes import left_of_session, output, wait_until
 from tests.replicas import TINY
@@ -86,7 +87,7 @@ def assert_metrics_complete(root: Path, job: Run) -> None:
     """The store has the values of this job's `metrics.jsonl`, each once, and no others."""
     folders = [path.parent for path in only_sweep(root).glob("*/summary.json")]
     (folder,) = (one for one in folders if read(one, "summary.json").get("mlflow_run_id") == job.info.run_id)
-    logged = sorted((m.key, m.step, m.timestamp, m.value) for m in MetricsReader(folder).read())
+    logged = sorted((stored_key(m.key), m.step, m.timestamp, m.value) for m in MetricsReader(folder).read())
     stored = sorted(
         (m.key, m.step, m.timestamp, m.value)
         for key in {metric[0] for metric in logged}
@@ -120,6 +121,8 @@ def test_jobs_are_children_of_the_sweep(swept: Path) -> None:
     varied = [{k: v for k, v in job.data.tags.items() if k.startswith(("varied.", "sweep."))} for job in jobs]
     assert varied == [{"sweep.id": identifier, "varied.seed": seed, "varied.optimizer.lr": lr} for seed, lr in GRID]
     assert [(job.data.params["seed"], job.data.params["lr"]) for job in jobs] == GRID
+    names = [job.info.run_name.split(" · linear")[0] for job in jobs]
+    assert names == [f"cpu · lr={lr} · s{seed}" for seed, lr in GRID]
     assert parent.info.start_time <= jobs[0].info.start_time
     assert parent.info.end_time >= jobs[-1].info.end_time
     for job in jobs:
@@ -169,8 +172,11 @@ def test_kbatch(here: Path) -> None:
 # --- Jobs that fail -----------------------------------------------------------------------------------------
 
 
-def test_job_with_invalid_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A batch that three workers cannot share: FAILED with the reason in folder and store, the others run, exit 2."""
+def test_job_with_invalid_settings(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found on the machine of the job: FAILED with the reason in folder and store, the others run, exit 2."""
+    monkeypatch.setattr("runner.sweep.preflight.on_this_machine", lambda hydra: False)
     sizes = ["batch=fixed_global", "batch.micro_batch=null", "batch.global_batch=8"]
     assert sweep(*sizes, "device.workers=1,3,2") == cli.EXIT_USER_ERROR
     err = capsys.readouterr().err
@@ -275,55 +281,6 @@ def test_resuming_with_another_store(swept: Path, here: Path, capsys: pytest.Cap
     assert sweep("seed=0,1", "optimizer.lr=0.01,0.02", resumed) == cli.EXIT_USER_ERROR
     assert "tracking" in capsys.readouterr().err
     assert list(here.iterdir()) == []
-
-
-ID = "2026-01-02_03-04-05-abcd"
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished sweep of one job, without a store."""
-    named = f"hydra.sweep.dir=outputs/sweeps/{ID}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_compare", lambda *_: None)
-        return swept_in(tmp_path_factory.mktemp("done"), "tracking=none", "seed=0", named)
-
-
-#: The arguments, and what the sentence must name.
-WRONG: list[tuple[list[str], list[str]]] = [
-    (["-m", "resume_sweep=2026-01-02_03-04-05-abce"], [f"'{ID}'"]),
-    (["-m", f"resume_sweep=outputs/sweeps/{ID}/0"], ["resume_sweep="]),
-    (["-m", "resume_sweep=*"], ["resume_sweep=*"]),
-    (["-m", "resume_sweep="], ["resume_sweep="]),
-    (["-m", "~resume_sweep"], ["resume_sweep"]),
-    (["-m", f"resume_sweep={ID}", "resume_sweep=other"], ["resume_sweep"]),
-    (["-m", f"resume_sweep={ID}", "device=gpux"], ["device=gpux"]),
-    ([f"resume_sweep={ID}"], ["-m"]),
-    (["-m", f"hydra.sweep.dir=outputs/sweeps/{ID}"], ["hydra.sweep.dir=", "resume_sweep="]),
-    (["-m", f"resum_sweep={ID}"], ["resum_sweep"]),
-]
-
-
-@pytest.mark.parametrize(("arguments", "named"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_wrong_input(
-    arguments: list[str],
-    named: list[str],
-    done: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Exit code 2 and one sentence; nothing is run, and nothing made or changed."""
-    monkeypatch.chdir(done)
-    before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
-    assert cli.main([*QUICK, "tracking=none", "seed=0", *arguments], time.time()) == cli.EXIT_USER_ERROR
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.strip().splitlines()
-    assert line.startswith("error: ")
-    for part in named:
-        assert part in line
-    assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
-    assert cli.plan_main([*QUICK, *arguments]) == cli.EXIT_USER_ERROR
 
 
 # --- Optuna -------------------------------------------------------------------------------------------------

@@ -57,33 +57,6 @@ def test_different_training(b: str, what: str, step: int, capsys: pytest.Capture
     assert ("before the first step" if step == 0 else f"step {step}") in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--a", "device=cpu"], ["--b"]),
-        (["--a", "", "--b", "", "--steps", "0"], ["--steps=0"]),
-        (["--a", "device=cpu", "--b", "device=cpuu"], ["setup b", "device=cpuu"]),
-        (["--a", "seed=0,1", "--b", ""], ["setup a"]),
-        (["--a", "'device=cpu", "--b", ""], ["--a='device=cpu"]),
-        (["--a", "", "--b", "", "--json", "no/where.json"], ["--json=no/where.json"]),
-        (["--a", "compile=true", "--b", "", "equivalence=exact"], ["setup a", "compile=true"]),
-    ],
-)
-def test_wrong_input(arguments: list[str], named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence, and exit code 2."""
-    assert verify_main(arguments) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
-    assert all(part in line for part in named)
-
-
-def test_not_under_torchrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert verify_main(["--a", "", "--b", ""]) == 2
-    assert "torchrun" in capsys.readouterr().err
-
-
 def test_interrupted(here: Path) -> None:
     """Ctrl-C ends all workers, with exit code 130 and no folder left."""
     setups = ["device=cpu2", "epochs=1000", "--a", "", "--b", "", "--steps", "8000"]

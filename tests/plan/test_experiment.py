@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from runner.errors import UserError
 from tests.configured import prepared
 
 
@@ -33,9 +31,17 @@ def test_setup_name(overrides: str, name: str) -> None:
 
 
 def test_the_setup_digest_ignores_the_seed_and_where_a_run_is_logged() -> None:
-    digests = [prepared(one).setup_digest for one in ("", "seed=1 tracking=none", "sync.k=2", "epochs=1")]
+    digests = [prepared(one).setup_digest for one in ("", "seed=1 tracking=none verbose=true", "sync.k=2", "epochs=1")]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize(("max_steps", "has_effect"), [(19, True), (20, True), (21, False)])
+def test_max_steps_beyond_the_epochs(max_steps: int, has_effect: bool) -> None:
+    """960 samples are 20 steps."""
+    experiment = prepared(f"epochs=1 max_steps={max_steps}")
+    assert [f"max_steps={max_steps}" in note for note in experiment.notes] == [True] * (not has_effect)
+    assert experiment.plan.optimizer_steps == min(max_steps, 20)
 
 
 def test_facts_reach_the_plan() -> None:
@@ -60,34 +66,6 @@ def test_preparing_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("device=cpu4 batch.global_batch=50", "batch.global_batch=50 "),
-        ("device=cpu2 sync.k=4 evaluation.every_steps=6", "evaluation.every_steps=6 .* 4 or 8"),
-        ("device=cpu2 sync.k=4 evaluation.every_steps=3", "evaluation.every_steps=3 .* 4$"),
-        ("device=cpu2 max_steps=30 sync.k=31", "sync.k=31 .* sync.k=30 or less"),
-        ("device=cpu2 max_steps=30 sync.k=16 sync.schedule=post_local", "sync.k=16 .* sync.k=15 or less"),
-        ("evaluation.metric=acuracy", "evaluation.metric=acuracy .* did you mean 'accuracy'"),
-        ("evaluation.metric=loss evaluation.goal=max", "evaluation.goal=max .* evaluation.goal=min"),
-        ("evaluation.goal=min", "evaluation.goal=min .* evaluation.goal=max"),
-        ("recipe.name=a/b", "recipe.name=a/b .*slashes"),
-        ("recipe.metric=null evaluation.metric=loss", "recipe.metric "),
-        ("recipe.tuned.lrr=1", "there is no setting 'recipe.tuned.lrr'"),
-        ("recipe.model.hidden_size=100", "recipe.model.hidden_size=100 .*recipe.model.heads=8"),
-        ("recipe.metrics_shown=[acc]", "recipe.metrics_shown.*did you mean 'accuracy'"),
-        ("recipe._target_=os.system", "recipe._target_=os.system .*trusted"),
-        ("device=tpu8 precision=fp16", "precision=fp16 "),
-    ],
-)
-def test_what_is_found_before_anything_starts(overrides: str, message: str) -> None:
-    """Sizes, device, data, metric and model are checked; the error is one sentence that names the setting."""
-    pattern = "^" + re.escape(message).replace(r"\ \.\*", " .*").replace(r"\.\*", ".*").replace(r"\$", "$")
-    with pytest.raises(UserError, match=pattern) as caught:
-        prepared(overrides)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "overrides",
     [
         "device=cpu2 evaluation.every_steps=8 sync.k=4",
@@ -100,3 +78,23 @@ def test_what_is_found_before_anything_starts(overrides: str, message: str) -> N
 )
 def test_intervals_that_fit(overrides: str) -> None:
     assert prepared(overrides).plan.optimizer_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "level"),
+    [
+        ("device=cpu2 batch.global_batch=9000", 9000, "comparable"),
+        ("device=cpu batch.global_batch=9000", 9000, "comparable"),
+        ("device=cpu2 batch.global_batch=960", 960, "equivalent"),
+    ],
+)
+def test_a_batch_larger_than_the_data(overrides: str, size: int, level: str) -> None:
+    """A note, and a certificate whose baseline has a batch of the size of the data; nothing else differs by that."""
+    experiment = prepared(f"{overrides} recipe.model.dropout=0 recipe.model.attention_dropout=0")
+    differing = {item.name: item for item in experiment.certificate.properties if not item.equal}
+    assert experiment.certificate.level == level
+    assert bool(experiment.notes) == ("global_batch" in differing) == (size > 960)
+    assert set(differing) <= {"global_batch", "world_size"}
+    if size > 960:
+        assert (differing["global_batch"].value, differing["global_batch"].baseline) == (size, 960)
+        assert "9,000" in experiment.notes[0]

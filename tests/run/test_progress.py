@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from runner.config.compose import compose, settings
-from runner.folder import eval_progress
-from runner.folder.eval_progress import EvalProgress
+from runner.folder import phase_progress
 from runner.folder.metrics_log import MetricsLog
+from runner.folder.phase_progress import PhaseProgress
 from runner.plan.experiment import prepare
 from runner.run import progress as progress_module
 from runner.track.card import RunCard
@@ -69,11 +69,21 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
         assert part in text
 
 
+def test_tokenising_is_shown_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phase_progress, "_NOTE_EVERY", 0.0)
+    progress = PhaseProgress(tmp_path, "tokenising", "texts")
+    progress(0, 9000)
+    progress(2000, 9000)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(tmp_path, True, between=lambda: time.sleep(0.4)))
+    assert "tokenising" in text
+    assert "2,000/9,000 texts" in text
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_long_evaluation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     """While an evaluation goes on it is said how far it is, and nothing of it before or after."""
-    monkeypatch.setattr(eval_progress, "_NOTE_EVERY", 0.0)
-    progress = EvalProgress(tmp_path)
+    monkeypatch.setattr(phase_progress, "_NOTE_EVERY", 0.0)
+    progress = PhaseProgress(tmp_path, "evaluating", "batches")
 
     def evaluating() -> None:
         progress(0, 1200)
@@ -84,7 +94,7 @@ def test_a_long_evaluation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     during, before = shown(tmp_path, terminal, between=evaluating), shown(tmp_path, terminal)
     during, before = (re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in (during, before))
     assert "evaluating" in during
-    assert ("1037/1200 batches (step 5)" if terminal else "1,037 of 1,200 batches") in during
+    assert ("1,037/1,200 batches (step 5)" if terminal else "1,037 of 1,200 batches") in during
     assert "evaluating" not in before
     last = during.rpartition("batches")[2]
     assert "evaluating" not in last

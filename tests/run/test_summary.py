@@ -18,6 +18,8 @@ from runner.speed.figures import speed_of
 from runner.train.result import RunResult
 from tests.replicas import TINY
 
+CUT = {"what": "texts", "setting": "recipe.max_length", "tokens": 16}
+
 
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
@@ -59,3 +61,23 @@ def test_compilations_and_warnings_are_shown(experiment: Experiment) -> None:
     assert summary["compilations"] == {"count": 7, "seconds": 12.34, "from_cache": 2}
     assert "7 compilations in 12.3 s, 2 " in text
     assert f"warning: {warning}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({}, None),
+        ({"stopped_early": True, "best": {"step": 4, "accuracy": 71.25}}, ["step 10 of", "accuracy", "step 4"]),
+        ({"truncated": {**CUT, "train": [3, 1200], "eval": [0, 30]}}, ["3 of 1,200 ", "recipe.max_length=16"]),
+        ({"truncated": {**CUT, "train": [0, 1200], "eval": [2, 30]}}, ["note: 2 of 30 "]),
+        ({"truncated": {**CUT, "train": [0, 1200], "eval": [0, 30]}}, None),
+    ],
+)
+def test_what_surprises_is_said(experiment: Experiment, result: dict[str, Any], words: list[str] | None) -> None:
+    """On the terminal and under `notes` in `summary.json`."""
+    summary, text = reported(experiment, **result)
+    assert len(summary["notes"]) == (words is not None)
+    for word in words or ():
+        assert word in f"note: {summary['notes'][0]}"
+    assert ("note:" in text) is (words is not None)
+    assert all(note in text for note in summary["notes"])

@@ -30,12 +30,6 @@ def test_take_resume(typed: list[str], rest: list[str], value: str | None) -> No
     assert take_resume(typed) == (rest, value)
 
 
-@pytest.mark.parametrize("typed", [["resume_sweep="], ["resume_sweep=a,b"], ["resume_sweep=a", "resume_sweep=a"]])
-def test_not_one_sweep(typed: list[str]) -> None:
-    with pytest.raises(UserError, match="resume_sweep"):
-        take_resume(["seed=0", *typed])
-
-
 def card(folder: Path, run_id: str | None) -> RunCard:
     card = RunCard("e", "r", {}, {}, "sqlite:///x.db", run_id=run_id)
     card.write(folder)

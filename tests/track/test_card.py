@@ -34,8 +34,8 @@ FULL = RunCard(
     delivered=True,
 )
 KEYS = (
-    *("experiment", "run_name", "params", "tags", "store", "dataset", "parent_key", "into_run", "log_model", "key"),
-    *("started", "ended", "status", "last_tags", "run_id", "delivered"),
+    *("experiment", "run_name", "params", "tags", "store", "dataset", "dataset_context", "parent_key", "into_run"),
+    *("log_model", "key", "started", "ended", "status", "last_tags", "run_id", "delivered"),
 )
 
 
@@ -98,7 +98,10 @@ def test_the_card_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert (card.dataset["name"], len(card.dataset["digest"])) == ("acceptability", 16)
     assert json.loads(card.dataset["profile"]) == {"train_samples": 100, "eval_samples": 30}
     default = card_of(experiment(), {})
-    assert (default.store, default.run_name) == (f"sqlite:///{tmp_path}/outputs/mlflow.db", "cpu · fp64 · s0")
+    assert (default.store, default.run_name) == (
+        f"sqlite:///{tmp_path}/outputs/mlflow.db",
+        "cpu · fp64 · s0 · acceptability",
+    )
 
 
 def test_mlflow_run_id_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +114,18 @@ def test_mlflow_run_id_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_params_are_few_and_tell_setups_apart() -> None:
     one, other = (run_params(experiment(*o)) for o in ([], ["device.workers=2", "sync.k=4"]))
-    assert len(one) <= 20
+    assert len(one) <= 30
     assert {key for key in one if one[key] != other[key]} == {"device", "world_size", "micro_batch", "k"}
+
+
+def test_params_are_as_typed() -> None:
+    """Numbers without rounding errors; data files by name, with what else distinguishes runs."""
+    card = card_of(experiment("optimizer.lr=5e-5", "batch.global_batch=72", "scaling.reference_batch=24"), {})
+    assert experiment("optimizer.lr=5e-5", "batch.global_batch=72", "scaling.reference_batch=24").plan.lr != 0.00015
+    shown = {name: card.params[name] for name in ("lr", "base_lr", "max_length", "clip_norm", "compile")}
+    assert shown == {"lr": "0.00015", "base_lr": "5e-05", "max_length": "32", "clip_norm": "1", "compile": "false"}
+    files = {"data": {"train": "/mine/in_domain_train.tsv", "eval": None, "hub_name": "glue", "hub_eval": "dev"}}
+    assert module._data_params(files) == {"train_data": "in_domain_train.tsv", "eval_data": "glue dev"}
 
 
 def test_tags_of_a_rehearsal() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,38 +171,20 @@ def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.Ca
     assert list(in_store(database("more"))) == ["more"]
 
 
-WRONG: list[tuple[list[str], list[str]]] = [
-    ([], ["command"]),
-    (["sync", "nowhere"], ["nowhere"]),
-    (["sync", "empty"], ["empty", "tracking.json"]),
-    (["sync", "secret"], ["credentials", "--tracking-uri"]),
-    (["sync", "invalid"], ["invalid", "tracking.json"]),
-    (["sync", "run"], ["127.0.0.1:9"]),
-    (["sync", "run", "--tracking-uri", "http://me:word@127.0.0.1:9"], ["***@127.0.0.1:9"]),
-    (["sync", "run", "--kill"], ["--kill"]),
-    (["ui", "--port", "many"], ["many"]),
-    (["ui", "--tracking-uri", "sqlite:///there.db", "--port", "99999"], ["--port=99999"]),
-    (["ui"], ["outputs/mlflow.db"]),
-    (["ui", "--tracking-uri", DOWN], [DOWN]),
-]
-
-
-@pytest.mark.parametrize(("typed", "named"), WRONG, ids=[" ".join(typed) or "nothing" for typed, _ in WRONG])
-def test_wrong_input(typed: list[str], named: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and one line that names the cause; no file is created or changed."""
-    run_in(here / "run", store=DOWN)
-    run_in(here / "secret", store="http://***@host")
-    (here / "there.db").touch()
-    (here / "empty").mkdir()
-    (here / "invalid").mkdir()
-    (here / "invalid" / "tracking.json").write_text('{"experiment":')
-    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
-    assert cli.track_main(typed) == cli.EXIT_USER_ERROR
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.strip().splitlines()
-    assert line.startswith("error: ")
-    assert "word" not in line
-    for part in named:
-        assert part in line
-    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+def test_the_ui_prints_the_pages_that_show_runs(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line per experiment with runs, the newest first."""
+    uri = database()
+    for number, name in enumerate(("old", "new")):
+        run_in(here / name, experiment=name, started=1_000 + number)
+        assert sync(name, "--tracking-uri", uri) == 0
+    MlflowClient(uri).create_experiment("empty")
+    capsys.readouterr()
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
+    cli.track_main(["ui", "--tracking-uri", uri, "--port", "5987"])
+    assert "5987" in started[0]
+    found = re.findall(r"(\w+): http://127\.0\.0\.1:5987/#/experiments/(\d+)/runs\?\S*", capsys.readouterr().out)
+    ids = {one.name: one.experiment_id for one in MlflowClient(uri).search_experiments()}
+    assert found == [("new", ids["new"]), ("old", ids["old"])]

@@ -81,19 +81,19 @@ def test_a_run_is_found_by_its_key(uri: str, folder: Path, monkeypatch: pytest.M
 
 
 def test_another_process_continues(uri: str, folder: Path) -> None:
-    """It sends the missing metrics only; two equal values at one step, as of a repeated evaluation, are both kept."""
-    line = '{{"key": "train/loss", "value": 0.5, "step": 3, "timestamp": {}}}\n'
-    (folder / "metrics.jsonl").write_text(line.format(1000))
+    """It sends the missing metrics only; a step that a resumed run comes to again keeps its first value."""
+    line = '{{"key": "train/loss", "value": 0.5, "step": {}, "timestamp": {}}}\n'
+    (folder / "metrics.jsonl").write_text(line.format(3, 1000))
     first = Delivery(card(), folder, uri)
     first.open()
     first.send_metrics()
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(line.format(1001))
+        file.write(line.format(3, 1001) + line.format(4, 1001))
     second = Delivery(RunCard.read(folder), folder, uri, resumed=True)
     second.open()
     second.send_metrics()
     assert second.run_id == first.run_id
-    assert history(uri, second.run_id) == [(3, 0.5), (3, 0.5)]
+    assert history(uri, second.run_id) == [(3, 0.5), (4, 0.5)]
 
 
 def test_no_metric_is_sent_twice(uri: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +209,44 @@ def test_close(uri: str, tmp_path: Path, folder: Path, log_model: bool, monkeypa
     assert (run.info.status, run.info.end_time, run.data.tags["device"]) == ("KILLED", before.ended, "tpu")
     files = {path.name for path in tmp_path.glob("store/mlartifacts/*/artifacts/*")}
     assert files == {"summary.json", "config.yaml", *(["model"] if log_model else [])}
+
+
+def test_names_tell_setups_apart(uri: str, folder: Path) -> None:
+    """Another setup of the same name gets a part of its digest; another seed or the same run again does not."""
+    for key, digest in (("a", "1234aaaa"), ("b", "1234aaaa"), ("c", "5678bbbb"), ("c", "5678bbbb")):
+        delivery = Delivery(card(key=key, tags={"setup.digest": digest}), folder, uri, resumed=True)
+        delivery.open()
+    assert [run.info.run_name for run in runs(uri)] == ["a run", "a run", "a run · 5678"]
+    Delivery(card(run_name="it's", tags={"setup.digest": "1"}), folder, uri).open()
+
+
+def test_a_description_that_somebody_edited_stays(uri: str, folder: Path) -> None:
+    note = "mlflow.note.content"
+    delivery = Delivery(card(tags={note: "plan"}), folder, uri)
+    delivery.open()
+    delivery.mark_ended("FINISHED", {note: "result"})
+    delivery.close()
+    client = MlflowClient(uri)
+    assert client.get_run(delivery.run_id).data.tags[note] == "result"
+    deliver(folder, uri)
+    assert client.get_run(delivery.run_id).data.tags[note] == "result"
+    client.set_tag(delivery.run_id, note, "mine")
+    deliver(folder, uri)
+    assert client.get_run(delivery.run_id).data.tags[note] == "mine"
+
+
+def test_quality_and_throughput_come_first(uri: str, folder: Path) -> None:
+    """MLflow sorts charts by the part of the name before the last slash. Nothing is sent twice under such a name."""
+    metrics = {"comm/bytes": 1.0, "eval/accuracy": 2.0, "step/data_s": 3.0, "train/loss": 4.0}
+    MetricsLog(folder).write(1, metrics)
+    for _ in range(2):
+        delivery = Delivery(card(key="same"), folder, uri, resumed=True)
+        delivery.open()
+        delivery.send_metrics()
+    (run,) = runs(uri)
+    sections = sorted({name.rpartition("/")[0] for name in run.data.metrics})
+    assert sections == ["eval", "train", "train/comm", "train/step"]
+    assert history(uri, run.info.run_id, "train/comm/bytes") == [(1, 1.0)]
 
 
 def test_a_deleted_experiment_is_refused(folder: Path, uri: str) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.choices import OptimizerName
+from runner.config.compose import compose, settings
 from runner.config.schema import Optimizer
 from runner.train.optim import build_optimizer, parameter_groups
 
@@ -40,6 +41,30 @@ def test_skipped_fp16_steps_leave_no_momentum(skipped: list[int], nesterov: bool
     reference = torch.optim.SGD([plain], lr=0.1, momentum=0.9, nesterov=nesterov)
     kept = [gradient for n, gradient in enumerate(GRADIENTS) if n not in skipped]
     assert torch.equal(found, trained(reference, plain, kept))
+
+
+@pytest.mark.parametrize("name", OptimizerName)
+def test_every_optimizer_descends(name: OptimizerName) -> None:
+    """Its preset builds torch's class with every setting; decay, and the learning rate of each step, reach it."""
+    config = settings(compose([f"optimizer={name.name}", "optimizer.weight_decay=0.1"])).optimizer
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = build_optimizer(config, model, 0.01, fused=True)
+    assert type(optimizer).__name__.lower() == name.name
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    for setting, value in config.settings.items():
+        assert optimizer.param_groups[0][setting] == (tuple(value) if setting == "betas" else value)
+    inputs, losses = torch.randn(8, 4), []
+    for lr in [0.0] + [0.01] * 20:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]  # a learning rate of 0 moves nothing
+    assert losses[-1] < losses[1]
 
 
 def test_only_matrices_decay() -> None:

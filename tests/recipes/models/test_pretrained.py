@@ -113,6 +113,69 @@ def test_tokenizer_identity(bert: Path, tmp_path: Path, change: Callable[[Path],
     assert (Pretrained(str(copy)).tokenizer_identity() == Pretrained(str(bert)).tokenizer_identity()) is same
 
 
+# --- models that cannot be used -----------------------------------------------------------------------------
+
+
+def reconfigure(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def halve(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (halve, "model.safetensors"),
+        (lambda f: reconfigure(f, model_type="hyperbert"), "hyperbert"),
+        (lambda f: reconfigure(f, vocab_size=99), "vocab_size=99"),
+        (lambda f: reconfigure(f, hidden_size=48), "hidden_size=48"),
+        (lambda f: reconfigure(f, num_labels=5), None),  # of the encoder: its head is new
+    ],
+)
+def test_damaged_models_are_found_without_loading_them(
+    bert: Path, tmp_path: Path, change: Callable[[Path], Any], word: str | None
+) -> None:
+    copy = Path(shutil.copytree(bert, tmp_path / "copy"))
+    change(copy)
+    if word is None:
+        Pretrained(str(copy)).check()
+        return
+    with pytest.raises(UserError, match=word) as caught:
+        Pretrained(str(copy)).check()
+    assert str(caught.value).startswith(f"recipe.model.name={copy} ")
+
+
+def test_missing_shard(bert: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bert, tmp_path / "copy"))
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(UserError, match="model-00002-of-00002"):
+        Pretrained(str(copy)).check()
+
+
+def test_weights_of_another_shape_are_named(bert: Path, tmp_path: Path) -> None:
+    """What only loading shows is one sentence as well."""
+    copy = Path(shutil.copytree(bert, tmp_path / "copy"))
+    reconfigure(copy, intermediate_size=64)
+    Pretrained(str(copy)).check()
+    with pytest.raises(UserError, match=r"layer\.0\.intermediate.* \[16\], not \[64\]"):
+        Pretrained(str(copy)).build_classifier(2, 9, 0)
+
+
+def test_head_for_other_classes(bert: Path, tmp_path: Path) -> None:
+    Pretrained(str(bert)).build_classifier(3, 9, 0).save_pretrained(tmp_path)  # type: ignore[operator]
+    Pretrained(str(bert)).check_classes(2)  # no head yet
+    Pretrained(str(tmp_path)).check_classes(3)
+    random(tmp_path).check_classes(2)  # no weights are loaded
+    with pytest.raises(UserError, match=r"recipe\.model\.name=.* 3 classes"):
+        Pretrained(str(tmp_path)).check_classes(2)
+
+
 # --- what a configuration says ------------------------------------------------------------------------------
 
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Value
 
 from recipes.sources.text_files import TextFiles
 from recipes.tasks.classification import Corpus, LabelledText
@@ -110,7 +111,7 @@ def test_label_names_skipped_labels_and_limits(here: Path) -> None:
     settings: dict[str, Any] = {"text_column": 0, "label_column": 1, "columns": 2, "label_names": NAMES}
     corpus = read(rows, **settings, skip_labels=["-"], max_eval_samples=2)
     assert corpus.train == LabelledText(["a", "c", "d", "f"], [1, 0, 2, 1])
-    assert corpus.eval == LabelledText(["a", "c"], [1, 0])
+    assert (len(corpus.eval), corpus.label_names, corpus.notes) == (2, tuple(NAMES), ())
     # Names that look like numbers are names.
     stars = read("a\t1\nb\t2\nc\t3\n", **{**settings, "label_names": ["1", "2", "3"]})
     assert stars.train.labels == [0, 1, 2]
@@ -118,11 +119,151 @@ def test_label_names_skipped_labels_and_limits(here: Path) -> None:
     assert "did you mean 'neutral'" in refusal("a\tnuetral\n", **settings)
 
 
+def test_comma_separated(here: Path) -> None:
+    """Quotes as in RFC 4180, and lines as an editor counts them, although a quoted text has line ends."""
+    rows = 'label,text\r\n1,"a ""b"", c\r\nd"\r\n\r\n0,e\r\n'
+    settings: dict[str, Any] = {"suffix": ".csv", "text_column": "text", "label_column": "label"}
+    assert read(rows, **settings).train == LabelledText(['a "b", c\r\nd', "e"], [1, 0])
+    assert "line 6 has no text" in refusal(rows + "1,\n", **settings)
+    assert "not a comma-separated table" in refusal(rows + "1,f,g\n", **settings)
+    assert read("1,a\n0,b\n", **{**settings, "text_column": 1, "label_column": 0, "columns": 2}).train.labels == [1, 0]
+
+
+def test_subsets_are_random_and_seeded(here: Path) -> None:
+    """The same rows every time and in their order; more rows include the fewer; another seed takes others."""
+    rows = "".join(f"s\t{number % 2}\t\t{number:02d}\n" for number in range(40))
+
+    def chosen(count: int, seed: int = 0) -> list[str]:
+        corpus = read(rows, **BY_POSITION, max_train_samples=count, max_eval_samples=count, subset_seed=seed)
+        assert [int(text) % 2 for text in corpus.train.texts] == corpus.train.labels
+        return corpus.train.texts
+
+    ten = chosen(10)
+    assert ten == sorted(ten) == chosen(10) != sorted(f"{number:02d}" for number in range(10))
+    assert set(ten) < set(chosen(20))
+    assert chosen(10, seed=1) != ten
+    assert len(chosen(99)) == 40
+
+
 def test_digest_follows_every_row(here: Path) -> None:
     lines = COLA.splitlines()
     contents = [COLA, COLA.replace("good", "god"), "\n".join(reversed(lines)), COLA + "s\t1\t\tmore\n"]
     digests = [read(content, COLA, **BY_POSITION).digest for content in contents]
     assert len({*digests, read(COLA, contents[-1], **BY_POSITION).digest}) == 5
+
+
+# --- what is inferred ---------------------------------------------------------------------------------------
+
+LONG = ["a rather long first text", "the second one is long too", "and so is the third one", "the fourth is the last"]
+
+
+def table(**columns: list[Any]) -> str:
+    return pandas.DataFrame(columns).to_csv(index=False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "numbers"),
+    [
+        (["spam", "ham", "ham", "spam"], ("ham", "spam"), [1, 0, 0, 1]),
+        (["10", "9", "9", "-1"], ("-1", "9", "10"), [2, 1, 1, 0]),
+        (["1", "0", "0", "1"], ("0", "1"), [1, 0, 0, 1]),
+    ],
+)
+def test_labels_are_inferred(here: Path, labels: list[str], names: tuple[str, ...], numbers: list[int]) -> None:
+    """They are numbered in their order, numbers by value, and the mapping is stated unless it changes nothing."""
+    corpus = read(table(text=LONG, label=labels), suffix=".csv")
+    assert (corpus.label_names, corpus.train.labels) == (names, numbers)
+    stated = ", ".join(f"{name} = {number}" for number, name in enumerate(names))
+    assert any(stated in note for note in corpus.notes) is (names != ("0", "1"))
+
+
+def test_numbers_do_not_replace_inferred_names(here: Path) -> None:
+    assert "'1'" in refusal(table(text=LONG, label=list("abab")), table(text=LONG, label=list("ab11")), suffix=".csv")
+
+
+CLASSES = ["b", "a", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "pair"),
+    [
+        ({"id": [1, 2, 3, 4], "Sentence": LONG, "Label": CLASSES}, LONG, None),
+        ({"label": CLASSES, "subject": LONG, "n": [1, 2, 3, 4]}, LONG, None),  # by content
+        ({"review": LONG, "stars": CLASSES}, LONG, None),
+        ({"idx": [1, 2, 3, 4], "premise": LONG, "hypothesis": LONG[::-1], "label": CLASSES}, LONG, LONG[::-1]),
+        ({"answer": LONG, "question": CLASSES, "label": CLASSES}, CLASSES, LONG),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_columns_are_inferred(here: Path, columns: dict[str, Any], text: Any, pair: Any, suffix: str) -> None:
+    frame = pandas.DataFrame(columns)
+    write: dict[str, Any] = {
+        ".csv": lambda: frame.to_csv(index=False),
+        ".tsv": lambda: frame.to_csv(index=False, sep="\t"),
+        ".jsonl": lambda: frame.to_json(orient="records", lines=True),
+    }
+    corpus = read(write[suffix](), suffix=suffix)
+    assert (corpus.train.texts, corpus.train.pairs, corpus.train.labels) == (text, pair, [1, 0, 0, 1])
+    assert any("columns inferred" in note for note in corpus.notes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "setting", "words"),
+    [
+        ({"text": LONG, "review": LONG, "label": CLASSES}, "text", "'text' and 'review'"),
+        ({"title": LONG, "story": LONG[::-1], "label": CLASSES}, "text", "'title' and 'story'"),
+        ({"text": LONG, "verdict": CLASSES, "source": CLASSES}, "label", "'verdict' and 'source'"),
+        ({"text": LONG, "label": CLASSES, "target": CLASSES}, "label", "'label' and 'target'"),
+        ({"text": LONG, "premise": LONG, "hypothesis": LONG, "label": CLASSES}, "text", "'premise'"),
+        ({"text": LONG, "id": [1, 2, 3, 4]}, "label", "none"),
+        ({"id": [1, 2, 3, 4], "label": CLASSES}, "text", "none"),
+    ],
+)
+def test_ambiguous_columns(here: Path, columns: dict[str, Any], setting: str, words: str) -> None:
+    """All columns are listed; the setting that the message names resolves it."""
+    message = refusal(table(**columns), suffix=".csv")
+    assert message.startswith(f"recipe.data.{setting}_column=null ")
+    assert words in message
+    assert all(name in message for name in columns)
+    if words != "none":
+        name = words.split("'")[-2]
+        assert read(table(**columns), suffix=".csv", **{f"{setting}_column": name}).train.labels == [1, 0, 0, 1]
+
+
+def test_first_row_is_not_lost_as_a_header(here: Path) -> None:
+    rows = "".join(f"{text},{label}\n" for text, label in zip(LONG * 2, CLASSES * 2, strict=True))
+    assert "header" in refusal(rows, suffix=".csv")
+
+
+def test_evaluation_file_has_the_columns_of_the_training_file(here: Path) -> None:
+    train = table(message=LONG, label=CLASSES)
+    more = table(label=CLASSES, message=LONG, other=LONG[::-1])
+    assert read(train, more, suffix=".csv").eval.texts == LONG
+    assert "recipe.data.text_column=message" in refusal(train, table(text=LONG, label=CLASSES), suffix=".csv")
+
+
+# --- one part alone -----------------------------------------------------------------------------------------
+
+
+def test_part_with_given_classes(here: Path) -> None:
+    """Classes are a saved model's, in its order, not those of a training file; numbers are classes too."""
+    Path("new.csv").write_text(table(text=LONG, label=["spam", "spam", "0", "ham"]))
+    part = TextFiles().read_part("eval", "new.csv", ["spam", "ham"])
+    assert (part.texts, part.labels) == (LONG, [0, 0, 0, 1])
+    assert len(TextFiles(eval="new.csv", max_eval_samples=2).read_part("eval", label_names=["spam", "ham"])) == 2
+    with pytest.raises(UserError, match="'ham'"):
+        TextFiles().read_part("eval", "new.csv", ["spam", "eggs"])
+
+
+def test_part_without_labels(here: Path) -> None:
+    """Every text in the order of the file, whatever limits and labels are configured."""
+    Path("new.csv").write_text(table(text=LONG))
+    source = TextFiles(max_eval_samples=2, label_column="gold", text_column="text", skip_labels=["-"])
+    assert source.read_part("eval", "new.csv") == LabelledText(LONG, None)
+    Path("pairs.jsonl").write_text(json_lines(*PAIRS_JSON))
+    assert TextFiles().read_part("eval", "pairs.jsonl").pairs == PAIRS.pairs
+    with pytest.raises(UserError, match=r"recipe\.data\.eval=null"):
+        TextFiles().read_part("eval")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
@@ -161,7 +302,8 @@ def test_malformed_json_lines(here: Path, line: str) -> None:
         (b"s\t1\t\tcaf\xe9\n", "is not UTF-8 text (byte 8)"),
         (COLA.replace("\t", "  "), "has 1 columns"),
         ("s\t1\t\ta\ns\t1\t\tb\n", "only labels of class 1"),
-        ("s\t0\t\ta\ns\t2\t\tb\n", "has the classes 0, 2"),
+        ("s\t1\t\ta\ns\t\t\tb\n", "line 2 has no label"),
+        ("".join(f"s\tlabel {n}\t\ta\n" for n in range(30)), "30 different values"),
     ],
 )
 def test_content_that_cannot_be_used(here: Path, content: str | bytes, words: str) -> None:
@@ -173,7 +315,7 @@ def test_content_that_cannot_be_used(here: Path, content: str | bytes, words: st
 def test_classes_of_the_evaluation_set(here: Path) -> None:
     """They may be fewer than those of the training set, but not others."""
     assert read(COLA, "s\t1\t\tonly\n", **BY_POSITION).eval.labels == [1]
-    assert "recipe.data.eval has the classes 7" in refusal(COLA, COLA + "s\t7\t\tx\n", **BY_POSITION)
+    assert "line 3 has the label '7'" in refusal(COLA, COLA + "s\t7\t\tx\n", **BY_POSITION)
     rows = "a\t0\nb\t1\n"
     settings: dict[str, Any] = {"text_column": 0, "label_column": 1, "columns": 2, "label_names": NAMES}
     assert "'contradiction'" in refusal(rows, **settings)  # a class that is never trained
@@ -196,6 +338,10 @@ def test_classes_of_the_evaluation_set(here: Path) -> None:
         ({"label_names": [True, False]}, "recipe.data.label_names"),
         ({"skip_labels": "-"}, "recipe.data.skip_labels=-"),
         ({"max_eval_samples": 0}, "recipe.data.max_eval_samples=0"),
+        ({"subset_seed": -1}, "recipe.data.subset_seed=-1"),
+        ({"text_column": None}, "recipe.data.label_column=1"),
+        ({"text_column": None, "label_column": None, "pair_column": "b"}, "recipe.data.pair_column=b"),
+        ({"label_column": None}, "recipe.data.label_column=null"),
         ({"skip_labels": ["0", "1"]}, "recipe.data.skip_labels"),
         ({"hub_pair": "hypothesis"}, "recipe.data.pair_column=null"),
     ],
@@ -237,6 +383,17 @@ def test_data_set_of_the_hub(here: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             source(**changes).read()
 
 
+def test_names_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ClassLabel's names are the classes, unless others are configured; one split can be read alone."""
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    split = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: {"train": split, "validation": split})
+    corpus = TextFiles(0, 1, columns=2, hub_name="owner/data").read()
+    assert (corpus.label_names, corpus.train.labels, corpus.notes) == (("no", "yes"), [1, 0], ())
+    assert TextFiles(hub_name="owner/data", label_names=["n", "y"]).read().label_names == ("n", "y")
+    assert TextFiles(hub_name="owner/data").read_part("eval") == LabelledText(["a", "b"], None)
+
+
 def test_without_files_and_hub() -> None:
     """What neither files nor the Hub can give now is Unavailable; without a name on the Hub it is a mistake."""
     with pytest.raises(Unavailable, match=r"recipe\.data\.train=….*'owner/data'"):
@@ -244,3 +401,10 @@ def test_without_files_and_hub() -> None:
     with pytest.raises(UserError) as caught:
         TextFiles(0, 1, columns=2).read()
     assert not isinstance(caught.value, Unavailable)
+
+
+def test_texts_alone_where_columns_are_positions(tmp_path: Path) -> None:
+    """A file to predict for, of a model trained on a table without a header."""
+    (tmp_path / "mine.tsv").write_text("I went there.\nWent there I.\n")
+    source = TextFiles(text_column=3, label_column=1, columns=4)
+    assert source.read_part("eval", str(tmp_path / "mine.tsv")).texts == ["I went there.", "Went there I."]

@@ -38,7 +38,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     workers = f"device.workers={backend.world_size}"
     config = settings(compose(["recipe=linear", "device=cpu", workers, "tracking=none", *overrides]))
     experiment = prepare(config)
-    job = Job(config, experiment.plan, experiment.facts, Path(), "cpu", 1, 1, time.time())
+    job = Job(config, experiment.facts, Path(), "cpu", 1, 1, experiment.plan, time.time())
     losses: list[float] = []
     loop = build_loop(
         job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")

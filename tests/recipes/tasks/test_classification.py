@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from recipes.models.pretrained import Pretrained
 from recipes.synthetic.acceptability import SmallTransformer
@@ -85,7 +85,8 @@ def test_tables_of_single_texts(prepared: Prepared) -> None:
     assert prepared.train.column("length").tolist() == [5, 9, 3, 5]
     assert prepared.train.column("label_count").tolist() == [1] * 4
     assert sorted(prepared.train[[0]]) == ["input_ids", "label", "label_count", "length", "row"]
-    assert prepared.properties == {"classes": 3, "vocabulary": 4 + 10, "pad_id": 0}
+    properties = {name: prepared.properties[name] for name in ("label_names", "vocabulary", "pad_id")}
+    assert properties == {"label_names": ["0", "1", "2"], "vocabulary": 4 + 10, "pad_id": 0}
     assert tokens(prepared, 0, "eval") == "[CLS] the dog ran [SEP]"
     assert tokens(prepared, 1, "eval") == "[CLS] [UNK] [UNK] [SEP]"
 
@@ -103,6 +104,20 @@ def test_tables_of_pairs(pairs: tuple[SequenceClassification, Prepared], tmp_pat
         patch.setattr(classification, "_CHUNK", 3)
         chunks = prepare(recipe, tmp_path / "chunks")
     assert [tokens(chunks, row) for row in range(4)] == [tokens(found, row) for row in range(4)]
+
+
+@pytest.mark.parametrize("chunk", [1, 10])
+def test_truncated_samples_are_counted(
+    pairs: tuple[SequenceClassification, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """A sample of exactly `max_length` tokens is not truncated; progress is reported for both sets."""
+    monkeypatch.setattr(classification, "_CHUNK", chunk)
+    calls: list[tuple[int, int]] = []
+    cache = Cache(tmp_path, lambda done, total: calls.append((done, total)))
+    recipe = dataclasses.replace(pairs[0], max_length=9)  # the samples have 9, 13, 10 and 8 tokens
+    found = Prepared.load(recipe.prepare(cache, recipe.facts(cache))).properties["truncated"]
+    assert (found["train"], found["eval"], found["tokens"]) == ([2, 4], [0, 2], 9)
+    assert calls == [(done, total) for total in (4, 2) for done in [*range(0, total, chunk), total]]
 
 
 def test_digests_and_entries(tmp_path: Path, pairs: tuple[SequenceClassification, Prepared]) -> None:
@@ -259,6 +274,39 @@ def test_loss_metric_and_names(tmp_path: Path) -> None:
     assert small(metrics_shown=()).metric_names == ["loss"]
 
 
+TWO = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0], [0.0, 2.0]]).double()
+
+
+def test_binary_metrics_by_hand(tmp_path: Path) -> None:
+    """Class 1 is positive: 2 true positives, 1 false positive, 1 false negative; 5 of 6 pairs are in order."""
+    write_table(tmp_path / "table", {"label": [0, 0, 1, 1, 1], "length": [1] * 5})
+    found = small(metrics_shown=None).metrics(TWO, Table(tmp_path / "table"))
+    assert list(found) == ["accuracy", "matthews", "macro_f1", "f1", "precision", "recall", "auc", "loss"]
+    expected = [100 * share for share in (4 / 6, 4 / 6, 4 / 6, 5 / 6)]
+    assert [found[name] for name in ("f1", "precision", "recall", "auc")] == pytest.approx(expected)
+
+
+def test_auc_of_several_classes(tmp_path: Path) -> None:
+    """The mean over classes against the others; nan where it is undefined, which does not end a diverged run."""
+    write_table(tmp_path / "table", {"label": [0, 1, 2], "length": [1] * 3})
+    table, recipe = Table(tmp_path / "table"), small(metrics_shown=["auc"])
+    assert recipe.metrics(answers([0, 1, 2], 3), table)["auc"] == 100
+    assert recipe.metrics(answers([0, 1, 0], 3), table)["auc"] == pytest.approx(100 * (0.75 + 1 + 0.5) / 3)
+    assert math.isnan(recipe.metrics(torch.full((3, 3), math.nan), table)["auc"])
+    assert math.isnan(recipe.metrics(answers([0, 1, 2], 4), table)["auc"])
+
+
+def test_metrics_that_do_not_fit_the_data(tmp_path: Path) -> None:
+    """Found when the data are read, before a folder is made; by default only those that fit are computed."""
+    for name in ("f1", "precision", "recall"):
+        with pytest.raises(UserError, match=rf"recipe\.metrics_shown=.*{name}.* 3; use macro_f1"):
+            small(metrics_shown=[name]).facts(Cache(tmp_path))
+    with pytest.raises(UserError, match=r"recipe\.metrics_shown=.*auc.*class '2'"):
+        small(metrics_shown=["auc"]).facts(Cache(tmp_path))
+    fitting = small(metrics_shown=None)
+    assert list(fitting.metrics_of(fitting.facts(Cache(tmp_path)))) == ["accuracy", "matthews", "macro_f1", "loss"]
+
+
 # --- models and settings --------------------------------------------------------------------------------------
 
 
@@ -273,6 +321,29 @@ def test_saved_models_can_be_loaded(pairs: tuple[SequenceClassification, Prepare
         ours = recipe.predict(model, recipe.collate(found.train[[0, 1, 2, 3]], found))
         assert torch.allclose(loaded(**inputs).logits, ours, atol=1e-6)
     assert loaded.config.num_labels == 3
+    assert loaded.config.id2label == {0: "0", 1: "1", 2: "2"}
+
+
+def test_names_of_classes_reach_the_saved_model(tmp_path: Path) -> None:
+    """transformers' pipeline says them; other names for the same data are not taken from the cache."""
+
+    class Named(Given):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            self.names = names
+
+        def read(self) -> Corpus:
+            return dataclasses.replace(super().read(), names=self.names)
+
+    for names in (("bad", "good", "other"), ("c", "b", "a")):
+        recipe = dataclasses.replace(small(), data=Named(*names))
+        found = prepare(recipe, tmp_path / "cache")
+        recipe.save(recipe.build_model(found), found, tmp_path / names[0])
+        config = json.loads((tmp_path / names[0] / "config.json").read_text())
+        assert [config["id2label"][str(number)] for number in range(3)] == list(names)
+        assert config["label2id"] == {name: number for number, name in enumerate(names)}
+    classify = pipeline("text-classification", model=str(tmp_path / "bad"))
+    assert classify("the dog ran")[0]["label"] in ("bad", "good", "other")
 
 
 def test_equal_seeds_give_equal_models(prepared: Prepared) -> None:
@@ -298,8 +369,8 @@ def test_equal_seeds_give_equal_models(prepared: Prepared) -> None:
 def test_wrong_settings(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     def use() -> None:
         recipe = small(**changes)
+        recipe.facts(Cache(tmp_path))
         recipe.check_model()
-        prepare(recipe, tmp_path)
 
     with pytest.raises(UserError, match=words):
         use()
@@ -317,10 +388,10 @@ def test_texts_without_tokens(tmp_path: Path) -> None:
         prepare(recipe, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["cola", "mnli"])
+@pytest.mark.parametrize("name", ["cola", "mnli", "text_classification"])
 def test_shipped_recipes(name: str) -> None:
     """Files, model and the way weights are initialised are settings."""
     overrides = ["recipe.model.init=random", "recipe.data.train=a", "recipe.padding=max_length"]
     built = build_recipe(settings(compose([f"recipe={name}", *overrides])).recipe, [])
     assert (built.model.init, built.data.train, built.padding) == ("random", "a", "max_length")
-    assert (built.data.pair_column is None) is (built.data.hub_pair is None) is (name == "cola")
+    assert (built.data.pair_column is None) is (built.data.hub_pair is None) is (name != "mnli")

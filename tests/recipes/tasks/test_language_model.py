@@ -313,7 +313,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     """Train as one worker; weights, metrics and every logged training loss."""
     workers = backend.world_size
     experiment = prepare(settings(compose([*overrides, f"device.workers={workers}"])))
-    job = Job(experiment.config, experiment.plan, experiment.facts, Path(), "cpu", workers, 1, time.time())
+    job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
     losses: list[float] = []
     loop = build_loop(
         job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")

@@ -230,7 +230,10 @@ def test_sizes_and_tokenizer_make_other_entries(folder: Path, tmp_path: Path) ->
     changes: list[dict[str, Any]] = [{}, {"max_length": 40}, {"doc_stride": 20}, {"max_query_length": 3}]
     made = [recipe(folder, **change) for change in changes] + [recipe(tmp_path)]
     facts = [one.facts(cache) for one in made]
-    assert len({one.prepare(cache, of) for one, of in zip(made, facts, strict=True)}) == 5
+    entries = [one.prepare(cache, of) for one, of in zip(made, facts, strict=True)]
+    assert len(set(entries)) == 5
+    truncated = [Prepared.load(entry).properties["truncated"] for entry in entries]
+    assert [one["train"] for one in truncated[::3]] == [[0, 40], [40, 40]]
     assert facts[0].digest == facts[4].digest
     assert facts[0].train_samples < min(facts[1].train_samples, facts[2].train_samples)
     zoo.write(tmp_path, train=19)

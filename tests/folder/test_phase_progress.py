@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.backends import Backend
-from runner.folder import eval_progress
-from runner.folder.eval_progress import EvalProgress, evaluation_under_way
+from runner.folder import phase_progress
+from runner.folder.phase_progress import PhaseProgress, phase_under_way
 from tests.pool import WorkerPool
 from tests.replicas import make_loop
 
@@ -29,16 +29,16 @@ def test_an_evaluation_reports_every_micro_batch(pool: WorkerPool) -> None:
 def test_a_long_evaluation_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one second, with at most one update per second; at the end the file is removed."""
     now = 0.0
-    monkeypatch.setattr(eval_progress.time, "monotonic", lambda: now)
-    progress = EvalProgress(tmp_path)
+    monkeypatch.setattr(phase_progress.time, "monotonic", lambda: now)
+    progress = PhaseProgress(tmp_path, "evaluating", "batches")
     for _ in range(2):  # a second evaluation is like the first
         progress(0, 10)
         seen = []
         for done in range(1, 10):
             now += 0.4
             progress(done, 10)
-            seen.append(evaluation_under_way(tmp_path))
-        assert seen == [None, None, (3, 10), (3, 10), (3, 10), (6, 10), (6, 10), (6, 10), (9, 10)]
+            seen.append(phase_under_way(tmp_path))
+        assert [phase and phase.done for phase in seen] == [None, None, 3, 3, 3, 6, 6, 6, 9]
         progress(10, 10)
-        assert evaluation_under_way(tmp_path) is None
+        assert phase_under_way(tmp_path) is None
         assert list(tmp_path.iterdir()) == []

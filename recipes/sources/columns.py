@@ -1,0 +1,75 @@
+"""Which columns of a table hold the texts and their labels, if the settings do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_TEXTS = ("text", "sentence", "review", "message", "content", "comment", "tweet", "document", "body", "utterance")
+_LABELS = ("label", "labels", "class", "category", "target", "gold_label", "sentiment", "intent", "topic")
+_PAIRS = (
+    *(("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2"), ("text_a", "text_b")),
+    *(("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"), ("question", "sentence")),
+    *(("query", "passage"), ("query", "document")),
+)
+
+#: A column of labels has at least so many rows of each label, on average.
+_ROWS_PER_LABEL = 2
+
+#: A column of texts has at least so many characters, on average, and this share of different values.
+_TEXT_CHARACTERS, _TEXT_DIFFERENT = 15, 0.5
+
+
+def infer_columns(table: DataFrame, setting: str, labelled: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a table with a header by role: `text`, `label` if `labelled`, and `pair` for pairs of texts.
+
+    Those that are not `given` by their usual names, else by their content. Raises UserError if several columns, or
+    none, fit.
+    """
+    names = [name for name in map(str, table.columns) if name not in given.values()]
+    by_lower = {name.lower(): name for name in names}
+    columns = dict(given)
+
+    def choose(role: str, fit: list[str]) -> None:
+        if len(fit) != 1:
+            found = f"{' and '.join(map(repr, fit))} could be it" if fit else "none is recognised"
+            raise UserError(
+                f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
+                f"{found}; set recipe.data.{role}_column to one of them"
+            )
+        if names.count(fit[0]) > 1 or (table[fit[0]].astype(str) == fit[0]).any():
+            raise UserError(
+                f"recipe.data.{role}_column=null cannot be inferred: {setting} has '{fit[0]}' in its first line and "
+                "again, so it may have no header; set recipe.data.columns, and the columns by position from 0"
+            )
+        columns[role] = fit[0]
+
+    labels = [by_lower[name] for name in _LABELS if name in by_lower]
+    if "text" not in given:
+        texts = [by_lower[name] for name in _TEXTS if name in by_lower]
+        pairs = [[by_lower[name] for name in pair] for pair in _PAIRS if all(name in by_lower for name in pair)]
+        fit = list(dict.fromkeys(texts + [name for pair in pairs for name in pair]))
+        if len(pairs) == 1 and set(fit) == set(pairs[0]):
+            choose("text", pairs[0][:1])
+            choose("pair", pairs[0][1:])
+        else:
+            choose("text", fit or [name for name in names if name not in labels and _like_texts(table[name])])
+    if labelled and "label" not in given:
+        others = [name for name in names if name not in columns.values()]
+        choose("label", labels or [name for name in others if _like_labels(table[name])])
+    return columns
+
+
+def _like_texts(column: Any) -> bool:
+    if column.ndim > 1 or not column.map(lambda cell: isinstance(cell, str)).all():  # two columns of one name
+        return False
+    return bool(column.str.len().mean() >= _TEXT_CHARACTERS and column.nunique() >= _TEXT_DIFFERENT * len(column))
+
+
+def _like_labels(column: Any) -> bool:
+    return column.ndim == 1 and 2 <= column.astype(str).nunique() <= len(column) / _ROWS_PER_LABEL

@@ -1,0 +1,150 @@
+"""Which saved model a command names, and with which settings it is evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig
+
+from runner.compare.from_mlflow import RUN_ID
+from runner.config.choices import TrackerName
+from runner.config.compose import compose, parsed
+from runner.config.schema import Tracking
+from runner.errors import UserError, first_line
+from runner.folder.lock import is_locked
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard
+from runner.track.store import database_of
+
+#: The settings that an evaluation has. The others are those of a training run.
+_USED = (
+    *("recipe", "device", "precision", "compile", "evaluation.micro_batch", "tracking", "cache_dir"),
+    *("trusted_packages", "hydra"),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A saved model. `model`: its folder or its name on the Hub; `run`: the folder of the run that saved it, if any."""
+
+    model: str
+    run: Path | None = None
+
+    @property
+    def card(self) -> RunCard | None:
+        """What the run logged to a tracking store."""
+        return RunCard.read(self.run) if self.run is not None and (self.run / CARD_FILE).exists() else None
+
+    def weights_digest(self) -> str | None:
+        """A hash over the files with weights; None for a model on the Hub."""
+        files = sorted(path for path in Path(self.model).glob("*") if path.suffix in (".safetensors", ".bin"))
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                while part := file.read(2**24):
+                    digest.update(part)
+        return digest.hexdigest()[:16] if files else None
+
+
+def find_target(given: str) -> Target:
+    """The model that MODEL_OR_RUN names. Raises UserError."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        if (path / "config.yaml").is_file():
+            return _target_of_run(path)
+        if (path / "sweep.json").is_file():
+            raise UserError(f"{given} is the folder of a sweep: give that of one of its jobs")
+        if any((path / name).is_file() for name in ("config.json", "model.safetensors")):
+            return Target(str(path))
+        raise UserError(
+            f"{given} is neither the folder of a run (with a config.yaml) nor of a model (with a config.json): "
+            "give one of these"
+        )
+    if path.exists():
+        raise UserError(f"{given} is a file: give the folder of a run or of a model")
+    return _target_of_run(_folder_of(given)) if RUN_ID.fullmatch(given) else Target(given)
+
+
+def _target_of_run(folder: Path) -> Target:
+    """Raises UserError if the run has saved no model."""
+    summary_file = folder / "summary.json"
+    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    if "evaluated" in summary:
+        raise UserError(f"{folder} holds the result of an evaluation: give the run or model that was evaluated")
+    status = "is still running" if is_locked(folder) else f"has ended as {summary.get('status', 'KILLED')}"
+    if summary.get("status") != "FINISHED" or is_locked(folder):
+        raise UserError(f"{folder} {status}, so it has no saved model: give a run that has finished")
+    model = folder / "model"
+    if not model.is_dir():
+        raise UserError(f"{folder} has no saved model: its folder model/ is missing; train it again")
+    return Target(str(model), folder)
+
+
+def _folder_of(run_id: str) -> Path:
+    """The folder below `outputs/` of the run with this id in MLflow. Raises UserError."""
+    for file in sorted(Path("outputs").rglob(CARD_FILE)):
+        if json.loads(file.read_text()).get("run_id") == run_id:
+            return file.parent
+    raise UserError(f"{run_id} is not the MLflow run id of a run below {Path('outputs').absolute()}: give its folder")
+
+
+def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[str]) -> DictConfig:
+    """The configuration of an evaluation: the settings of the run, and `overrides`. Raises UserError."""
+    given = parsed(overrides)
+    for one in given:
+        key = one.key_or_group
+        if not any(key == used or key.startswith((f"{used}.", f"{used}/")) for used in _USED):
+            raise UserError(f"{one.input_line} has no effect on a saved model: remove it")
+        if key == "recipe.model" or key.startswith("recipe.model."):
+            raise UserError(f"{one.input_line} has no effect: {target.model} is the model; remove it")
+        if one.is_sweep_override():
+            raise UserError(f"{one.input_line} has several values: give one")
+    chooses_recipe = any(one.key_or_group == "recipe" for one in given)
+    if target.run is None and not chooses_recipe:
+        what = "is a model's folder" if Path(target.model).is_dir() else "is not a folder; if it is a model on the Hub"
+        raise UserError(f"{target.model} {what}, which needs recipe=… and its data: add them, or give a run's folder")
+    parent = Path("outputs") if target.run is None else target.run
+    quoted = str(parent / "evaluations").replace("'", r"\'")
+    folder = f"hydra.run.dir='{quoted}/${{now:%Y-%m-%d_%H-%M-%S}}-${{suffix:}}'"
+    saved = None if target.run is None else _settings_of(target.run, with_recipe=not chooses_recipe)
+    return compose([folder, *overrides], config_dirs, saved)
+
+
+def _settings_of(run: Path, with_recipe: bool) -> dict[str, Any]:
+    """The settings in a run's folder, as far as they hold for an evaluation. Raises UserError."""
+    file = run / "config.yaml"
+    try:
+        settings: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        settings["tracking"] |= {"uri": None, "run_name": None, "log_model": False}
+        settings["device"]["file"] = None  # what it said is among the settings
+        # A folder may come from somebody else. Only the user can trust its code.
+        settings["trusted_packages"] = []
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
+    if not with_recipe:
+        del settings["recipe"]
+    return settings
+
+
+def tracking_for(target: Target, tracking: Tracking) -> Tracking:
+    """`tracking`, with the store that the run was logged to unless another one is set. Raises UserError."""
+    card = target.card
+    if tracking.kind is TrackerName.none or tracking.uri is not None or card is None or card.store is None:
+        return tracking
+    database = database_of(card.store)
+    missing = "does not exist" if database is not None and not database.exists() else ""
+    if "***@" in card.store or "=***" in card.store:
+        missing = "needs credentials, which its folder does not hold"
+    if missing:
+        raise UserError(
+            f"{target.run} was logged to {card.store}, which {missing}: set tracking.uri=…, or tracking=none"
+        )
+    return dataclasses.replace(tracking, uri=card.store)

@@ -1,0 +1,70 @@
+"""What the workers of an evaluation do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner.backends import Backend
+from runner.config.instantiate import build_recipe
+from runner.config.plain import from_plain
+from runner.data.recipe import Recipe
+from runner.folder.phase_progress import PhaseProgress
+from runner.launch.worker import launched
+from runner.train.build import WorkerJob, connect, prepare_data, to_device
+from runner.train.evaluate import predict
+from runner.train.precision import Precision
+
+#: In the job's folder: the predictions in sample order, float64.
+PREDICTIONS = "predictions.npy"
+
+
+@dataclass(frozen=True)
+class EvaluationJob(WorkerJob):
+    """`model`, `file`: as of `Recipe.from_saved`. `keeps_predictions`: whether they are written to the folder."""
+
+    model: str
+    file: str | None
+    keeps_predictions: bool
+
+
+def run_launched(job: dict[str, Any], rendezvous: str) -> dict[str, Any] | None:
+    """The entry point of a launched worker. `job`: `EvaluationJob.as_json()`; the result of `evaluate_saved`."""
+    with launched(rendezvous) as own:
+        typed = from_plain(EvaluationJob, job)
+        backend = connect(typed, own.rank, own.world_size, own.local_rank, own.store)
+        result = evaluate_saved(typed, backend)
+        backend.close()
+        return result
+
+
+def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | None:
+    """Predict with the saved model; on rank 0 the metrics, none without labels, and the seconds. A collective."""
+    config = job.config
+    base: Recipe = build_recipe(config.recipe, config.trusted_packages)
+    recipe = base.from_saved(job.model, job.file)
+    prepared = prepare_data(recipe, job, backend)
+    precision = Precision(config.precision.name, backend.device.type)
+    model = to_device(precision.cast(recipe.build_model(prepared)), backend.device)
+    if config.compile:
+        model.compile(dynamic=True)
+    started = time.perf_counter()
+    predictions = predict(
+        recipe,
+        prepared,
+        model,
+        backend,
+        precision,
+        config.evaluation.micro_batch,
+        config.device.length_buckets,
+        PhaseProgress(job.folder, "evaluating", "batches") if backend.rank == 0 else None,
+    )
+    if backend.rank != 0:
+        return None
+    seconds = time.perf_counter() - started
+    if job.keeps_predictions:
+        np.save(job.folder / PREDICTIONS, predictions.numpy())
+    return {"metrics": {} if job.file is not None else recipe.metrics(predictions, prepared.eval), "seconds": seconds}

@@ -1,0 +1,1 @@
+"""The command `python -m runner.predict`, which `runner.evaluate` implements."""

@@ -1,0 +1,81 @@
+"""What MLflow's pages show above a run or an experiment, in Markdown, and the columns of its table of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it imports torch
+    from runner.plan.experiment import Experiment
+
+#: MLflow's tag for the description of a run or an experiment.
+NOTE_TAG = "mlflow.note.content"
+#: The tag that names the metric of a run's objective.
+OBJECTIVE_TAG = "objective"
+#: A view of an experiment's page that can be opened with `viewStateShareKey=runner` in its address.
+VIEW_KEY = "runner"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+
+_NAME = "attributes.`Run Name`"
+_EXPERIMENT = """\
+A run's name says device, what differs from plain training in fp32, seed (`s0`), recipe and model. Runs that differ only
+in the seed have the same tag `setup.digest`. A sweep is a run with its jobs as children.
+
+`python -m runner.compare --experiment {name}` compares the setups over their seeds.
+"""
+
+
+def experiment_tags(name: str, objective: str | None) -> dict[str, str]:
+    """Tags of a new MLflow experiment. `objective`: the metric of its first run."""
+    metrics = [*([objective] if objective else []), "train/loss", "train/samples_per_s"]
+    columns = [
+        *(f"metrics.`{metric}`" for metric in metrics),
+        *(f"params.`{param}`" for param in ("lr", "global_batch")),
+        *(f"tags.`{tag}`" for tag in ("certificate", "diagnosis")),
+    ]
+    return {
+        # Without this tag MLflow's page shows charts for agents instead of training.
+        "mlflow.experimentKind": "custom_model_development",
+        NOTE_TAG: _EXPERIMENT.format(name=f"'{name}'" if " " in name else name),
+        VIEW_TAG: json.dumps({"selectedColumns": columns, "columnOrder": [_NAME], "columnWidths": {_NAME: 400}}),
+    }
+
+
+def run_description(experiment: Experiment, summary: Mapping[str, Any] | None = None) -> str:
+    """Plan and certificate in a few lines. `summary`: the content of `summary.json` once the run has ended."""
+    certificate = experiment.certificate
+    differs = ", ".join(item.name.replace("_", " ") for item in certificate.properties if not item.equal)
+    level = summary["certificate"] if summary else certificate.level
+    lines = {}
+    if summary is not None:
+        lines[summary["status"].capitalize()] = _result(summary)
+        if summary["diagnosis"] is not None:
+            lines["Diagnosis"] = summary["diagnosis"]
+    lines["Certificate"] = f"**{level}** to one fp32 worker{f'; differs in {differs}' if differs else ''}"
+    if experiment.placement.rehearsed:
+        lines["Rehearsed"] = f"on the {experiment.placement.device_type}: the speed says nothing about the named device"
+    lines["Plan"] = _plan(experiment)
+    return "\n".join(f"- {name}: {text}" for name, text in lines.items())
+
+
+def _plan(experiment: Experiment) -> str:
+    plan, config, facts = experiment.plan, experiment.config, experiment.facts
+    split = f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
+    return ", ".join(
+        [
+            f"global batch {plan.global_batch:,} ({split})",
+            *([f"k = {plan.k}"] if plan.k > 1 else []),
+            f"learning rate {plan.lr:.4g}",
+            f"{config.optimizer.name.name}, {config.schedule.name.name} schedule",
+            f"{plan.optimizer_steps:,} optimizer steps",
+            f"{plan.total_samples:,} {facts.unit}",
+        ]
+    )
+
+
+def _result(summary: Mapping[str, Any]) -> str:
+    metrics = [f"{name} {value:.4g}" for name, value in summary["eval"].items()]
+    speed = [f"{summary['samples_per_s']:,.0f} samples/s"] if summary["samples_per_s"] else []
+    steps = f"{summary['optimizer_steps'] or 0:,} optimizer steps"
+    return ", ".join([*metrics, *speed, steps, f"{summary['wall_s']:.1f} s in total"])

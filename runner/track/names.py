@@ -1,0 +1,86 @@
+"""Names that tell runs apart: the setup, the experiment's model and data, and the settings that were typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from runner.track.secrets import names_a_secret
+
+#: Groups and settings that other parts of a name show, or that do not change what is trained.
+_SHOWN_ELSEWHERE = re.compile(
+    r"(accumulation|hydra|plan|precision|setup|sweep|sync|tracking)([./@].*)?"
+    r"|device(\.kind|\.workers)?|recipe(\.name|\.model\.name|\.data\.train|\.data\.eval)?"
+    r"|cache_dir|ledger|log_every|seed|trusted_packages"
+)
+#: Groups whose choices need no key: `sgd`, not `optimizer=sgd`.
+_CLEAR_CHOICES = ("batch", "equivalence", "experiment", "optimizer", "schedule")
+_SHORT_KEYS = {"optimizer.lr": "lr", "batch.global_batch": "b", "batch.micro_batch": "micro"}
+#: Characters of a run's name, and of one value in it.
+_NAME_WIDTH, _VALUE_WIDTH = 72, 24
+
+
+def setting_labels(overrides: Sequence[str], varied: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The overrides of a run as short labels, such as `lr=5e-05`: those that its sweep varies, and others. No secrets.
+
+    `varied`: the settings that differ between a sweep's jobs.
+    """
+    given = dict(_split(override) for override in overrides)
+    shown = [key for key in given if not _SHOWN_ELSEWHERE.fullmatch(key) and not names_a_secret(key.split(".")[-1])]
+    labels = {key: _label(key, given[key], shown) for key in sorted(shown, key=lambda key: key.startswith("recipe."))}
+    in_sweep = tuple(label for key, label in labels.items() if key in varied)
+    return in_sweep, tuple(label for key, label in labels.items() if key not in varied)
+
+
+def run_name(setup: str, recipe: Mapping[str, Any], varied: Collection[str], typed: Sequence[str]) -> str:
+    """`cpu2 · k=4 · s0 · cola · MiniLM · lr=5e-05 · mine.tsv`: a setup, then what it trains; `…` if more was typed.
+
+    The setup comes first, since MLflow's tables cut names. A file that is just called `train` says nothing, and the one
+    for evaluation follows from it, unless a sweep varies them.
+    """
+    model, data = recipe.get("model"), recipe.get("data")
+    parts, files = [setup, str(recipe["name"])], []
+    if isinstance(model, Mapping) and model.get("name"):
+        parts.append(short_value(str(model["name"])))
+    if isinstance(data, Mapping):
+        for split in ("train", "eval"):
+            path = str(data.get(split) or "")
+            if f"recipe.data.{split}" in varied:
+                parts.append(short_value(path))
+            elif split == "train" and PurePath(path).stem.lower() not in ("", "train"):
+                files.append(short_value(path))
+    more = [*typed, *files]
+    fitting = len(more)
+    while fitting and len(" · ".join([*parts, *more[:fitting]])) > _NAME_WIDTH:
+        fitting -= 1
+    return " · ".join([*parts, *more[:fitting], *(["…"] if fitting < len(more) else [])])
+
+
+def short_value(value: str) -> str:
+    """A value in few characters: a plain number, a path's last part that is not just `model`."""
+    value = re.sub(r"""['"\\]""", "", value)
+    try:
+        return f"{float(value):.12g}"
+    except ValueError:
+        pass
+    if not value.startswith(("[", "{")):
+        *parents, value = [part for part in value.split("/") if part] or [value]
+        if value == "model" and parents:
+            value = parents[-1]
+    return value if len(value) <= _VALUE_WIDTH else f"{value[: _VALUE_WIDTH - 1]}…"
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, _, value = override.lstrip("+").partition("=")
+    return key, value
+
+
+def _label(key: str, value: str, keys: Sequence[str]) -> str:
+    if key in _CLEAR_CHOICES or key.startswith("~"):
+        return short_value(value) or key
+    parts = key.split(".")
+    # The last part of the key, unless another setting of the name ends in it. A seed is the run's.
+    ambiguous = parts[-1] == "seed" or sum(other.split(".")[-1] == parts[-1] for other in keys) > 1
+    return f"{_SHORT_KEYS.get(key) or '.'.join(parts[-2 if ambiguous else -1 :])}={short_value(value)}"

@@ -1,0 +1,268 @@
+"""`runner.evaluate` and `runner.predict` on models that runs of this process have saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from transformers import GPT2Config
+
+from recipes.synthetic.grammar import generate
+from runner import cli
+from runner.compare.from_folders import read_folders
+from runner.compare.from_mlflow import ExistingStore
+from tests.recipes import zoo
+from tests.runs import TRACKED, read, run, store, stored_runs
+from tests.tiny_models import save_bert
+
+WORDS = ("good", "bad", "film", "book", "very", "this", "is")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `run`, the tiny recipe trained by two workers and logged to MLflow."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = Path.cwd()
+    os.chdir(folder)
+    assert run("hydra.run.dir=outputs/run", "device=cpu2", base=TRACKED) == 0
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture
+def trained(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run's folder, in the current folder's `outputs`, without evaluations."""
+    monkeypatch.chdir(root)
+    shutil.rmtree(root / "outputs" / "run" / "evaluations", ignore_errors=True)
+    return Path("outputs/run")
+
+
+def result_of(folder: Path) -> Path:
+    """The only evaluation of a run."""
+    (found,) = (folder / "evaluations").iterdir()
+    return found
+
+
+def evaluated(folder: Path, *overrides: str) -> dict[str, Any]:
+    """Evaluate the run in `folder`; the content of `summary.json`, from a new folder each time."""
+    shutil.rmtree(folder / "evaluations", ignore_errors=True)
+    assert cli.evaluate_main([str(folder), *overrides]) == 0
+    summary: dict[str, Any] = read(result_of(folder), "summary.json")
+    return summary
+
+
+def test_same_metrics_and_a_child_in_mlflow(trained: Path) -> None:
+    """The same bits on the same workers; and nothing that compares runs takes the result for a run."""
+    summary = evaluated(trained)
+    own = read(trained, "summary.json")
+    assert summary["eval"] == own["eval"]
+    assert (summary["world_size"], summary["data"]["eval_samples"]) == (2, 30)
+    folder = result_of(trained)
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "metrics.jsonl", "summary.json", "tracking.json"}
+
+    client = store(Path.cwd())
+    child, parent = (client.get_run(one["mlflow_run_id"]) for one in (summary, own))
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.info.experiment_id == parent.info.experiment_id
+    assert child.info.status == "FINISHED"
+    assert child.data.metrics == {f"eval/{name}": pytest.approx(value) for name, value in own["eval"].items()}
+    assert child.data.tags["evaluation.model"] == "outputs/run/model"
+    assert {"evaluation.weights", "evaluation.data"} <= set(child.data.tags)
+    assert child.inputs.dataset_inputs[0].tags[0].value == "evaluation"
+
+    assert not read_folders([("one", folder)], None).runs
+    existing = ExistingStore(None)
+    assert [one.info.run_id for one in existing.run_or_children(parent.info.run_id)] == [parent.info.run_id]
+    assert [one.source for one in existing.read(stored_runs(Path.cwd()), None).runs] == [parent.info.run_id]
+
+
+def test_other_workers_and_batches_by_run_id(trained: Path) -> None:
+    own = read(trained, "summary.json")
+    overrides = ["device=cpu", "evaluation.micro_batch=7", "tracking=none"]
+    assert cli.evaluate_main([own["mlflow_run_id"], *overrides]) == 0
+    summary = read(result_of(trained), "summary.json")
+    assert (summary["world_size"], summary["micro_batch"], summary["mlflow_run_id"]) == (1, 7, None)
+    assert summary["eval"] == pytest.approx(own["eval"], rel=1e-5)
+
+
+def test_predictions_in_the_order_of_samples(trained: Path, tmp_path: Path) -> None:
+    output = tmp_path / "predictions.csv"
+    arguments = [str(trained), "-o", str(output), "tracking=none"]
+    assert cli.predict_main(arguments) == 0
+    table = pandas.read_csv(output)
+    names = ("unacceptable", "acceptable")
+    assert list(table.columns) == ["text", "predicted", "label", *(f"probability_{name}" for name in names)]
+    assert table.text.tolist() == [row.sentence for row in generate(0, 100, 30)[1]]
+    assert table.label.tolist() == [names[row.label] for row in generate(0, 100, 30)[1]]
+    assert table.filter(like="probability").sum(axis=1).to_numpy() == pytest.approx(1)
+    accuracy = 100 * (table.predicted == table.label).mean()
+    assert accuracy == pytest.approx(read(result_of(trained), "summary.json")["eval"]["accuracy"])
+
+    content = output.read_bytes()
+    assert cli.predict_main(arguments) == cli.EXIT_USER_ERROR
+    assert output.read_bytes() == content
+    assert cli.predict_main([*arguments, "--overwrite"]) == 0
+    assert output.read_bytes() == content
+
+
+def test_predictions_for_another_file_without_labels(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("the nun sleeps\n\nsleeps the nun the\n")
+    output = tmp_path / "mine.jsonl"
+    given = ["-o", str(output), f"--input={tmp_path / 'mine.txt'}", "device=cpu", "tracking=none"]
+    assert cli.predict_main([str(trained), *given]) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["the nun sleeps", "sleeps the nun the"]
+    assert all("predicted" in row and "label" not in row for row in rows)
+    assert read(result_of(trained), "summary.json")["eval"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["outputs"], "outputs"),
+        (["outputs/run/summary.json"], "summary.json"),
+        (["outputs/none"], "outputs/none"),
+        (["0" * 32], "0" * 32),
+        (["outputs/run/model"], "recipe="),
+        (["outputs/none", "recipe=cola", "recipe.data.eval=x.tsv"], "outputs/none"),
+        (["outputs/run", "optimizer.lr=1"], "optimizer.lr"),
+        (["outputs/run", "device=cpu,cpu2"], "device=cpu,cpu2"),
+        (["outputs/run", "device=cpu3"], "cpu3"),
+        (["outputs/run", "evaluation.micro_batch=0"], "evaluation.micro_batch"),
+        (["outputs/run", "recipe.max_lenth=3"], "recipe.max_lenth"),
+        (["outputs/run", "recipe.model.heads=3"], "recipe.model.heads"),
+        (["outputs/run", "tracking.uri=ftp://x"], "tracking.uri"),
+        (["outputs/run", "recipe=cola", "recipe.max_length=16"], "recipe.data"),
+        (["outputs/run", "-m"], "-m"),
+        ([], "MODEL_OR_RUN"),
+    ],
+)
+def test_wrong_input(trained: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str) -> None:
+    before = sorted(Path("outputs").rglob("*"))
+    assert cli.evaluate_main(arguments) == cli.EXIT_USER_ERROR
+    message = capsys.readouterr().err
+    assert named in message
+    assert len(message.splitlines()) == 1
+    assert sorted(Path("outputs").rglob("*")) == before
+
+
+@pytest.mark.parametrize("output", ["x.txt", "no/such/folder/x.csv", "outputs"])
+def test_wrong_output(trained: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    assert cli.predict_main([str(trained), "-o", output]) == cli.EXIT_USER_ERROR
+    assert "--output" in capsys.readouterr().err
+
+
+def test_under_torchrun(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.evaluate_main([str(trained)]) == cli.EXIT_USER_ERROR
+    assert "torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "named"), [("KILLED", "KILLED"), (None, "KILLED"), ("FINISHED", "model/")])
+def test_run_without_a_model(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str | None, named: str
+) -> None:
+    """Killed by a signal, killed without a chance to write its summary, or cleaned up."""
+    shutil.copy(trained / "config.yaml", tmp_path)
+    if status is not None:
+        (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+    assert cli.evaluate_main([str(tmp_path)]) == cli.EXIT_USER_ERROR
+    assert named in capsys.readouterr().err
+
+
+def test_code_named_by_a_folder_is_not_trusted(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    config = tmp_path / "copy" / "config.yaml"
+    text = config.read_text().replace("recipes.tasks.classification.SequenceClassification", "os.system")
+    config.write_text(text.replace("trusted_packages: []", "trusted_packages: [os]"))
+    assert "trusted_packages: [os]" in config.read_text()
+    assert cli.evaluate_main([str(tmp_path / "copy")]) == cli.EXIT_USER_ERROR
+    assert "trusted_packages" in capsys.readouterr().err
+
+
+def test_model_of_another_task(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, evaluation = zoo.write(tmp_path)
+    overrides = ["recipe.max_length=32", "recipe.max_query_length=8", "recipe.doc_stride=4", "tracking=none"]
+    arguments = ["recipe=squad", f"recipe.data.eval={evaluation}", "device=cpu", *overrides]
+    assert cli.evaluate_main([str(trained), *arguments]) == cli.EXIT_USER_ERROR
+    assert "qa_outputs" in capsys.readouterr().err
+    assert not (trained / "evaluations").exists()
+
+
+def test_labels_are_those_of_the_saved_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without its run, and a file with one of the three classes: numbers made from the file would be others."""
+    classes = ("awful", "fine", "great")
+    rows = [f"this film is very {word} {number}\t{classes[number % 3]}" for number, word in enumerate(WORDS * 6)]
+    for name, chosen in (("train", rows), ("dev", rows[:9]), ("test", rows[2::3]), ("other", ["this\tdull"])):
+        (here / f"{name}.tsv").write_text("\n".join(["text\tlabel", *chosen]) + "\n")
+    model = save_bert(here / "bert", rows)
+    common = ["recipe=text_classification", "tracking=none", "device=cpu"]
+    data = ["recipe.data.train=train.tsv", "recipe.data.eval=dev.tsv", f"recipe.model.name={model}", "max_steps=2"]
+    assert run("hydra.run.dir=run", *data, base=common) == 0
+
+    arguments = ["run/model", *common, "recipe.data.eval=test.tsv", "hydra.run.dir=result", "-o", "test.csv"]
+    assert cli.predict_main(arguments) == 0
+    table = pandas.read_csv("test.csv")
+    assert set(table.label) == {"great"}
+    assert [name for name in table.columns if name.startswith("prob")] == [f"probability_{name}" for name in classes]
+    assert set(table.predicted) <= set(classes)
+    capsys.readouterr()
+    assert cli.evaluate_main(["run", "recipe.data.eval=other.tsv"]) == cli.EXIT_USER_ERROR
+    assert "dull" in capsys.readouterr().err
+
+
+def test_questions(here: Path) -> None:
+    """In fp64, whose weights would lose digits if they were read as fp32; and without the training file."""
+    train, evaluation = zoo.write(here)
+    overrides = [
+        *("recipe=squad", f"recipe.data.train={train}", f"recipe.data.eval={evaluation}", "max_steps=3"),
+        *(f"recipe.model.name={save_bert(here / 'bert', zoo.texts())}", "recipe.max_length=48"),
+        *("recipe.doc_stride=8", "recipe.max_query_length=12", "precision=fp64", "tracking=none"),
+    ]
+    assert run("hydra.run.dir=run", "device=cpu", base=overrides) == 0
+    train.unlink()
+    assert evaluated(here / "run", "device=cpu2")["eval"] == read(here / "run", "summary.json")["eval"]
+
+    asked = json.loads(evaluation.read_text())
+    for paragraph in asked["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            del question["answers"]
+    (here / "asked.json").write_text(json.dumps(asked))
+    assert cli.predict_main(["run", "-o", "answers.csv", "--input=asked.json"]) == 0
+    table = pandas.read_csv("answers.csv")
+    assert list(table.columns) == ["id", "question", "answer", "score"]
+    assert table.id.tolist() == [f"{what}-{20 + number}" for number in range(6) for what in ("where", "when")]
+    contexts = [one["context"] for one in asked["data"][0]["paragraphs"] for _ in one["qas"]]
+    assert all(answer in context for answer, context in zip(table.answer, contexts, strict=True))
+
+
+def test_text_and_perplexity(here: Path) -> None:
+    lines = [row.sentence for row in generate(0, 60, 20)[0]]
+    (here / "train.txt").write_text("\n".join(lines[:40]))
+    (here / "dev.txt").write_text("\n".join(lines[40:]))
+    data = ["recipe.data.train=train.txt", "recipe.data.eval=dev.txt", "recipe.packing=documents", "max_steps=2"]
+    model = ["recipe.model.name=shape", "recipe.model.init=random", "recipe.block_size=16"]
+    GPT2Config(vocab_size=400, n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained("shape")
+    assert run("hydra.run.dir=run", "device=cpu", *data, *model, base=["recipe=causal_lm", "tracking=none"]) == 0
+    own = read(here / "run", "summary.json")["eval"]
+    assert evaluated(here / "run")["eval"] == own
+    assert cli.predict_main(["run", "-o", "rows.csv", "device=cpu2", "hydra.run.dir=result"]) == 0
+    table = pandas.read_csv("rows.csv")
+    assert list(table.columns) == ["document", "tokens", "loss", "perplexity"]
+    assert table.document.nunique() == 20
+    targets = table.tokens - 1
+    assert (table.loss * targets).sum() / targets.sum() == pytest.approx(own["loss"], rel=1e-5)
+
+
+def test_recipe_without_transformers(here: Path) -> None:
+    assert run("hydra.run.dir=run", "device=cpu", base=["recipe=linear", "tracking=none"]) == 0
+    assert evaluated(here / "run")["eval"] == read(here / "run", "summary.json")["eval"]
