@@ -316,7 +316,7 @@ def test_the_minimum_improvement_counts_only_where_it_decides(decides: str) -> N
 def test_certificate_json() -> None:
     """certificate.json has the level and every property once, among the equal or the different ones."""
     content = json.loads(json.dumps(certify(setup(workers=4), setup()).as_json()))
-    assert set(content) == {"level", "equal", "different"}
+    assert set(content) == {"level", "segments", "equal", "different"}
     assert [item["name"] for item in content["different"]] == ["dropout", "world_size"]
     assert set(content["different"][1]) == {"name", "value", "baseline", "equal", "allows", "change", "effect"}
     names = [item["name"] for part in ("equal", "different") for item in content[part]]
