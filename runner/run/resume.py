@@ -6,13 +6,14 @@ nothing that belongs to the experiment.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
 from rich.console import Console
 from rich.markup import escape
 
@@ -20,8 +21,8 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.compose import compose, parsed, settings
 from runner.config.plain import from_plain
-from runner.config.schema import hydra_schema
-from runner.errors import UserError, did_you_mean
+from runner.config.schema import Config, Tracking
+from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
@@ -79,7 +80,7 @@ def prepare_resume(identifier: str, options: HydraOptions, console: Console) -> 
     if saved is None:
         why = "; ".join(f"{path.name} is damaged: {problem}" for path, problem in damaged.items())
         raise UserError(f"{RESUME}={folder} has no complete checkpoint{f' ({why})' if why else ''}: start a new run")
-    config = settings(_changed(folder, options))
+    config = _settings(folder, options)
     check_folder("cache_dir", config.cache_dir)
     plan = from_plain(Plan, _read(folder / "plan.json"))
     segments = tuple(Segment.from_json(one) for one in _read(folder / "certificate.json").get("segments", ()))
@@ -139,19 +140,18 @@ def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def _changed(folder: Path, options: HydraOptions) -> DictConfig:
-    """The run's configuration with the command's changes. Raises UserError for those that change the experiment."""
-    cfg = OmegaConf.merge(hydra_schema(), OmegaConf.load(folder / "config.yaml"))
-    assert isinstance(cfg, DictConfig)
-    given = parsed(options.overrides)
-    trusted = list(cfg.trusted_packages)
-    if trusted and not any(_key(one) == "trusted_packages" for one in options.overrides):
-        raise UserError(
-            f"trusted_packages={json.dumps(trusted)} is set in {folder / 'config.yaml'}: repeat it on the command line "
-            "if you trust that code"
-        )
-    _set_store(cfg, folder)
-    for override in given:
+def _settings(folder: Path, options: HydraOptions) -> Config:
+    """The run's settings with the command's changes. Raises UserError for those that change the experiment."""
+    file = folder / "config.yaml"
+    try:
+        saved: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        saved["tracking"]["uri"] = None  # see below
+        saved["device"]["file"] = None  # what it said is among the settings
+        # A folder may come from somebody else. Only the user can trust its code.
+        trusted, saved["trusted_packages"] = saved["trusted_packages"], []
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
+    for override in parsed(options.overrides):
         key = override.get_key_element().lstrip("+~")
         plain = not (override.is_delete() or override.is_add() or override.is_sweep_override())
         if not plain or not (key in _SETTINGS or key.partition(".")[0] in _GROUPS):
@@ -159,23 +159,27 @@ def _changed(folder: Path, options: HydraOptions) -> DictConfig:
                 f"{override.input_line} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
                 f"and can change only {', '.join((*_GROUPS, *_SETTINGS))}; leave it out, or start a new run"
             )
-        if key in _GROUPS:
-            cfg[key] = compose([str(override.input_line)], options.config_dirs)[key]
-        else:
-            OmegaConf.update(cfg, key, override.value())
-    if "***" in str(cfg.tracking.uri):
-        raise UserError(f"tracking.uri={cfg.tracking.uri} was given with credentials: put it into MLFLOW_TRACKING_URI")
-    return cfg
+    config = settings(compose(options.overrides, options.config_dirs, saved))
+    if missing := sorted(set(trusted) - set(config.trusted_packages)):
+        raise UserError(
+            f"trusted_packages does not have {', '.join(missing)}, which {file} names: add "
+            f"trusted_packages=[{','.join(trusted)}] to the command if you trust that code"
+        )
+    if any(_key(override) == "tracking.uri" for override in options.overrides):
+        return config
+    return dataclasses.replace(config, tracking=_tracking(config.tracking, folder))
 
 
-def _set_store(cfg: DictConfig, folder: Path) -> None:
-    """Log to the store that has the run, wherever the command is given. Credentials are not in files."""
-    if cfg.tracking.kind is not TrackerName.mlflow or not (folder / CARD_FILE).exists():
-        return
+def _tracking(tracking: Tracking, folder: Path) -> Tracking:
+    """The store that has the run, wherever the command is given. Raises UserError: credentials are not in files."""
+    if tracking.kind is TrackerName.none or not (folder / CARD_FILE).exists():
+        return tracking
     store, environment = RunCard.read(folder).store, os.environ.get("MLFLOW_TRACKING_URI")
-    if environment is not None and store == masked(environment):
-        store = environment
-    cfg.tracking.uri = store
+    if store is None or (environment is not None and store == masked(environment)):
+        return tracking
+    if "***" in store:
+        raise UserError(f"tracking.uri={store} was given with credentials: put the address into MLFLOW_TRACKING_URI")
+    return dataclasses.replace(tracking, uri=store)
 
 
 def _check(experiment: Experiment, folder: Path, saved: Saved, console: Console) -> None:
