@@ -89,6 +89,12 @@ class Experiment:
             )
         return (*notes, *self.recipe.notes, *self.facts.notes)
 
+    def continuing(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
+        """The same for a run that continues after `step`, whose `earlier` segments ended there."""
+        now = dataclasses.replace(self.certificate.segments[-1], after_step=step)
+        certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
+        return dataclasses.replace(self, certificate=certificate)
+
     @property
     def setup_name(self) -> str:
         """How the experiment is executed, what its sweep varies, and the seed: `cpu4 · k=4 · bf16 · lr=5e-05 · s1`."""
@@ -140,7 +146,7 @@ def prepare_resumed(
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
     plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation))
-    return _experiment(config, recipe, placement, facts, plan=plan, segments=ended_at(segments, step))
+    return _experiment(config, recipe, placement, facts, plan=plan).continuing(segments, step)
 
 
 def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int:
@@ -208,9 +214,8 @@ def _experiment(
     facts: DataFacts,
     absent: tuple[str, ...] = (),
     plan: Plan | None = None,
-    segments: tuple[Segment, ...] = (),
 ) -> Experiment:
-    """`plan`, `segments`: of a run that is resumed."""
+    """`plan`: of a run that is resumed, None to derive it."""
     _check_metric(config, recipe, facts)
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sync(config, plan)
@@ -225,7 +230,7 @@ def _experiment(
     )
     certificate = certify(setup, baseline_of(setup))
     segment = Segment(
-        after_step=segments[-1].until_step or 0 if segments else 0,
+        after_step=0,
         until_step=None,
         device=placement.label,
         workers=plan.world_size,
@@ -234,7 +239,7 @@ def _experiment(
         level=certificate.level,
         differs=tuple(item.name for item in certificate.properties if not item.equal),
     )
-    certificate = with_segments(certificate, (*segments, segment))
+    certificate = with_segments(certificate, (segment,))
     return Experiment(config, recipe, facts, placement, setup, certificate, absent)
 
 

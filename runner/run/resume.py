@@ -83,13 +83,23 @@ def prepare_resume(identifier: str, options: HydraOptions, console: Console) -> 
     config = _settings(folder, options)
     check_folder("cache_dir", config.cache_dir)
     plan = from_plain(Plan, _read(folder / "plan.json"))
-    segments = tuple(Segment.from_json(one) for one in _read(folder / "certificate.json").get("segments", ()))
     changed = any(_key(override).startswith("accumulation") for override in options.overrides)
     with reading_data() as progress:
-        experiment = prepare_resumed(config, plan, segments, saved.step, changed, progress)
+        experiment = prepare_resumed(config, plan, _segments(folder), saved.step, changed, progress)
     _check(experiment, folder, saved, console)
     check_tracking(config.tracking)
     return Resumption(experiment, folder, saved, damaged)
+
+
+def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
+    """The unfinished run of exactly this experiment in `folder`, if it has a checkpoint to continue from."""
+    if _status(folder) == FINISHED or not saved_folders(folder) or is_locked(folder):
+        return None
+    card, saved_with = RunCard.read(folder), (experiment.setup_digest, str(experiment.config.seed))
+    saved, damaged = newest(folder)
+    if saved is None or (card.tags.get("setup.digest"), card.params.get("seed")) != saved_with:
+        return None
+    return Resumption(experiment.continuing(_segments(folder), saved.step), folder, saved, damaged)
 
 
 def find_run(identifier: str, outputs: Path) -> Path:
@@ -134,6 +144,10 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): the run cannot be resumed") from error
     return content
+
+
+def _segments(folder: Path) -> tuple[Segment, ...]:
+    return tuple(Segment.from_json(one) for one in _read(folder / "certificate.json").get("segments", ()))
 
 
 def _key(override: str) -> str:

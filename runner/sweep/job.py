@@ -23,6 +23,7 @@ from runner.launch.elastic import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import announce, run
+from runner.run.resume import Resumption, continuation
 from runner.run.summary import FAILED, Role, note_failure, objective, one_line
 from runner.sweep.progress import sweep_progress
 from runner.sweep.sweep import Sweep, add_name, attempts, finished_run, job_name, read_summary, write_job
@@ -57,7 +58,9 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             return objective(read_summary(finished))
     except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
         invalid = error
-    with _output(free_folder(Path(hydra.runtime.output_dir)), sweep) as (folder, console), locked(folder):
+    resumed = None if experiment is None else _interrupted(Path(sweep.folder), experiment)
+    own_folder = resumed.folder if resumed is not None else free_folder(Path(hydra.runtime.output_dir))
+    with _output(own_folder, sweep) as (folder, console), locked(folder):
         varied = sweep.varied_by(overrides)
         shown = ", ".join(f"{key}={value}" for key, value in varied.items()) or "the job"
         started_at = time.time()
@@ -76,8 +79,12 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
                 assert invalid is not None
                 raise invalid
             _check_not_obsolete(sweep, folder, job_name(overrides))
+            if resumed is not None:
+                resumed.rewind(console)
+                experiment = resumed.experiment
             announce(experiment, console, _in_one_line(experiment))
-            summary, _ = run(experiment, folder, started_at, console, role)
+            checkpoint = resumed.saved if resumed is not None else None
+            summary, _ = run(experiment, folder, started_at, console, role, checkpoint=checkpoint)
         except KeyboardInterrupt as error:
             if sweep.in_process:
                 raise
@@ -87,6 +94,12 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             _mark_failed(error, folder, tracking_of(cfg), role, shown)
             raise
         return objective(summary)
+
+
+def _interrupted(sweep_folder: Path, experiment: Experiment) -> Resumption | None:
+    """The latest attempt at this job that was interrupted and has a checkpoint."""
+    found = (continuation(state.folder, experiment) for state in reversed(attempts(sweep_folder)))
+    return next((resumed for resumed in found if resumed is not None), None)
 
 
 def _check_not_obsolete(sweep: Sweep, folder: Path, name: str) -> None:
@@ -105,7 +118,7 @@ def _output(folder: Path, sweep: Sweep) -> Iterator[tuple[Path, Console]]:
     if sweep.in_process:
         yield folder, Console(highlight=False)
         return
-    with (folder / "console.log").open("w", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+    with (folder / "console.log").open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file):
         yield folder, Console(highlight=False, file=file, width=120)
 
 

@@ -245,6 +245,20 @@ def test_interrupted_sweep_is_resumed(end: str, here: Path, capsys: pytest.Captu
     assert ended == [("0", "FINISHED"), ("1", "FINISHED"), ("1", "KILLED"), ("2", "FINISHED")]
 
 
+def test_an_interrupted_job_continues_from_its_checkpoint(here: Path) -> None:
+    """In its own folder and its own MLflow run."""
+    jobs = ["seed=0,1", "epochs=8", "checkpoint.every_steps=2"]
+    hold(here, 6, job=1)
+    process = start(here, *jobs)
+    processes.wait_for_gate(here, 6, process, job=1)
+    wait_until(lambda: list(only_sweep(here).glob("1/checkpoints/step-00000004")), "not saved")
+    processes.kill(process)
+    assert sweep(*jobs, f"resume_sweep={only_sweep(here).name}") == 0
+    assert attempts(here) == [("0", "FINISHED"), ("1", "FINISHED")]
+    assert read(only_sweep(here) / "1", "summary.json")["resumed_after"] == [4]
+    assert statuses(here) == ("FINISHED", ["FINISHED", "FINISHED"])
+
+
 def test_resuming_runs_only_what_is_missing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sweep is named by id, MLflow run, folder or relative folder; a job is what it sets, in any order."""
     assert sweep("seed=0,1", "optimizer.lr=0.02") == 0
