@@ -25,6 +25,7 @@ from runner import cli
 from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
 from runner.track import tracker as tracker_module
 from runner.track.card import RunCard
+from runner.track.delivery import stored_key
 from runner.track.tracker import Tracker
 from tests import processes
 from tests.processes import BIN, kill, output, wait_for_gate, wait_until
@@ -115,7 +116,7 @@ def as_stored(metric: Metric) -> Value:
     value: Any = "nan" if math.isnan(metric.value) else metric.value
     if value in (math.inf, -math.inf):
         value = math.copysign(sys.float_info.max, value)
-    return metric.key, metric.step, metric.timestamp, value
+    return stored_key(metric.key), metric.step, metric.timestamp, value
 
 
 def in_folder(folder: Path) -> list[Value]:

@@ -482,7 +482,7 @@ def test_wrong_input(
     monkeypatch.chdir(given)
     monkeypatch.setenv("RUNNER_CACHE", str(given / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr("runner.config.compose.known_keys", lambda overrides: keys)  # slow to compose each time
+    monkeypatch.setattr("runner.config.compose.known_keys", lambda *_: keys)  # slow to compose each time
     before = content(given)
     for name, address in servers.items():
         typed = typed.replace(name, address)
