@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 
 from runner.compare.from_mlflow import RUN_ID
 from runner.config.choices import TrackerName
 from runner.config.compose import compose, parsed
 from runner.config.schema import Tracking
-from runner.errors import UserError, first_line
+from runner.errors import UserError
 from runner.folder.lock import is_locked
+from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.store import database_of
@@ -70,13 +69,19 @@ def find_target(given: str) -> Target:
         )
     if path.exists():
         raise UserError(f"{given} is a file: give the folder of a run or of a model")
-    return _target_of_run(_folder_of(given)) if RUN_ID.fullmatch(given) else Target(given)
+    if not RUN_ID.fullmatch(given):
+        return Target(given)
+    run = folder_of_mlflow_run(given, Path("outputs"))
+    if run is None:
+        raise UserError(
+            f"{given} is not the MLflow run id of a run below {Path('outputs').absolute()}: give its folder"
+        )
+    return _target_of_run(run)
 
 
 def _target_of_run(folder: Path) -> Target:
     """Raises UserError if the run has saved no model."""
-    summary_file = folder / "summary.json"
-    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    summary = summary_of_run(folder)
     if "evaluated" in summary:
         raise UserError(f"{folder} holds the result of an evaluation: give the run or model that was evaluated")
     status = "is still running" if is_locked(folder) else f"has ended as {summary.get('status', 'KILLED')}"
@@ -86,14 +91,6 @@ def _target_of_run(folder: Path) -> Target:
     if not model.is_dir():
         raise UserError(f"{folder} has no saved model: its folder model/ is missing; train it again")
     return Target(str(model), folder)
-
-
-def _folder_of(run_id: str) -> Path:
-    """The folder below `outputs/` of the run with this id in MLflow. Raises UserError."""
-    for file in sorted(Path("outputs").rglob(CARD_FILE)):
-        if json.loads(file.read_text()).get("run_id") == run_id:
-            return file.parent
-    raise UserError(f"{run_id} is not the MLflow run id of a run below {Path('outputs').absolute()}: give its folder")
 
 
 def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[str]) -> DictConfig:
@@ -114,24 +111,13 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
     parent = Path("outputs") if target.run is None else target.run
     quoted = str(parent / "evaluations").replace("'", r"\'")
     folder = f"hydra.run.dir='{quoted}/${{now:%Y-%m-%d_%H-%M-%S}}-${{suffix:}}'"
-    saved = None if target.run is None else _settings_of(target.run, with_recipe=not chooses_recipe)
+    saved: dict[str, Any] | None = None
+    if target.run is not None:
+        saved, _ = saved_settings(target.run)
+        saved["tracking"] |= {"run_name": None, "log_model": False}
+        if chooses_recipe:
+            del saved["recipe"]
     return compose([folder, *overrides], config_dirs, saved)
-
-
-def _settings_of(run: Path, with_recipe: bool) -> dict[str, Any]:
-    """The settings in a run's folder, as far as they hold for an evaluation. Raises UserError."""
-    file = run / "config.yaml"
-    try:
-        settings: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-        settings["tracking"] |= {"uri": None, "run_name": None, "log_model": False}
-        settings["device"]["file"] = None  # what it said is among the settings
-        # A folder may come from somebody else. Only the user can trust its code.
-        settings["trusted_packages"] = []
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
-    if not with_recipe:
-        del settings["recipe"]
-    return settings
 
 
 def tracking_for(target: Target, tracking: Tracking) -> Tracking:

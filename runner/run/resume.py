@@ -7,13 +7,10 @@ nothing that belongs to the experiment.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
@@ -22,13 +19,14 @@ from runner.config.choices import TrackerName
 from runner.config.compose import compose, parsed, settings
 from runner.config.plain import from_plain
 from runner.config.schema import Config, Tracking
-from runner.errors import UserError, did_you_mean, first_line
+from runner.errors import UserError, did_you_mean
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
 from runner.plan import Plan
 from runner.plan.certificate import Segment
 from runner.plan.experiment import Experiment, prepare_resumed
+from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
 from runner.run.preflight import reading_data
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
@@ -82,7 +80,7 @@ def prepare_resume(identifier: str, options: HydraOptions, console: Console) -> 
         raise UserError(f"{RESUME}={folder} has no complete checkpoint{f' ({why})' if why else ''}: start a new run")
     config = _settings(folder, options)
     check_folder("cache_dir", config.cache_dir)
-    plan = from_plain(Plan, _read(folder / "plan.json"))
+    plan = from_plain(Plan, read_json(folder / "plan.json"))
     changed = any(_key(override).startswith("accumulation") for override in options.overrides)
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, _segments(folder), saved.step, changed, progress)
@@ -93,7 +91,7 @@ def prepare_resume(identifier: str, options: HydraOptions, console: Console) -> 
 
 def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     """The unfinished run of exactly this experiment in `folder`, if it has a checkpoint to continue from."""
-    if _status(folder) == FINISHED or not saved_folders(folder) or is_locked(folder):
+    if summary_of_run(folder).get("status") == FINISHED or not saved_folders(folder) or is_locked(folder):
         return None
     card, saved_with = RunCard.read(folder), (experiment.setup_digest, str(experiment.config.seed))
     saved, damaged = newest(folder)
@@ -111,13 +109,16 @@ def find_run(identifier: str, outputs: Path) -> Path:
         return Path(identifier)
     runs = [path.parent for path in outputs.glob("*/*/config.yaml")]
     if identifier == LATEST:
-        unfinished = [run for run in runs if saved_folders(run) and _status(run) != FINISHED and not is_locked(run)]
+        unfinished = [
+            run
+            for run in runs
+            if saved_folders(run) and summary_of_run(run).get("status") != FINISHED and not is_locked(run)
+        ]
         if not unfinished:
             raise UserError(f"{RESUME}={LATEST}: no unfinished run in {outputs.resolve()} has a checkpoint")
         return max(unfinished, key=started_ms)
-    for card in (*outputs.glob(f"*/*/{CARD_FILE}"), *outputs.glob(f"sweeps/*/*/{CARD_FILE}")):
-        if _read(card).get("run_id") == identifier:
-            return card.parent
+    if (folder := folder_of_mlflow_run(identifier, outputs)) is not None:
+        return folder
     named = {run.name: run for run in runs}
     if identifier in named:
         return named[identifier]
@@ -129,25 +130,12 @@ def still_running(folder: Path) -> UserError:
 
 
 def _refuse_ended(folder: Path) -> None:
-    if _status(folder) == FINISHED:
+    if summary_of_run(folder).get("status") == FINISHED:
         raise UserError(f"{RESUME}={folder} has finished: there is nothing to resume")
 
 
-def _status(folder: Path) -> str | None:
-    status: str | None = _read(folder / "summary.json").get("status") if (folder / "summary.json").exists() else None
-    return status
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): the run cannot be resumed") from error
-    return content
-
-
 def _segments(folder: Path) -> tuple[Segment, ...]:
-    return tuple(Segment.from_json(one) for one in _read(folder / "certificate.json").get("segments", ()))
+    return tuple(Segment.from_json(one) for one in read_json(folder / "certificate.json").get("segments", ()))
 
 
 def _key(override: str) -> str:
@@ -156,15 +144,7 @@ def _key(override: str) -> str:
 
 def _settings(folder: Path, options: HydraOptions) -> Config:
     """The run's settings with the command's changes. Raises UserError for those that change the experiment."""
-    file = folder / "config.yaml"
-    try:
-        saved: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-        saved["tracking"]["uri"] = None  # see below
-        saved["device"]["file"] = None  # what it said is among the settings
-        # A folder may come from somebody else. Only the user can trust its code.
-        trusted, saved["trusted_packages"] = saved["trusted_packages"], []
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
+    saved, trusted = saved_settings(folder)
     for override in parsed(options.overrides):
         key = override.get_key_element().lstrip("+~")
         plain = not (override.is_delete() or override.is_add() or override.is_sweep_override())
@@ -176,7 +156,7 @@ def _settings(folder: Path, options: HydraOptions) -> Config:
     config = settings(compose(options.overrides, options.config_dirs, saved))
     if missing := sorted(set(trusted) - set(config.trusted_packages)):
         raise UserError(
-            f"trusted_packages does not have {', '.join(missing)}, which {file} names: add "
+            f"trusted_packages does not have {', '.join(missing)}, which the run had: add "
             f"trusted_packages=[{','.join(trusted)}] to the command if you trust that code"
         )
     if any(_key(override) == "tracking.uri" for override in options.overrides):
