@@ -38,14 +38,20 @@ def infer_columns(table: DataFrame, setting: str, labelled: bool, given: Mapping
     def choose(role: str, fit: list[str]) -> None:
         if len(fit) != 1:
             found = f"{' and '.join(map(repr, fit))} could be it" if fit else "none is recognised"
+            unlabelled = ", or use runner.predict for texts without labels" if role == "label" and not fit else ""
             raise UserError(
                 f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
-                f"{found}; set recipe.data.{role}_column to one of them"
+                f"{found}; set recipe.data.{role}_column to one of them{unlabelled}"
             )
         if names.count(fit[0]) > 1 or (table[fit[0]].astype(str) == fit[0]).any():
+            places = {**columns, role: fit[0]}
+            everything = list(map(str, table.columns))
+            found = " ".join(f"recipe.data.{one}_column={everything.index(places[one])}" for one in places)
+            found += "" if "label" in places else " recipe.data.label_column=…"
             raise UserError(
                 f"recipe.data.{role}_column=null cannot be inferred: {setting} has '{fit[0]}' in its first line and "
-                "again, so it may have no header; set recipe.data.columns, and the columns by position from 0"
+                f"again, so it may have no header; then name all columns by position, counted from 0: "
+                f"recipe.data.columns={len(everything)} {found}"
             )
         columns[role] = fit[0]
 

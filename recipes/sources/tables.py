@@ -13,6 +13,9 @@ from runner.errors import UserError, first_line
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+#: Files of tables that would otherwise be taken for tab-separated text.
+_UNREAD = (".arrow", ".feather", ".json", ".ods", ".parquet", ".xls", ".xlsx")
+
 
 def read_table(name: str, setting: str, header: bool) -> DataFrame:
     """The rows of a file that are not blank; the index counts the file's lines from 1. Raises UserError.
@@ -21,6 +24,9 @@ def read_table(name: str, setting: str, header: bool) -> DataFrame:
     ordinary characters. `header`: the first line names the columns, which are otherwise numbered from 0. Cells are
     text without spaces around it (JSON: of any type). `setting`: the user's `name=value`.
     """
+    suffix = Path(name).suffix.lower()
+    if suffix in _UNREAD:
+        raise UserError(f"{setting} is a {suffix} file, which is not read: convert it to .csv, .tsv or .jsonl")
     return _json_lines(name, setting) if name.lower().endswith(".jsonl") else _separated(name, setting, header)
 
 
@@ -37,7 +43,7 @@ def _separated(name: str, setting: str, header: bool) -> DataFrame:
                 path, **form, header=None, dtype=str, na_filter=False, encoding="utf-8-sig", skip_blank_lines=False
             )
         except pandas.errors.EmptyDataError as error:
-            raise UserError(f"{setting} is empty: give a file with one text per line") from error
+            raise UserError(f"{setting} is empty: give a file with labelled texts") from error
         except pandas.errors.ParserError as error:
             kind = "comma" if quoted else "tab"
             raise UserError(

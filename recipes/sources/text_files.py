@@ -127,7 +127,7 @@ class TextFiles:
         if label_names is None:
             texts, pairs = rows.texts()
             return LabelledText(texts, None, pairs, rows.notes)
-        return self._labelled(rows, label_names, f"which is not one of {', '.join(label_names)}", numbers=True)
+        return self._labelled(rows, label_names, "which the model does not know", numbers=True)
 
     def _file_rows(self, part: Part, name: str, labelled: bool, columns: Mapping[str, Column] | None = None) -> _Rows:
         """`columns`: by role; by default those that are set, and the others inferred."""
@@ -156,7 +156,7 @@ class TextFiles:
             if names.count(str(column)) != 1:
                 raise UserError(f"{places[role]} is not a column of {setting}{did_you_mean(str(column), names)}")
         cells = table[list(columns.values())].set_axis(list(columns), axis=1)
-        return _Rows(part, cells, columns, places, setting, f"{setting} is malformed: line", notes=notes)
+        return _Rows(part, cells, columns, places, setting, f"{setting}: line", notes=notes)
 
     def _hub_rows(self, parts: Sequence[Part], labelled: bool) -> list[_Rows]:
         import pandas
@@ -176,7 +176,7 @@ class TextFiles:
         loaded = load_splits(self.hub_name, self.hub_config, names, list(columns.values()))
         for part, name, split in zip(parts, names, loaded, strict=True):
             cells = pandas.DataFrame({role: list(split[column]) for role, column in columns.items()}, dtype=object)
-            where = f"{setting} is malformed: '{name}' row"
+            where = f"{setting}: '{name}' row"
             label_names = getattr(split.features[self.hub_label], "names", None) if labelled else None
             found.append(_Rows(part, cells, columns, places, setting, where, label_names))
         return found

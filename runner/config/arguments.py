@@ -13,19 +13,6 @@ from runner.errors import UserError, nearest
 #: Names the run, or the sweep, that a command resumes.
 RESUME, RESUME_SWEEP = "resume", "resume_sweep"
 
-#: What other tools call a setting, where the spelling does not lead to its name here.
-_ELSEWHERE = {
-    "batch_size": "batch.global_batch",
-    "per_device_train_batch_size": "batch.micro_batch",
-    "gradient_accumulation_steps": "accumulation.steps",
-    "learning_rate": "optimizer.lr",
-    "model": "recipe.model.name",
-    "model_name_or_path": "recipe.model.name",
-    "nproc_per_node": "device.workers",
-    "num_processes": "device.workers",
-    "output_dir": "hydra.run.dir",
-}
-
 
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser, which raises UserError instead of printing its usage and exiting."""
@@ -111,17 +98,18 @@ def _refuse_settings_as_options(arguments: Sequence[str], options: Collection[st
 
 def _meant(name: str, value: str, arguments: Sequence[str], options: Collection[str]) -> str:
     """What to write instead of the option `--name value`."""
-    from runner.config.compose import known_keys  # imports Hydra
+    from runner.config.compose import ELSEWHERE, known_keys  # imports Hydra
 
     settings = known_keys(arguments)
     name = name.replace("-", "_")
     if name in settings:
         return f"write {name}={value}"
     words = {option.strip("-").replace("-", "_"): option for option in options if option.startswith("--")}
-    found = [_ELSEWHERE[name]] if name in _ELSEWHERE else nearest(name, [*settings, *words], 1)
+    found = [ELSEWHERE[name]] if name in ELSEWHERE else nearest(name, [*settings, *words], 1)
     if not found:
         return "write settings as name=value, and see runner --help for their names"
-    return f"did you mean {words.get(found[0], f'{found[0]}={value}')}?"
+    override = found[0] if "=" in found[0] else f"{found[0]}={value}"
+    return f"did you mean {words.get(found[0], override)}?"
 
 
 def _refuse_option(message: str) -> NoReturn:

@@ -30,6 +30,33 @@ CONFIG_NAME = "config"
 #: The settings of a run that has ended, to compose others from.
 _SAVED = "saved"
 
+#: What other tools call a setting, where the spelling does not lead to its name here.
+ELSEWHERE = {
+    "batch_size": "batch.global_batch",
+    "bf16": "precision=bf16",
+    "eval_steps": "evaluation.every_steps",
+    "fp16": "precision=fp16",
+    "gradient_accumulation_steps": "accumulation.steps",
+    "learning_rate": "optimizer.lr",
+    "logging_steps": "log_every",
+    "lr": "optimizer.lr",
+    "lr_scheduler_type": "schedule",
+    "max_grad_norm": "optimizer.clip_norm",
+    "max_seq_length": "recipe.max_length",
+    "mixed_precision": "precision",
+    "model": "recipe.model.name",
+    "model_name_or_path": "recipe.model.name",
+    "nproc_per_node": "device.workers",
+    "num_processes": "device.workers",
+    "num_train_epochs": "epochs",
+    "output_dir": "hydra.run.dir",
+    "per_device_train_batch_size": "batch.micro_batch",
+    "resume_from_checkpoint": "resume",
+    "save_steps": "checkpoint.every_steps",
+    "train_batch_size": "batch.global_batch",
+    "warmup_ratio": "schedule.warmup_share",
+}
+
 
 def conf_dir() -> Path:
     """The folder of YAML files: inside the package when installed from a wheel, next to it in a checkout."""
@@ -179,14 +206,31 @@ def composition_error(error: Exception, overrides: Sequence[str] = (), name: str
                 return _unknown_key(one.full_key, overrides, name)
             return UserError(f"{one.full_key} is invalid: {first_line(one)}")
     if isinstance(error, OverrideParseException):
-        given = error.override or ""
-        quoted = f"""'{given.partition("=")[0]}="…"'"""
-        hint = "write $HOME instead of ~" if "=~" in given else f"leave out blanks, or quote the value, {quoted}"
-        return UserError(f"'{given}' cannot be parsed as setting=value: {hint}")
+        return UserError(f"'{error.override}' cannot be parsed as setting=value: {_parse_hint(error.override or '')}")
     if first_line(error).startswith("Ambiguous value"):
         key, _, values = first_line(error).split("'")[1].partition("=")
-        return UserError(f"{key}={values} has several values: add -m to sweep over them, or write {key}=[{values}]")
+        one_list = f", or write {key}=[{values}]" if _may_be_list(key) else ""
+        return UserError(f"{key}={values} has several values: add -m to sweep over them{one_list}")
     return UserError(first_line(error) + (f" (in {' '.join(overrides)})" if overrides else ""))
+
+
+def _parse_hint(override: str) -> str:
+    name, equals, _ = override.partition("=")
+    if not equals:
+        return f"write recipe.data.train={name}" if "." in name else "write settings as name=value"
+    if "=~" in override:
+        return "write $HOME instead of ~"
+    if override.endswith(","):
+        return "leave out the blank after the comma"
+    return f"""leave out blanks, or quote the value, '{name}="…"'"""
+
+
+def _may_be_list(key: str) -> bool:
+    """Whether the schema has a list for a setting, or, as for those of a recipe, does not say."""
+    kind: Any = Config
+    for name in key.split("."):
+        kind = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else Any
+    return kind is Any or "list" in str(kind)
 
 
 def _unknown_choice(error: MissingConfigException) -> UserError:
@@ -199,7 +243,11 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
 
 def _unknown_key(key: str, overrides: Sequence[str], name: str = CONFIG_NAME) -> UserError:
     key = key.lstrip("+~")
-    return UserError(f"there is no setting '{key}'{did_you_mean(key, known_keys(overrides, name))}")
+    if key in ELSEWHERE:
+        return UserError(f"there is no setting '{key}'; did you mean '{ELSEWHERE[key]}'?")
+    # Those of `plan` are refused by every command but runner.plan.
+    known = [one for one in known_keys(overrides, name) if key.startswith("plan") or not one.startswith("plan")]
+    return UserError(f"there is no setting '{key}'{did_you_mean(key, known)}")
 
 
 def known_keys(overrides: Sequence[str] = (), name: str = CONFIG_NAME) -> list[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,14 @@ class Experiment:
     @property
     def plan(self) -> Plan:
         return self.setup.plan
+
+    @property
+    def model_name(self) -> str:
+        """The model's name or path, or else the class that builds it."""
+        model = self.config.recipe.get("model")
+        if not isinstance(model, Mapping):
+            return str(model or self.config.recipe["_target_"])
+        return str(model.get("name") or model.get("_target_"))
 
     @property
     def setup_digest(self) -> str:

@@ -40,7 +40,10 @@ def brief_tables(experiment: Experiment) -> RenderableType:
             differs.add_row(f"  {item.name.replace('_', ' ')}", item.effect)
     level = f"Certificate: {experiment.certificate.level} to one fp32 worker{'; different:' * bool(differs.row_count)}"
     notes = accelerate_notes(experiment.config)
-    parts: list[RenderableType] = [Text(_title(experiment), style="bold"), plan, Text(level, style="bold"), differs]
+    parts: list[RenderableType] = [
+        *(Text(_title(experiment), style="bold"), Text(f"  {_subject(experiment)}")),
+        *(plan, Text(level, style="bold"), differs),
+    ]
     return Group(*([notes] if notes is not None else []), *parts)
 
 
@@ -85,6 +88,13 @@ def plain_table(title: str) -> Table:
 
 def _title(experiment: Experiment) -> str:
     return f"Plan · {experiment.config.recipe['name']} · {experiment.setup_name}"
+
+
+def _subject(experiment: Experiment) -> str:
+    """Model and data in one line."""
+    facts = experiment.facts
+    sizes = f"{facts.train_samples:,} {facts.unit} for training, {facts.eval_samples:,} for evaluation"
+    return f"{experiment.model_name.rpartition('recipes.')[2]} on {facts.source} ({sizes})"
 
 
 def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:

@@ -134,8 +134,9 @@ def free_folder(folder: Path) -> Path:
 def _in_one_line(experiment: Experiment) -> str:
     """What a job prints where a single run prints ten lines."""
     plan = experiment.plan
+    scaled = f" ({plan.base_lr:.4g} × {plan.lr_factor:.4g})" if plan.lr_factor != 1 else ""
     return (
-        f"{escape(experiment.setup_name)}: global batch {plan.global_batch}, learning rate {plan.lr:.4g}, "
+        f"{escape(experiment.setup_name)}: global batch {plan.global_batch}, learning rate {plan.lr:.4g}{scaled}, "
         f"{plan.optimizer_steps:,} optimizer steps; {experiment.certificate.level} to one fp32 worker"
     )
 

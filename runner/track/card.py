@@ -121,7 +121,7 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
     config, plan = experiment.config, experiment.plan
     return {
         "recipe": config.recipe["name"],
-        "model": _model_name(config.recipe),
+        "model": experiment.model_name,
         **_data_params(config.recipe),
         "train_samples": experiment.facts.train_samples,
         "device": experiment.placement.label,
@@ -167,14 +167,6 @@ def _param(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
-
-
-def _model_name(recipe: Mapping[str, Any]) -> str:
-    """The model's name or path, or else the class that builds it."""
-    model = recipe.get("model")
-    if not isinstance(model, Mapping):
-        return str(model or recipe["_target_"])
-    return str(model.get("name") or model.get("_target_"))
 
 
 def run_tags(experiment: Experiment) -> dict[str, str]:

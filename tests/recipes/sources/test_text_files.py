@@ -292,7 +292,7 @@ def test_malformed_lines(here: Path, line: str, words: str) -> None:
 )
 def test_malformed_json_lines(here: Path, line: str) -> None:
     message = refusal(json_lines(*PAIRS_JSON) + line, suffix=".jsonl", **BY_NAME)
-    assert message.startswith("recipe.data.train=train.jsonl is malformed: line 3 ")
+    assert message.startswith("recipe.data.train=train.jsonl: line 3 ")
 
 
 @pytest.mark.parametrize(
