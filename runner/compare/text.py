@@ -128,7 +128,7 @@ def nothing_compared(comparison: RunComparison) -> str:
     differ = [name for name, values in properties.items() if len(values) > 1] or ["what the headings name"]
     return (
         "Nothing was compared: only runs with the same recipe, data, number of samples and metric are compared, and "
-        f"the {len(keys)} setups differ in {', '.join(differ)}."
+        f"these {len(keys)} tables differ in {', '.join(differ)}."
     )
 
 

@@ -163,6 +163,8 @@ def rule(margin: str) -> list[str]:
         f"equivalent: the 90% interval of the difference lies inside {margin}. These are two one-sided tests at 5% "
         "(Schuirmann 1987).",
         "different: otherwise, if the 95% interval excludes 0; better or worse in the direction of the metric.",
+        "A metric with one and the same value in all runs of both setups, of several seeds, cannot tell them apart: "
+        "undecided, whatever the margin.",
         "undecided: otherwise. The number of further seeds is the smallest, up to 1,000, with which the observed "
         "difference and spread would decide. It is an estimate, as they are.",
         "Each verdict is a separate test: of 20 setups that are truly like the baseline, expect one to be called "

@@ -223,8 +223,8 @@ def test_efficiency_in_words(tmp_path: Path) -> None:
     assert said.startswith("scaling efficiency unreliable (measured 125%): 2.5 times as fast")
     assert " in hindered; " in said
     (tmp_path / "hindered" / "job.json").touch()
-    change_of_setup = {"setup": "cpu · s0", **json.loads((tmp_path / "hindered" / "summary.json").read_text())}
-    (tmp_path / "hindered" / "summary.json").write_text(json.dumps(change_of_setup))
+    with_setup = {"setup": "cpu · s0", **json.loads((tmp_path / "hindered" / "summary.json").read_text())}
+    (tmp_path / "hindered" / "summary.json").write_text(json.dumps(with_setup))
     said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
     assert " in job hindered (cpu · s0); " in str(said)
     many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
