@@ -108,13 +108,12 @@ def find_runs(options: argparse.Namespace) -> FoundRuns:
     """The runs that the options name. Raises UserError."""
     if options.csv is not None:
         return read_csv(options.csv)
-    if options.sweep is not None:
-        folder = Path("outputs") / "sweeps" / options.sweep
-        if folder.is_dir():
-            return _from_arguments([str(folder)], options)
+    folder = Path("outputs") / "sweeps" / options.sweep if options.sweep is not None else None
+    if folder is not None and folder.is_dir():
+        return _from_arguments([str(folder)], options)
     if options.runs:
         return _from_arguments(options.runs, options)
-    store = ExistingStore(options.tracking_uri)
+    store = ExistingStore(options.tracking_uri, folder)
     by_experiment = options.experiment is not None
     runs = store.experiment(options.experiment) if by_experiment else store.sweep(options.sweep)
     if not runs:

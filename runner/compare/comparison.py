@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from runner.compare.comparability import comparability
 from runner.compare.flags import find_flags
 from runner.compare.results import Block, RunComparison, SetupResult
-from runner.compare.runs import BlockKey, FoundRuns
+from runner.compare.runs import BlockKey, FoundRuns, grouped
 from runner.compare.setups import SetupRuns, setups_by_block
 from runner.compare.statistics import common_seeds, difference, mean, mean_of, speed_up
 from runner.compare.verdict import NONE, Margin, Verdict, decide, margin_of
@@ -23,15 +24,26 @@ def compare_runs(found: FoundRuns, baseline: str | None = None, margin: float | 
     if baseline is not None and baseline not in names:
         raise UserError(f"--baseline={baseline} is not the name of a setup{did_you_mean(baseline, names)}")
     margins = _margins(found, margin)
-    titles = [key.title for key in by_block]
+    titles = _titles(by_block)
     numbers = itertools.count(1)
     blocks = []
     for key in sorted(by_block, key=lambda key: (key.experiment, key.conditions, key.total_samples, key.metric)):
-        title = f"{key.title} · data {key.data[:6]}" if titles.count(key.title) > 1 else key.title
-        block = compare_block(key, title, by_block[key], baseline, margins[key.experiment, key.metric])
+        block = compare_block(key, titles[key], by_block[key], baseline, margins[key.experiment, key.metric])
         flags = [dataclasses.replace(flag, number=next(numbers)) for flag in find_flags(block)]
         blocks.append(dataclasses.replace(block, flags=tuple(flags)))
     return RunComparison(tuple(blocks), tuple(found.skipped))
+
+
+def _titles(by_block: Mapping[BlockKey, Sequence[SetupRuns]]) -> dict[BlockKey, str]:
+    """Equal titles get the name of the training file appended if it is another one in each block, else a digest."""
+    titles = {}
+    for title, keys in grouped(by_block, lambda key: key.title).items():
+        files = [PurePath(by_block[key][0].first.values.get("recipe.data.train", "")).name for key in keys]
+        distinct = "" not in files and len(set(files)) == len(files)
+        for key, file in zip(keys, files, strict=True):
+            data = file if distinct else key.data[:6]
+            titles[key] = f"{title} · data {data}" if len(keys) > 1 else title
+    return titles
 
 
 def _margins(found: FoundRuns, given: float | None) -> dict[tuple[str, str], Margin]:
@@ -73,7 +85,7 @@ def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[Setu
         return plain[0], f"{missing}{plain[0].name} is used" if missing else ""
     first = min(plain or setups, key=lambda setup: setup.first.workers)
     candidates = f"{len(plain) or 'no'} setup{'s' if len(plain) > 1 else ''}"
-    why = f"{candidates} with one worker, no accumulation and fp32 (choose with --baseline)"
+    why = f"{candidates} with one worker, no accumulation and fp32 (choose another with --baseline)"
     return first, f"{missing}{first.name}, the first setup with the fewest workers: {why}"
 
 
@@ -91,11 +103,12 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, g
     if level is not None and level.forbids:
         return dataclasses.replace(result, verdict=Verdict(NONE, "not comparable"))
     estimate = difference(setup.metrics, baseline.metrics)
+    values = {*setup.metrics.values(), *baseline.metrics.values()}
     paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2
     return dataclasses.replace(
         result,
         difference=estimate,
-        verdict=decide(estimate, margin, goal),
+        verdict=decide(estimate, margin, goal, constant=values.pop() if len(values) == 1 else None),
         speed_up=speed_up(setup.seconds, baseline.seconds) if setup.seconds and baseline.seconds else None,
         left_out=tuple(sorted(set(setup.seeds) ^ set(baseline.seeds))) if paired else (),
     )

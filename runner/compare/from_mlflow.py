@@ -47,12 +47,20 @@ class ExistingStore:
 
     `mlflow.search_runs` is not used: it needs `mlflow.set_tracking_uri`, which changes the whole process and its
     environment, and a comparison also runs at the end of a sweep.
+
+    `option`: the store's address, if given; `folder`: where the runs were looked for before, for the error message.
     """
 
-    def __init__(self, option: str | None) -> None:
+    def __init__(self, option: str | None, folder: Path | None = None) -> None:
         self.uri = store_uri(option)
         if not store_exists(self.uri):
-            name = "--tracking-uri" if option or "MLFLOW_TRACKING_URI" not in os.environ else "MLFLOW_TRACKING_URI"
+            name = "--tracking-uri" if option else "MLFLOW_TRACKING_URI"
+            if self.uri == default_store(Path.cwd()):  # nobody named it
+                missing = f"has neither {folder} nor" if folder else "has no"
+                raise UserError(
+                    f"there are no such runs below this folder, which {missing} outputs/mlflow.db: change to the "
+                    "folder in which the runs were started, or give --tracking-uri or the runs' folders"
+                )
             fix = "correct the address with --tracking-uri, or give the runs' folders"
             raise UserError(f"{name}={masked(self.uri)} does not exist: {fix}")
         # A server that does not answer must not block the command, and progress bars would break the tables.

@@ -15,7 +15,7 @@ from runner.compare.plots import write_plots
 from runner.compare.published_layout import published_tables
 from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
-from runner.compare.text import direction, remarks, row_text, skipped_sentence, summary
+from runner.compare.text import direction, nothing_compared, remarks, row_text, skipped_sentence, summary
 from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, rule
 from runner.track.card import git_commit
 
@@ -68,7 +68,7 @@ def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
         blocks=blocks,
         tables=published_tables(blocks),
         images=images,
-        skipped=skipped_sentence(comparison),
+        notices=list(filter(None, (nothing_compared(comparison), skipped_sentence(comparison)))),
         rule=rule("the margin given below each table"),
         command=command,
         date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),

@@ -12,6 +12,7 @@ SINGLE, ACCUMULATION, K = "one worker", "accumulation", "k"
 #: Names of metrics that should be low, where a run does not say so itself.
 LOWER_IS_BETTER = re.compile(r"(^|_)(loss|perplexity|error|wer|cer|mse|mae|rmse)$")
 
+_Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -123,11 +124,11 @@ class FoundRuns:
     skipped: Sequence[SkippedRun] = ()
 
 
-def grouped(runs: Iterable[Run], key: Callable[[Run], _Key]) -> dict[_Key, list[Run]]:
-    """Runs by key, in the order of their first appearance."""
-    groups: dict[_Key, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Runs, or other items, by key, in the order of their first appearance."""
+    groups: dict[_Key, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from runner.compare.published_layout import PublishedTable, published_tables
 from runner.compare.results import Block, RunComparison
-from runner.compare.text import RowText, direction, remarks, row_text, skipped_sentence, summary
+from runner.compare.text import RowText, direction, nothing_compared, remarks, row_text, skipped_sentence, summary
 
 #: From this width on, a value and its interval are on one line.
 _WIDE = 130
@@ -27,7 +27,7 @@ def print_comparison(comparison: RunComparison, console: Console) -> None:
         console.print(_block(block, console.width))
     for table in published_tables(comparison.blocks):
         console.print(_published(table, console.width))
-    if sentence := skipped_sentence(comparison):
+    for sentence in filter(None, (nothing_compared(comparison), skipped_sentence(comparison))):
         console.print(Text(sentence, style="yellow"))
         console.print()
     rule = "equivalent: 90% interval inside the margin; different: 95% interval excludes 0; see the report for details"

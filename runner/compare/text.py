@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.statistics import bootstrap_interval, t_quantile
@@ -113,13 +114,31 @@ def skipped_sentence(comparison: RunComparison) -> str:
     return f"{len(skipped)} run{'s are' if len(skipped) > 1 else ' is'} not compared: {reasons}" if skipped else ""
 
 
+def nothing_compared(comparison: RunComparison) -> str:
+    """Why there is no verdict where each of several blocks has one setup; empty in other cases."""
+    keys = [block.key for block in comparison.blocks]
+    if len(keys) < 2 or any(len(block.rows) > 1 for block in comparison.blocks):
+        return ""
+    properties: dict[str, set[Any]] = {
+        "recipe or experiment": {key.experiment for key in keys},
+        "data": {key.data for key in keys},
+        "number of samples": {(key.samples, key.epochs) for key in keys},
+        "metric": {key.metric for key in keys},
+    }
+    differ = [name for name, values in properties.items() if len(values) > 1] or ["what the headings name"]
+    return (
+        "Nothing was compared: only runs with the same recipe, data, number of samples and metric are compared, and "
+        f"these {len(keys)} tables differ in {', '.join(differ)}."
+    )
+
+
 def remarks(block: Block) -> Iterator[str]:
     """Sentences about a block as a whole, for below its table."""
+    if block.baseline_note:
+        yield f"Baseline: {block.baseline_note}."
     if len(block.rows) > 1:
         yield f"Equivalence margin: {block.margin.text}."
     yield from _comparability(block)
-    if block.baseline_note:
-        yield f"Baseline: {block.baseline_note}."
     yield from _wide_margin(block)
     yield from _few_seeds(block)
     for row in block.rows:

@@ -66,12 +66,14 @@ def margin_of(metric: str, values: Iterable[float], given: float | None) -> Marg
 
 
 def _unit(metric: str, values: Sequence[float]) -> str:
-    """Rates are fractions if every value can be one, else percentages; the scale of a loss or a time is unknown."""
+    """Rates are fractions if every value can be one and not all are 0, else percentages; that of a loss is unknown."""
     signed = _CORRELATION.search(metric) is not None
     if LOWER_IS_BETTER.search(metric) or not (signed or _RATE.search(metric)):
         return UNKNOWN
-    for unit, (limit, _) in _SCALES.items():
-        if values and all((-limit if signed else 0) <= value <= limit for value in values):
+    scales = _SCALES if any(values) else [PERCENT]  # 0 is on either scale, and our own recipes log percentages
+    for unit in scales if values else ():
+        limit, _ = _SCALES[unit]
+        if all((-limit if signed else 0) <= value <= limit for value in values):
             return unit
     return UNKNOWN
 
@@ -79,12 +81,14 @@ def _unit(metric: str, values: Sequence[float]) -> str:
 @dataclass(frozen=True)
 class Verdict:
     """`kind`: one of the four words; `detail`: the rest of the text; `better`: whether a difference is an improvement;
-    `bootstrap`: what the bootstrap interval would decide, if that is another kind."""
+    `bootstrap`: what the bootstrap interval would decide, if that is another kind; `constant`: whether it is undecided
+    because the metric says nothing."""
 
     kind: str
     detail: str = ""
     better: bool | None = None
     bootstrap: str | None = None
+    constant: bool = False
 
     @property
     def text(self) -> str:
@@ -92,17 +96,22 @@ class Verdict:
 
     @property
     def short(self) -> str:
-        """Without numbers, for counting."""
-        return f"{self.kind} ({self.detail})" if self.kind == DIFFERENT else self.kind
+        """For counting: without what differs from setup to setup."""
+        return f"{self.kind} ({self.detail})" if self.kind == DIFFERENT or self.constant else self.kind
 
 
-def decide(difference: Estimate, margin: float | None, goal: str) -> Verdict:
-    """The verdict on setup − baseline. `margin`: None if there is none; `goal`: `max` or `min`."""
+def decide(difference: Estimate, margin: float | None, goal: str, constant: float | None = None) -> Verdict:
+    """The verdict on setup − baseline. `margin`: None if there is none; `goal`: `max` or `min`; `constant`: the value
+    of the metric if every run of both has the same one, as a model has that always predicts the most frequent class."""
     if not math.isfinite(difference.value):
         return Verdict(NONE, "a metric is NaN or infinite")
     narrow, wide = difference.interval(EQUIVALENCE_LEVEL), difference.interval(DIFFERENCE_LEVEL)
     if difference.how == SINGLE_VALUE:
         return Verdict(UNDECIDED, "at least 2 more seeds")
+    if constant is not None:
+        return Verdict(
+            UNDECIDED, f"the metric is {constant:.4g} in every run and cannot tell setups apart", constant=True
+        )
     if difference.pairs and not any(difference.pairs):
         return Verdict(EQUIVALENT, "identical values")
     kind = kind_of(narrow, wide, margin)
@@ -154,6 +163,8 @@ def rule(margin: str) -> list[str]:
         f"equivalent: the 90% interval of the difference lies inside {margin}. These are two one-sided tests at 5% "
         "(Schuirmann 1987).",
         "different: otherwise, if the 95% interval excludes 0; better or worse in the direction of the metric.",
+        "A metric with one and the same value in all runs of both setups, of several seeds, cannot tell them apart: "
+        "undecided, whatever the margin.",
         "undecided: otherwise. The number of further seeds is the smallest, up to 1,000, with which the observed "
         "difference and spread would decide. It is an estimate, as they are.",
         "Each verdict is a separate test: of 20 setups that are truly like the baseline, expect one to be called "

@@ -186,6 +186,14 @@ def speed_metrics(speed: Mapping[str, Any]) -> dict[str, float]:
     return {f"speed/{name}": speed[name] for name in names if speed[name] is not None}
 
 
+def _named(run: Path) -> str:
+    """A run by its folder's name; a job of a sweep, whose folder has only a number, as `job 3 (cpu · s0)`."""
+    if not (run / "job.json").is_file():
+        return run.name
+    setup = _read(run / "summary.json").get("setup")
+    return f"job {run.name} ({setup})" if setup else f"job {run.name}"
+
+
 def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> str | None:
     """How the speed of several workers compares with one worker's, in a line; None for one worker."""
     speed = summary["speed"]
@@ -193,8 +201,11 @@ def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> 
     if efficiency is not None and baseline != folder.resolve().name:
         times, one = efficiency * workers, speed["baseline_samples_per_s"]
         faster = f"{times:,.{0 if times >= 10 else 1}f} times as fast as one worker ({one:,.0f}/s)"
-        doubt = "; the baseline was probably slowed down by something else" if efficiency > _IMPLAUSIBLE else ""
-        return f"scaling efficiency {efficiency:.0%}: {faster} in {baseline}{doubt}"
+        where = _named(folder.resolve().parent / baseline)
+        if efficiency > _IMPLAUSIBLE:
+            doubt = "the baseline was probably slowed down by something else"
+            return f"scaling efficiency unreliable (measured {efficiency:.0%}): {faster} in {where}; {doubt}"
+        return f"scaling efficiency {efficiency:.0%}: {faster} in {where}"
     alone = not summary["rehearsed"] and summary["jobs_at_once"] == 1
     if efficiency is None and workers > 1 and alone and speed["samples_per_s"] is not None:
         return (

@@ -72,6 +72,21 @@ def test_unknown_names(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert words in capsys.readouterr().err
 
 
+def test_a_folder_without_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sweep's folder and the store are missing: no option is blamed that was not given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert cli.compare_main(["--sweep", "2026-11-23_99"]) == cli.EXIT_USER_ERROR
+    error = capsys.readouterr().err
+    assert "no such runs below this folder" in error
+    assert "outputs/sweeps/2026-11-23_99" in error
+    assert "--tracking-uri=" not in error
+    assert cli.compare_main(["--sweep", "x", "--tracking-uri", "sqlite:///gone.db"]) == cli.EXIT_USER_ERROR
+    assert "--tracking-uri=sqlite:///gone.db" in capsys.readouterr().err
+
+
 @pytest.fixture
 def copied(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a copy of the store, which a test may change; the artifacts stay where they are."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from runner.compare.comparison import choose_baseline
-from runner.compare.runs import FoundRuns, newest_of_each_seed
+from runner.compare.runs import FoundRuns, Run, newest_of_each_seed
 from runner.compare.setups import setups_by_block
+from runner.compare.text import nothing_compared, remarks
 from runner.errors import UserError
 from tests.compare.make import BASE, KEY, block, compared, run, runs
 
@@ -86,6 +87,8 @@ def test_a_choice_that_is_not_obvious_has_a_note(groups: list, name: str, words:
     found = block(*groups)
     assert found.baseline.name == name
     assert words in found.baseline_note
+    assert words in next(remarks(found))
+    assert "--baseline" in next(remarks(found))
 
 
 def test_a_baseline_by_name() -> None:
@@ -108,6 +111,21 @@ def test_different_experiments_are_never_compared() -> None:
     assert len(blocks) == 5
     assert len({one.title for one in blocks if one.key.metric == "accuracy"}) == 4
     assert all(len(one.rows) == 1 for one in blocks)
+
+
+def test_why_nothing_was_compared() -> None:
+    """What differs, if every block has one setup; the data by the file's name, or a digest where names are equal."""
+
+    def of_data(path: str, data: str) -> list[Run]:
+        return [replace(one, block=replace(KEY, data=data), values={"recipe.data.train": path}) for one in BASE]
+
+    named = compared(of_data("a/x.csv", "aaaaaaaa"), of_data("a/y.csv", "bbbbbbbb"))
+    assert [one.title.rpartition(" · ")[2] for one in named.blocks] == ["data x.csv", "data y.csv"]
+    assert nothing_compared(named).endswith("differ in data.")
+    alike = compared(of_data("a/x.csv", "aaaaaaaa"), of_data("b/x.csv", "bbbbbbbb"))
+    assert [one.title.rpartition(" · ")[2] for one in alike.blocks] == ["data aaaaaa", "data bbbbbb"]
+    assert nothing_compared(compared(BASE)) == ""
+    assert nothing_compared(compared(BASE, runs("four", [1.0], workers=4), of_data("x", "aaaaaaaa"))) == ""
 
 
 def test_of_a_repeated_run_the_newest_counts() -> None:

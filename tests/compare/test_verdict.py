@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from runner.compare.statistics import Estimate, mean_of, welch
+from runner.compare.text import summary
 from runner.compare.verdict import (
     DIFFERENT,
     EQUIVALENT,
@@ -50,6 +51,8 @@ def spread_of(value: float, error: float, n: int = 4) -> Estimate:
         ("f1_loss", [0.73, 0.59], None, UNKNOWN),
         ("seconds", [0.73, 0.59], None, UNKNOWN),
         ("accuracy", [math.nan, 0.5], 0.01, FRACTION),
+        ("matthews", [0.0, 0.0], 1.0, PERCENT),  # of models that always predict the most frequent class
+        ("accuracy", [], None, UNKNOWN),
     ],
 )
 def test_the_default_margin_has_the_unit_of_the_metric(
@@ -159,6 +162,25 @@ def test_verdicts_without_a_spread() -> None:
     assert decide(mean_of([1.5, 1.5]), 1.0, "max").text == "different: better"
     assert decide(welch([90.0], [10.0]), 1.0, "max").text == "undecided: at least 2 more seeds"
     assert decide(mean_of([math.nan, 0.0]), 1.0, "max").kind == NONE
+
+
+def test_a_metric_with_one_value_in_every_run_decides_nothing() -> None:
+    """Paired by seed or not. If seeds differ, identical values are equivalent; one seed is undecided as ever."""
+    dead = runs("one", [0.0, 0.0, 0.0])
+    unpaired = [replace(one, seed=one.seed + 10) for one in runs("unpaired", [0.0, 0.0], workers=4)]
+    found = block(dead, runs("paired", [0.0, 0.0, 0.0], workers=2), unpaired, runs("alive", [0.0, 0.0, 0.1], workers=8))
+    verdicts = {row.setup.name: row.verdict for row in found.rows if row.verdict}
+    for name in ("paired", "unpaired"):
+        assert verdicts[name].kind == UNDECIDED
+        assert "0 in every run" in verdicts[name].text
+    assert "in every run" not in verdicts["alive"].text
+    assert "2 undecided (the metric is 0 in every run" in summary(found)
+    (_, row) = block(runs("one", [0.0, 1.0]), runs("two", [0.0, 1.0], workers=2)).rows
+    assert row.verdict is not None
+    assert row.verdict.text == "equivalent: identical values"
+    (_, row) = block(runs("one", [0.0]), runs("two", [0.0], workers=2)).rows
+    assert row.verdict is not None
+    assert row.verdict.text == "undecided: at least 2 more seeds"
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,13 @@ def test_efficiency_in_words(tmp_path: Path) -> None:
     left(tmp_path, "hindered", age=-1, speed_key=key(), samples_per_s=60.0)
     said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
     assert said is not None
-    assert said.startswith("scaling efficiency 125%: 2.5 times as fast as one worker (60/s) in hindered; ")
+    assert said.startswith("scaling efficiency unreliable (measured 125%): 2.5 times as fast")
+    assert " in hindered; " in said
+    (tmp_path / "hindered" / "job.json").touch()
+    with_setup = {"setup": "cpu · s0", **json.loads((tmp_path / "hindered" / "summary.json").read_text())}
+    (tmp_path / "hindered" / "summary.json").write_text(json.dumps(with_setup))
+    said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
+    assert " in job hindered (cpu · s0); " in str(said)
     many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
     assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
 
