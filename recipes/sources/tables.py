@@ -65,7 +65,7 @@ def _json_lines(name: str, setting: str) -> DataFrame:
     # pandas.read_json would change some values, and its errors name no line.
     for number, line in enumerate(read_text(name, setting).split("\n"), 1):
         if line.strip():
-            where = f"{setting} is malformed: line {number}"
+            where = f"{setting}: line {number}"
             try:
                 rows[number] = json.loads(line)
             except json.JSONDecodeError as error:

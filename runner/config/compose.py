@@ -217,7 +217,7 @@ def composition_error(error: Exception, overrides: Sequence[str] = (), name: str
 def _parse_hint(override: str) -> str:
     name, equals, _ = override.partition("=")
     if not equals:
-        return f"write recipe.data.train={name}" if "." in name else "write settings as name=value"
+        return f"write recipe.data.train={name}" if "." in name else "write settings as name=value, without blanks"
     if "=~" in override:
         return "write $HOME instead of ~"
     if override.endswith(","):

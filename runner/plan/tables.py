@@ -94,7 +94,10 @@ def _subject(experiment: Experiment) -> str:
     """Model and data in one line."""
     facts = experiment.facts
     sizes = f"{facts.train_samples:,} {facts.unit} for training, {facts.eval_samples:,} for evaluation"
-    return f"{experiment.model_name.rpartition('recipes.')[2]} on {facts.source} ({sizes})"
+    model = experiment.model_name
+    if model.startswith("recipes."):  # a class of ours: its name says enough
+        model = model.rpartition(".")[2]
+    return f"{model} on {facts.source} ({sizes})"
 
 
 def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:

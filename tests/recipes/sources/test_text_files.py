@@ -283,7 +283,7 @@ def test_part_without_labels(here: Path) -> None:
 def test_malformed_lines(here: Path, line: str, words: str) -> None:
     """A malformed line is named by file and number as an editor counts it, blank lines included."""
     message = refusal(COLA, COLA + "\n" + line + "\n", **BY_POSITION)
-    assert message.startswith("recipe.data.eval=eval.tsv ")
+    assert message.startswith("recipe.data.eval=eval.tsv")
     assert words in message
 
 
