@@ -82,7 +82,7 @@ def short_value(value: str) -> str:
 @functools.cache
 def _default_choices() -> dict[str, str]:
     """The choice of every group that nothing was typed for."""
-    entries = OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml")["defaults"]
+    entries = OmegaConf.select(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml"), "defaults")
     groups = [entry for entry in entries if not isinstance(entry, str)]
     return {str(group): str(choice) for entry in groups for group, choice in entry.items()}
 
