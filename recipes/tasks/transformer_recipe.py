@@ -77,6 +77,9 @@ class TransformerRecipe(Recipe):
         from transformers import AutoTokenizer
 
         model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
+        # safetensors makes its files readable by their owner only; the others' permissions follow the umask.
+        for weights in folder.glob("*.safetensors"):
+            weights.chmod((folder / "config.json").stat().st_mode)
         AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
 
     def from_saved(self, model: str, file: str | None = None) -> Recipe:

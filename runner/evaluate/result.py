@@ -25,10 +25,12 @@ def card_of(evaluation: Evaluation, program: str) -> RunCard:
     config, facts, placement, target = evaluation.config, evaluation.facts, evaluation.placement, evaluation.target
     run, store = target.card, store_of(config.tracking)
     name = Path(target.model).name if run is None else run.run_name
+    kind = {"runner.evaluate": "evaluation", "runner.predict": "predictions"}[program]
+    elsewhere = run is None or run.tags.get("device") != placement.label
     weights = target.weights_digest()
     return RunCard(
         experiment=config.tracking.experiment,
-        run_name=config.tracking.run_name or f"{program.removeprefix('runner.')} · {name} · {placement.label}",
+        run_name=config.tracking.run_name or f"{kind} of {name}{f' · {placement.label}' if elsewhere else ''}",
         params={
             "recipe": config.recipe["name"],
             "model": target.model,

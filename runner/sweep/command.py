@@ -41,6 +41,7 @@ class SweepRequest:
     hydra: Any
     tracking: Tracking
     evaluation: Evaluation
+    recipe: str
     folder: Path
     started_at: float
 
@@ -82,7 +83,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
 def _open(request: SweepRequest, parallel: int) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
     grid = request.grid
-    card = parent_card(request.tracking, request.folder, grid.varied, request.evaluation.metric)
+    card = parent_card(request.tracking, request.folder, request.recipe, grid.varied, request.evaluation.metric)
     sweep = Sweep(
         folder=str(request.folder.absolute()),
         command=request.command,

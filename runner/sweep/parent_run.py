@@ -21,7 +21,7 @@ from runner.track.store import error_summary, store_of
 from runner.track.tracker import how_to_open
 
 
-def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...], metric: str) -> RunCard:
+def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str, ...], metric: str) -> RunCard:
     """The card of a sweep's parent run, from its folder or new; written there. `metric`: of the objective.
 
     Raises UserError if a sweep is resumed with another store than before.
@@ -29,7 +29,7 @@ def parent_card(tracking: Tracking, folder: Path, varied: tuple[str, ...], metri
     uri = store_of(tracking)
     store = None if uri is None else masked(uri)
     over = " × ".join(varied) or "one job"
-    name = f"sweep · {over}"
+    name = f"sweep · {recipe} · {over}"
     tags = {
         **user_tags(),
         NOTE_TAG: f"- Sweep over {over}\n- To resume: the same command with `resume_sweep={folder.name}`",

@@ -59,6 +59,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         hydra=hydra,
         tracking=config.tracking,
         evaluation=config.evaluation,
+        recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
     )

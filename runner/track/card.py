@@ -91,10 +91,12 @@ def card_of(
 ) -> RunCard:
     """The card of a new run. `tags`: in addition to those of every run; `parent_key`, `varied`: of its sweep."""
     config, tracking = experiment.config, experiment.config.tracking
-    store = store_of(tracking)
+    store, limit = store_of(tracking), config.max_steps
+    has_no_effect = f"max_steps={limit}" if limit is not None and limit >= experiment.plan.whole_steps else None
+    typed = [label for label in experiment.typed if label != has_no_effect]
     return RunCard(
         experiment=tracking.experiment,
-        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, experiment.typed),
+        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, typed),
         params={name: _param(value) for name, value in run_params(experiment).items()},
         tags={**run_tags(experiment), **tags},
         store=None if store is None else masked(store),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from argparse import Namespace
@@ -108,13 +109,23 @@ def _ui(options: Namespace, console: Console) -> int:
     _check_port(options.port)
     for name, page in _pages(uri):
         console.print(f"{name}: http://127.0.0.1:{options.port}/{page}", highlight=False, soft_wrap=True, markup=False)
-    console.print("Ctrl-C ends MLflow.", highlight=False)
+    console.print("Once it has started, Ctrl-C ends MLflow.", highlight=False)
     sys.stdout.flush()
-    # One server process is enough for one user, and starts sooner than the default of four.
-    where = ["--host", "127.0.0.1", "--port", str(options.port)]
-    command = [sys.executable, "-m", "mlflow", "ui", *where, "--workers", "1"]
-    # Not on the command line, which every user of the machine can read: the URI may hold a password.
-    os.execve(sys.executable, command, {**os.environ, "MLFLOW_BACKEND_STORE_URI": uri})
+    # One server process is enough for one user, and starts sooner than the default of four. Its log of every request
+    # would push the addresses off the screen. Without a lifespan task (which removes containers of MLflow's assistant)
+    # it has nothing to cancel, with a traceback, on the second SIGINT: the terminal's and the one MLflow forwards.
+    serve = ["--host", "127.0.0.1", "--port", str(options.port), "--workers", "1"]
+    command = [sys.executable, "-m", "mlflow", "ui", *serve, "--uvicorn-opts", "--log-level warning --lifespan off"]
+    environment = {
+        # Not on the command line, which every user of the machine can read: the URI may hold a password.
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        # Consumers of jobs that only other pages than those of runs start.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "PYTHONWARNINGS": "ignore",  # on the libraries that MLflow uses
+    }
+    # Python does not raise KeyboardInterrupt in a program that starts with an ignored SIGINT; uvicorn handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.execve(sys.executable, command, {**os.environ, **environment})
 
 
 def _pages(uri: str) -> list[tuple[str, str]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from runner.config.compose import CONFIG_NAME, conf_dir
 from runner.track.secrets import names_a_secret
 
 #: Groups and settings that other parts of a name show, or that do not change what is trained.
@@ -25,37 +29,40 @@ _NAME_WIDTH, _VALUE_WIDTH = 72, 24
 def setting_labels(overrides: Sequence[str], varied: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The overrides of a run as short labels, such as `lr=5e-05`: those that its sweep varies, and others. No secrets.
 
-    `varied`: the settings that differ between a sweep's jobs.
+    `varied`: the settings that differ between a sweep's jobs. Other groups are named if they differ from the default.
     """
     given = dict(_split(override) for override in overrides)
-    shown = [key for key in given if not _SHOWN_ELSEWHERE.fullmatch(key) and not names_a_secret(key.split(".")[-1])]
+    shown = [
+        key
+        for key, value in given.items()
+        if not (_SHOWN_ELSEWHERE.fullmatch(key) or names_a_secret(key.split(".")[-1]))
+        and (key in varied or value != _default_choices().get(key))
+    ]
     labels = {key: _label(key, given[key], shown) for key in sorted(shown, key=lambda key: key.startswith("recipe."))}
     in_sweep = tuple(label for key, label in labels.items() if key in varied)
     return in_sweep, tuple(label for key, label in labels.items() if key not in varied)
 
 
 def run_name(setup: str, recipe: Mapping[str, Any], varied: Collection[str], typed: Sequence[str]) -> str:
-    """`cpu2 · k=4 · s0 · cola · MiniLM · lr=5e-05 · mine.tsv`: a setup, then what it trains; `…` if more was typed.
+    """`cpu2 · k=4 · s0 · cola · MiniLM · mine.tsv · lr=5e-05`: a setup, then what it trains; `…` if more was typed.
 
     The setup comes first, since MLflow's tables cut names. A file that is just called `train` says nothing, and the one
     for evaluation follows from it, unless a sweep varies them.
     """
     model, data = recipe.get("model"), recipe.get("data")
-    parts, files = [setup, str(recipe["name"])], []
+    parts = [setup, str(recipe["name"])]
     if isinstance(model, Mapping) and model.get("name"):
         parts.append(short_value(str(model["name"])))
     if isinstance(data, Mapping):
         for split in ("train", "eval"):
             path = str(data.get(split) or "")
-            if f"recipe.data.{split}" in varied:
+            says_something = split == "train" and PurePath(path).stem.lower() not in ("", "train")
+            if says_something or f"recipe.data.{split}" in varied:
                 parts.append(short_value(path))
-            elif split == "train" and PurePath(path).stem.lower() not in ("", "train"):
-                files.append(short_value(path))
-    more = [*typed, *files]
-    fitting = len(more)
-    while fitting and len(" · ".join([*parts, *more[:fitting]])) > _NAME_WIDTH:
+    fitting = len(typed)
+    while fitting and len(" · ".join([*parts, *typed[:fitting]])) > _NAME_WIDTH:
         fitting -= 1
-    return " · ".join([*parts, *more[:fitting], *(["…"] if fitting < len(more) else [])])
+    return " · ".join([*parts, *typed[:fitting], *(["…"] if fitting < len(typed) else [])])
 
 
 def short_value(value: str) -> str:
@@ -70,6 +77,14 @@ def short_value(value: str) -> str:
         if value == "model" and parents:
             value = parents[-1]
     return value if len(value) <= _VALUE_WIDTH else f"{value[: _VALUE_WIDTH - 1]}…"
+
+
+@functools.cache
+def _default_choices() -> dict[str, str]:
+    """The choice of every group that nothing was typed for."""
+    entries = OmegaConf.select(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml"), "defaults")
+    groups = [entry for entry in entries if not isinstance(entry, str)]
+    return {str(group): str(choice) for entry in groups for group, choice in entry.items()}
 
 
 def _split(override: str) -> tuple[str, str]:

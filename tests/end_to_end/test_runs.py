@@ -69,7 +69,9 @@ def test_metrics_file_has_every_step(finished: Path) -> None:
 
 
 def test_model_loads_with_from_pretrained(finished: Path) -> None:
+    """For other users, too: the weights have the permissions of any other file."""
     folder = only_folder(finished) / "model"
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(folder.parent / "summary.json").stat().st_mode}
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     batch = AutoTokenizer.from_pretrained(folder)(["the dog sleeps"], return_tensors="pt")
     assert model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.shape == (1, 2)

@@ -116,6 +116,7 @@ def test_jobs_are_children_of_the_sweep(swept: Path) -> None:
         identifier,
         "seed, optimizer.lr",
     )
+    assert parent.info.run_name == "sweep · linear · seed × optimizer.lr"
     assert [tags[f"sweep.{name}"] for name in ("jobs", "finished", "failed", "killed")] == ["4", "4", "0", "0"]
     assert [job.info.status for job in jobs] == ["FINISHED"] * 4
     varied = [{k: v for k, v in job.data.tags.items() if k.startswith(("varied.", "sweep."))} for job in jobs]

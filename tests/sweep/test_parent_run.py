@@ -21,11 +21,11 @@ def test_opened_closed_and_resumed(tmp_path: Path) -> None:
     tracking = Tracking(TrackerName.mlflow, empty_store(tmp_path / "x.db"))
     uri, folder, client = str(tracking.uri), tmp_path / "s", MlflowClient(tracking.uri)
     sweep = sweep_in(folder)
-    card = parent_card(tracking, folder, ("seed", "device"), "accuracy")
-    assert card.run_name == "sweep · seed × device"
-    assert parent_card(tracking, folder, ("seed", "device"), "accuracy") == card
+    card = parent_card(tracking, folder, "cola", ("seed", "device"), "accuracy")
+    assert card.run_name == "sweep · cola · seed × device"
+    assert parent_card(tracking, folder, "cola", ("seed", "device"), "accuracy") == card
     with pytest.raises(UserError, match="tracking=none"):
-        parent_card(Tracking(TrackerName.none), folder, ("seed",), "accuracy")
+        parent_card(Tracking(TrackerName.none), folder, "cola", ("seed",), "accuracy")
     parent = ParentRun(card, sweep, uri)
     run_id = parent.open()
     for number, status in enumerate(("FINISHED", "FAILED", "FAILED")):
@@ -55,7 +55,9 @@ def test_a_store_that_fails(tmp_path: Path) -> None:
     """Before any job has started."""
     (tmp_path / "x.db").write_text("not a database" * 100)
     tracking = Tracking(TrackerName.mlflow, f"sqlite:///{tmp_path / 'x.db'}")
-    parent = ParentRun(parent_card(tracking, tmp_path, ("seed",), "accuracy"), sweep_in(tmp_path), str(tracking.uri))
+    parent = ParentRun(
+        parent_card(tracking, tmp_path, "cola", ("seed",), "accuracy"), sweep_in(tmp_path), str(tracking.uri)
+    )
     with pytest.raises(UserError, match=r"^tracking\.uri=sqlite:.*tracking=none$"):
         parent.open()
 
@@ -67,10 +69,10 @@ def test_killed_jobs_are_closed_in_the_sweeps_store(tmp_path: Path) -> None:
     for number, store in enumerate((tracking.uri, None, "sqlite:///another.db")):
         job = job_in(tmp_path / "s", str(number), f"seed={number}", status="KILLED")
         RunCard("mine", f"job {number}", {}, {}, store).mark_ended(job, "KILLED")
-    parent = ParentRun(parent_card(tracking, tmp_path / "s", ("seed",), "accuracy"), sweep, str(tracking.uri))
+    parent = ParentRun(parent_card(tracking, tmp_path / "s", "cola", ("seed",), "accuracy"), sweep, str(tracking.uri))
     parent.open()
     parent.close("KILLED")
     client = MlflowClient(tracking.uri)
     found = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert sorted(run.info.run_name for run in found) == ["job 0", "sweep · seed"]
+    assert sorted(run.info.run_name for run in found) == ["job 0", "sweep · cola · seed"]
     assert {run.info.status for run in found} == {"KILLED"}

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +191,35 @@ def test_the_ui_prints_the_pages_that_show_runs(
     capsys.readouterr()
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     cli.track_main(["ui", "--tracking-uri", uri, "--port", "5987"])
     assert "5987" in started[0]
     found = re.findall(r"(\w+): http://127\.0\.0\.1:5987/#/experiments/(\d+)/runs\?\S*", capsys.readouterr().out)
     ids = {one.name: one.experiment_id for one in MlflowClient(uri).search_experiments()}
     assert found == [("new", ids["new"]), ("old", ids["old"])]
+
+
+def test_the_ui_is_quiet_and_ends_on_ctrl_c(here: Path) -> None:
+    """Requests and the end leave no lines below the addresses, and no process stays."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "runner.track", "ui", "--tracking-uri", database(), "--port", str(port)]
+    with (here / "ui.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://127.0.0.1:{port}/"):
+                break
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+        assert process.wait(60) == 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    content = (here / "ui.log").read_text()
+    assert f"http://127.0.0.1:{port}/" in content
+    assert not re.search("Traceback|GET |Warning", content), content

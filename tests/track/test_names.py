@@ -25,6 +25,7 @@ from runner.track.names import run_name, setting_labels, short_value
         ("batch.micro_batch=8 evaluation.micro_batch=9", ("micro=8", "evaluation.micro_batch=9")),
         ("device.file=/home/me/acc.yaml \"recipe.text='a b'\"", ("file=acc.yaml", "text=a b")),
         ("recipe.data.api_key=abc", ()),
+        ("batch=fixed_global optimizer=adamw equivalence=standard", ()),
     ],
 )
 def test_typed_settings(typed: str, labels: tuple[str, ...]) -> None:
@@ -70,11 +71,11 @@ def test_model_and_data() -> None:
     both = ("recipe.data.train", "recipe.data.eval")
     assert run_name("cpu · s0", recipe, both, ()) == "cpu · s0 · cola · MiniLM · train.tsv · dev.tsv"
     mine = {**recipe, "data": {"train": "a/mine.tsv"}}
-    assert run_name("cpu · s0", mine, (), ("lr=5e-05",)) == "cpu · s0 · cola · MiniLM · lr=5e-05 · mine.tsv"
+    assert run_name("cpu · s0", mine, (), ("lr=5e-05",)) == "cpu · s0 · cola · MiniLM · mine.tsv · lr=5e-05"
     assert run_name("cpu · s0", {"name": "linear"}, (), ()) == "cpu · s0 · linear"
 
 
 def test_a_long_name_is_cut() -> None:
-    """What was typed, but not what the sweep varies."""
+    """What was typed, but neither the data nor what the sweep varies."""
     name = run_name("s" * 60, {"name": "cola", "data": {"train": "mine.tsv"}}, (), ("b=64", "epochs=3"))
-    assert name == f"{'s' * 60} · cola · …"
+    assert name == f"{'s' * 60} · cola · mine.tsv · …"
