@@ -14,6 +14,7 @@ from runner.data.loader import FILLER
 from runner.data.recipe import Batch
 from runner.train.build import _gather_warnings
 from tests import replicas
+from tests.resumed import train_in_parts
 
 
 class Compiling(TorchBackend):
@@ -76,8 +77,10 @@ def train(backend: TorchBackend, overrides: list[str], compiles: bool) -> dict[s
 
 
 def train_in_two_parts(backend: TorchBackend, overrides: list[str], stop: int) -> dict[str, Any]:
-    """As in tests/replicas.py, on a device that compiles."""
-    return replicas.train_in_two_parts(Compiling(backend), overrides, stop)
+    """Train, stop after `stop` steps, save, and continue from there, on a device that compiles."""
+    result = train_in_parts(Compiling(backend), overrides, [stop])
+    assert isinstance(result, dict), result
+    return result
 
 
 def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless: bool) -> tuple[int, str | None]:

@@ -10,14 +10,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from runner.config.compose import CONFIG_NAME, conf_dir
 from runner.track.secrets import names_a_secret
 
 #: Groups and settings that other parts of a name show, or that do not change what is trained.
 _SHOWN_ELSEWHERE = re.compile(
-    r"(accumulation|hydra|plan|precision|setup|sweep|sync|tracking)([./@].*)?"
+    r"(accumulation|checkpoint|hydra|plan|precision|setup|sweep|sync|tracking)([./@].*)?"
     r"|device(\.kind|\.workers)?|recipe(\.name|\.model\.name|\.data\.train|\.data\.eval)?"
-    r"|cache_dir|ledger|log_every|seed|trusted_packages"
+    r"|cache_dir|ledger|log_every|seed|trusted_packages|verbose"
 )
 #: Groups whose choices need no key: `sgd`, not `optimizer=sgd`.
 _CLEAR_CHOICES = ("batch", "equivalence", "experiment", "optimizer", "schedule")
@@ -82,6 +81,8 @@ def short_value(value: str) -> str:
 @functools.cache
 def _default_choices() -> dict[str, str]:
     """The choice of every group that nothing was typed for."""
+    from runner.config.compose import CONFIG_NAME, conf_dir  # imports Hydra, which runner.compare does not need
+
     entries = OmegaConf.select(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml"), "defaults")
     groups = [entry for entry in entries if not isinstance(entry, str)]
     return {str(group): str(choice) for entry in groups for group, choice in entry.items()}

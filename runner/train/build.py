@@ -185,8 +185,8 @@ def train(job: Job, backend: Backend) -> RunResult | None:
 
 def _gather_warnings(loop: Loop) -> tuple[str, ...]:
     """All workers' warnings about compilation and checkpoints. A collective."""
-    assert loop.checkpoints is not None
-    texts = loop.backend.all_gather_object((loop.compilations.warning(), loop.checkpoints.warning()))
+    not_saved = loop.checkpoints.warning() if loop.checkpoints is not None else None
+    texts = loop.backend.all_gather_object((loop.compilations.warning(), not_saved))
     return tuple(f"worker {rank}: {text}" for rank, own in enumerate(texts) for text in own if text)
 
 

@@ -369,7 +369,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner.compare --csv published.csv --out published.csv/x", "--out=published.csv/x", "is a file"),
     ("runner.compare --csv published.csv --out /proc/foo", "--out=/proc/foo"),
     ("runner.compare --csv published.csv --outt x", "--outt"),
-    ("runner.compare --experiment x", "--tracking-uri", "outputs/mlflow.db", "does not exist"),
+    ("runner.compare --experiment x", "--tracking-uri", "outputs/mlflow.db"),
     (f"runner.compare {NO_RUN} --tracking-uri sqlite:///text.db", "--tracking-uri=sqlite:///text.db"),
     (f"runner.compare {NO_RUN} --tracking-uri mlruns", "--tracking-uri=mlruns", "does not exist"),
     (f"runner.compare {NO_RUN} --tracking-uri http://me:secret@127.0.0.1:9", "http://***@127.0.0.1:9"),

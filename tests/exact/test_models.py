@@ -18,7 +18,8 @@ from runner.data.recipe import Prepared
 from runner.exact import exact_streams
 from tests.exact.draws import CPU
 from tests.pool import WorkerPool
-from tests.replicas import Weights, train, train_in_two_parts
+from tests.replicas import Weights, train
+from tests.resumed import train_in_parts
 from tests.sync.reference import EXACT, SGD, largest_difference
 
 
@@ -112,5 +113,5 @@ def test_other_dropout_ends_elsewhere(pool: WorkerPool, one_worker: Weights, wor
 @pytest.mark.parametrize("stop", [3, 5])
 def test_a_resumed_run_has_the_same_masks(pool: WorkerPool, one_worker: Weights, stop: int) -> None:
     """Stopped within an epoch or at its end; two workers end with the weights of one."""
-    for result in pool.run(2, train_in_two_parts, [*SGD, *EXACT], stop):
+    for result in pool.run(2, train_in_parts, [*SGD, *EXACT], [stop]):
         assert largest_difference(result["weights"], one_worker) < 1e-12

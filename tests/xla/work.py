@@ -11,7 +11,8 @@ from runner.backends import Backend
 from runner.train.evaluate import evaluate
 from runner.train.ledger import as_json
 from runner.train.loop import Loop
-from tests.replicas import make_loop, train_in_two_parts, weights_of
+from tests.replicas import make_loop, weights_of
+from tests.resumed import train_in_parts
 
 #: 97 samples in global batches of 24: with two workers, one has no samples in the last step of an epoch.
 TAIL = ["recipe.data.train_samples=97"]
@@ -49,7 +50,9 @@ def trained(backend: Backend, overrides: list[str]) -> dict[str, Any]:
 
 def trained_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> dict[str, torch.Tensor]:
     """Stop, rebuild everything, load the state and continue; the weights on the CPU."""
-    weights = train_in_two_parts(backend, overrides, stop)["weights"]
+    result = train_in_parts(backend, overrides, [stop])
+    assert isinstance(result, dict), result
+    weights = result["weights"]
     return {name: tensor.cpu() for name, tensor in weights.items()}
 
 
