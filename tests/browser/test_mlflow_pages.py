@@ -109,6 +109,16 @@ def test_the_table_of_runs(swept: Swept, page: Page, screenshots: Path) -> None:
     page.screenshot(path=screenshots / "mlflow-runs.png")
 
 
+def test_the_page_of_a_run(swept: Swept, page: Page, screenshots: Path) -> None:
+    """Its description says how it ended, what the certificate says, and the plan; its metrics are listed."""
+    run = list(swept.runs.values())[-1]
+    page.goto(f"{swept.address}/#/experiments/1/runs/{run}?workflowType=machine_learning")
+    for word in ("Finished", "Certificate", "Plan"):
+        page.get_by_text(re.compile(f"^{word}:")).first.wait_for()
+    page.get_by_text("eval/accuracy", exact=True).first.wait_for()
+    page.screenshot(path=screenshots / "mlflow-run.png")
+
+
 def test_the_charts_of_a_sweep(swept: Swept, page: Page, screenshots: Path) -> None:
     """The address that a sweep prints shows every job in every chart, and samples seen can be the x-axis."""
     (link,) = re.findall(r"http://127\.0\.0\.1:5000(/#/\S+)", swept.output)
