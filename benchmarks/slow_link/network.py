@@ -27,6 +27,10 @@ _BURST_SECONDS = 0.002
 _QUEUE = "50ms"
 
 
+#: A hardware address that no interface has.
+_NOBODY = "02:00:00:00:00:99"
+
+
 class NoNetwork(Exception):
     """Why this machine cannot emulate the link, in one sentence."""
 
@@ -87,6 +91,15 @@ class Link:
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` on host 0 or 1."""
         return inside(self.namespaces[host], self.cores[host], command)
+
+    def cut(self) -> None:
+        """Let nothing through in either direction, without a word to either host, until `mend` is called."""
+        for name, address in zip(self.namespaces, reversed(ADDRESSES), strict=True):
+            _ip("-n", name, "neighbour", "replace", address, "lladdr", _NOBODY, "dev", INTERFACE, "nud", "permanent")
+
+    def mend(self) -> None:
+        for name, address in zip(self.namespaces, reversed(ADDRESSES), strict=True):
+            _ip("-n", name, "neighbour", "delete", address, "dev", INTERFACE)
 
     def _make(self) -> None:
         first, second = self.namespaces

@@ -1,0 +1,131 @@
+"""Random kills: a worker, the parent, the forkserver or a torchrun agent, until the run has ended nevertheless."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.processes import Processes, send, wait_until
+from benchmarks.faults.records import Trial
+from benchmarks.faults.runs import PREEMPTED, VARIANTS, Place, Variant, delivery_problems, phase, problems_of, read_json, reference, status
+from runner.cli import EXIT_USER_ERROR
+from runner.train.checkpoint import saved_folders
+
+#: What is hit, of a hundred faults. Kills of workers are cheap, since their parent goes on with others.
+_LOCAL = {"worker": 80, "parent": 8, "forkserver": 6, "preempted": 6}
+_TORCHRUN = {"worker": 60, "agent": 30, "preempted": 10}
+_MOST_FAULTS = 12
+#: Seconds in which a run that was hit must have ended or gone on, in which its other processes must have ended, and
+#: that a run takes at most if it is left alone.
+_REACTION_S, _LEFT_S, _WHOLE_S = 60.0, 10.0, 300.0
+
+
+def kills(number: int, seed: int, place: Place) -> Trial:
+    """Run number `number` of the campaign, whose faults `seed` determines up to the machine's speed."""
+    draw = random.Random(f"{seed}/{number}")
+    variant = draw.choice(list(VARIANTS.values()))
+    expected, folder = reference(variant, place), place.work / "kills" / f"{number:05d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    with Processes(folder.with_suffix(".log"), place.environment) as processes:
+        run = _Run(draw, variant, folder, processes, read_json(expected / "summary.json"), place.uri)
+        problems = [*run.problems(), *processes.left(_LEFT_S)]
+    problems += [*problems_of(folder, expected, variant.equal), *delivery_problems(folder, place.uri)]
+    if not problems:
+        shutil.rmtree(folder)
+        folder.with_suffix(".log").unlink()
+    return Trial("kills", variant.name, str(number), run.faults, problems, details={"workers": run.workers})
+
+
+class _Run:
+    """One run with all its commands. `faults`: those that were injected. `workers`: of each command."""
+
+    def __init__(
+        self, draw: random.Random, variant: Variant, folder: Path, processes: Processes, usual: Any, uri: str
+    ) -> None:
+        """`usual`: the summary of an uninterrupted run, which says how long a run takes."""
+        self._draw, self._variant, self._folder, self._processes, self._uri = draw, variant, folder, processes, uri
+        self._start_s = usual["first_step_s"]
+        self._train_s = usual["wall_s"] - usual["first_step_s"]
+        self._most = draw.randint(2, _MOST_FAULTS)
+        self._before: set[int] = set()  # the workers of which one was hit
+        self.faults: list[dict[str, Any]] = []
+        self.workers: list[int] = []
+
+    def problems(self) -> Iterator[str]:
+        """Run to the end, and yield what was not as required on the way."""
+        while status(self._folder) != "FINISHED":
+            command, faults = self._processes.start(self._command()), len(self.faults)
+            while command.poll() is None:
+                if len(self.faults) < self._most:
+                    yield from self._inject(command)
+                elif not wait_until(lambda: command.poll() is not None, _WHOLE_S):  # noqa: B023 - called at once
+                    yield f"not ended after {_WHOLE_S:g} s"
+                    return
+            if command.returncode == EXIT_USER_ERROR and not saved_folders(self._folder):
+                shutil.rmtree(self._folder)  # nothing to resume from
+            elif command.returncode and len(self.faults) == faults:
+                yield f"exit code {command.returncode} without a fault"
+                return
+
+    def _command(self) -> list[str]:
+        self.workers.append(self._draw.choice(self._variant.workers))
+        if (self._folder / "config.yaml").exists():
+            return self._variant.command(self.workers[-1], f"resume={self._folder}")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self._variant.start(self.workers[-1], self._folder, self._uri)
+
+    def _inject(self, command: subprocess.Popen[bytes]) -> Iterator[str]:
+        """Wait for a random moment, hit a process, and wait until the run has ended or goes on."""
+        kinds = _TORCHRUN if self._variant.torchrun else _LOCAL
+        (target,) = self._draw.choices(list(kinds), list(kinds.values()))
+        seconds = self._draw.random() * (self._start_s * (target != "worker") + self._train_s)
+        if target == "worker":
+            wait_until(lambda: self._new_workers(command) or command.poll() is not None, _WHOLE_S)
+        if wait_until(lambda: command.poll() is not None, seconds):
+            return  # it was faster
+        roles = self._processes.by_role(command)
+        self._before = {worker.pid for worker in roles.get("worker", ())}
+        now = phase(self._folder)
+        if target == "preempted":
+            yield from self._preempt(command, now)
+            return
+        victims = roles.get(target)
+        if not victims:
+            return  # not started yet, or just being replaced
+        send(self._draw.choice(victims), signal.SIGKILL)
+        self.faults.append({"target": target, "phase": now})
+        if not wait_until(lambda: command.poll() is not None or self._new_workers(command), _REACTION_S):
+            yield f"nothing happened for {_REACTION_S:g} s after a kill of a {target}"
+            self._processes.kill()
+        elif command.poll() is not None and (target == "agent" or self._draw.random() < 0.5):
+            # In the other cases the run is resumed at once.
+            if not wait_until(lambda: not self._processes.all(), _REACTION_S if target == "agent" else _LEFT_S):
+                yield f"processes left after a kill of a {target}"
+                self._processes.kill()
+        command.poll()
+
+    def _preempt(self, command: subprocess.Popen[bytes], now: str) -> Iterator[str]:
+        """Send SIGTERM or SIGUSR1 to one process, or to all as a batch system may."""
+        number = self._draw.choice((signal.SIGTERM, signal.SIGUSR1))
+        roles = self._processes.by_role(command)
+        role = self._draw.choice([*sorted(role for role in roles if roles[role]), "all"])
+        hit = self._processes.all() if role == "all" else [self._draw.choice(roles[role])]
+        for process in hit:
+            send(process, number)
+        self.faults.append({"target": f"{number.name} to {role}", "phase": now})
+        if not wait_until(lambda: command.poll() is not None, _REACTION_S):
+            yield f"nothing happened for {_REACTION_S:g} s after {number.name} to {role}"
+            self._processes.kill()
+            command.wait()
+        elif command.returncode not in (0, PREEMPTED) and not (self._variant.torchrun and command.returncode == 1):
+            yield f"exit code {command.returncode} after {number.name} to {role}"
+        elif status(self._folder) not in (None, "PREEMPTED", "FINISHED"):
+            yield f"status {status(self._folder)} after {number.name} to {role}"
+
+    def _new_workers(self, command: subprocess.Popen[bytes]) -> bool:
+        return any(worker.pid not in self._before for worker in self._processes.by_role(command).get("worker", ()))
