@@ -12,15 +12,17 @@ from types import FrameType
 STARTED_AT = time.time()
 
 
-def _leave_at_once(signum: int, frame: FrameType | None) -> None:
+def _leave_at_once(number: int, frame: FrameType | None) -> None:
     # Until a job starts there is nothing to clean up, and an interrupt that is raised inside the imports of torch or
-    # NumPy can be swallowed there. A job puts Python's own handler back.
-    os.write(2, b"\ninterrupted\n")
-    os._exit(128 + signum)
+    # NumPy can be swallowed there. A job sets its own handlers.
+    interrupted = number == signal.SIGINT
+    os.write(2, b"\ninterrupted\n" if interrupted else b"\npreempted before the run had begun\n")
+    os._exit(130 if interrupted else 75)  # runner.launch.signals, which is not imported yet
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, _leave_at_once)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _leave_at_once)
     # Imported here: worker processes import this module again and need none of the command line.
     from runner.cli import main as run
 

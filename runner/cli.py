@@ -14,7 +14,8 @@ from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import UserError
+from runner.errors import Preempted, UserError
+from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from runner.track.secrets import masked
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 # Packages are imported inside the commands: a command pays only for what it needs, and the forkserver imports torch
 # while the parent imports Hydra.
 
-EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 #: Columns of `runner.compare` if the output is not a terminal; rich would use 80, too few for its tables.
 PIPED_WIDTH = 120
 
@@ -109,6 +110,9 @@ def guarded(action: Callable[[], int]) -> int:
     except UserError as error:
         errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
         return EXIT_USER_ERROR
+    except Preempted:
+        errors.print("[bold]preempted[/]")
+        return EXIT_PREEMPTED
     except KeyboardInterrupt:
         errors.print("[bold]interrupted[/]")
         return EXIT_INTERRUPTED
@@ -121,7 +125,7 @@ def _report_failure(error: Exception, errors: Console) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from runner.config.compose import composition_error  # imports Hydra
-    from runner.launch.elastic import WorkerFailed  # as above
+    from runner.launch.local import WorkerFailed  # as above
 
     if isinstance(error, WorkerFailed):
         errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
@@ -173,7 +177,7 @@ def _silence_libraries() -> None:
 
 
 def _start_forkserver() -> None:
-    from runner.launch.elastic import start_forkserver  # not needed to show help
+    from runner.launch.local import start_forkserver  # not needed to show help
 
     start_forkserver()
 

@@ -22,6 +22,14 @@ class Unavailable(UserError):
     """
 
 
+class Preempted(KeyboardInterrupt):
+    """The run was asked to make room, by SIGTERM or SIGUSR1. `step`: that was saved before it ended, if one was."""
+
+    def __init__(self, step: int | None = None) -> None:
+        super().__init__()
+        self.step = step
+
+
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Raise UserError unless `ok`. `rule` follows "is invalid: ", such as "use at least 1 sample"."""
     if not ok:

@@ -15,7 +15,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
     os.environ.pop(_name, None)
 
-from runner.launch.elastic import start_forkserver  # noqa: E402 - after the environment
+from runner.launch.local import start_forkserver  # noqa: E402 - after the environment
 from tests.pool import WorkerPool  # noqa: E402
 from tests.processes import kill_started  # noqa: E402
 

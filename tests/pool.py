@@ -25,7 +25,7 @@ def _serve(connection: Connection, device_type: str) -> None:
         module, function, arguments, rank, world_size, rendezvous = task
         try:
             store = dist.FileStore(rendezvous, world_size)
-            place = {"local_workers": world_size, "cache": Path(rendezvous).parent, "threads": 1}
+            place = {"local_workers": world_size, "cache": Path(rendezvous).parent, "threads": 1, "timeout_s": 600.0}
             backend = build_backend(device_type, rank, world_size, rank, store, **place)
             result = getattr(importlib.import_module(module), function)(backend, *arguments)
             backend.close()

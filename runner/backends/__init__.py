@@ -29,14 +29,17 @@ def build_backend(
     local_workers: int,
     cache: Path,
     threads: int,
+    timeout_s: float,
 ) -> Backend:
     """Connect one worker with the others through `store`.
 
     `device_type`: `cpu`, `cuda` or `xla`. `local_workers`: the number of workers on this machine. `cache`: the folder
-    of caches that are shared between runs. `threads`: of this worker on a CPU.
+    of caches that are shared between runs. `threads`: of this worker on a CPU. `timeout_s`: that workers wait for each
+    other.
     """
     if device_type != "xla":
-        return TorchBackend(device_type, rank, world_size, local_rank, store)
+        return TorchBackend(device_type, rank, world_size, local_rank, store, timeout_s)
     from runner.backends import xla  # imports torch_xla, which is optional and takes seconds
 
-    return xla.connect(TorchBackend("cpu", rank, world_size, local_rank, store), local_workers, cache / "xla", threads)
+    host = TorchBackend("cpu", rank, world_size, local_rank, store, timeout_s)
+    return xla.connect(host, local_workers, cache / "xla", threads)

@@ -62,6 +62,13 @@ class Backend(Protocol):
         """
         ...
 
+    def start_host_sum(self, numbers: Sequence[float], async_op: bool) -> Callable[[], list[float]]:
+        """Sum numbers of the host over all workers; the function waits for it. Does not wait for the device.
+
+        `async_op`: workers do not wait for each other before that.
+        """
+        ...
+
     def all_gather_object(self, value: Any) -> list[Any]:
         """The values of all workers, by rank; tensors have to be on the CPU."""
         ...
@@ -109,6 +116,10 @@ class Backend(Protocol):
     def restore_random_state(self, state: Tensor | int | None) -> None:
         """The inverse of `random_state`."""
         return
+
+    def wait_for_all(self, value: Any) -> list[Any]:
+        """The values of all workers, by rank, some of which may take far longer than a collective may last."""
+        ...
 
     def close(self) -> None:
         """Leave the process group. Every DistributedDataParallel wrapper has to be gone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import json
 import os
 import sys
 import time
@@ -17,11 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.backends.protocol import Backend, Event
+from runner.config.schema import Launch
 from runner.data.recipe import Batch
 
-#: How long workers wait for each other: one may tokenise a whole data set meanwhile. The launcher notices at once if a
-#: worker dies.
-_TIMEOUT = datetime.timedelta(hours=2)
+#: How long workers wait for one that tokenises a whole data set. The launcher notices at once if it dies.
+_PREPARATION_TIMEOUT = datetime.timedelta(days=1)
+#: Seconds by which a collective outlasts `launch.timeout_s`, so that the watchdog can name the worker that is missing.
+_AFTER_WATCHDOG_S = 30.0
 
 
 @contextlib.contextmanager
@@ -52,10 +55,19 @@ class _HostEvent:
 class TorchBackend(Backend):
     """A worker in a torch.distributed process group; a single worker is a group of one.
 
-    `device_type`: `cpu` or `cuda`. `store`: through which the workers find each other.
+    `device_type`: `cpu` or `cuda`. `store`: through which the workers find each other. `timeout_s`: that they wait for
+    each other.
     """
 
-    def __init__(self, device_type: str, rank: int, world_size: int, local_rank: int, store: dist.Store) -> None:
+    def __init__(
+        self,
+        device_type: str,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        store: dist.Store,
+        timeout_s: float = Launch.timeout_s,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.local_rank = local_rank
@@ -64,7 +76,10 @@ class TorchBackend(Backend):
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
+        self._store, self._waited = store, 0
+        self._timeout = datetime.timedelta(seconds=timeout_s + _AFTER_WATCHDOG_S)
         self._async_group: dist.ProcessGroup | None = None
+        self._host_group: dist.ProcessGroup | None = None
         with _quiet_gloo():
             dist.init_process_group(
                 "nccl" if device_type == "cuda" else "gloo",
@@ -72,7 +87,7 @@ class TorchBackend(Backend):
                 rank=rank,
                 world_size=world_size,
                 device_id=self.device if device_type == "cuda" else None,
-                timeout=_TIMEOUT,
+                timeout=self._timeout,
             )
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -84,7 +99,7 @@ class TorchBackend(Backend):
         if async_op and self._async_group is None:
             # In the default group nccl would let every small collective wait for this large one.
             with _quiet_gloo():
-                self._async_group = dist.new_group(timeout=_TIMEOUT)
+                self._async_group = dist.new_group(timeout=self._timeout)
         self.synchronize()
         group = self._async_group if async_op else None
         start, ended = time.perf_counter(), list[float]()
@@ -115,6 +130,31 @@ class TorchBackend(Backend):
             return list(total.tolist())
 
         return result
+
+    def start_host_sum(self, numbers: Sequence[float], async_op: bool) -> Callable[[], list[float]]:
+        total = torch.tensor(numbers, dtype=torch.float64)
+        if self.world_size == 1:
+            return total.tolist
+        if self._host_group is None:
+            # Of its own: the numbers must not wait for what a device or an asynchronous collective is doing.
+            with _quiet_gloo():
+                self._host_group = dist.new_group(backend="gloo", timeout=self._timeout)
+        work = dist.all_reduce(total, group=self._host_group, async_op=True)
+        if not async_op:
+            work.wait()
+
+        def result() -> list[float]:
+            work.wait()
+            return list(total.tolist())
+
+        return result
+
+    def wait_for_all(self, value: Any) -> list[Any]:
+        self._waited += 1
+        keys = [f"wait-{self._waited}/{rank}" for rank in range(self.world_size)]
+        self._store.set(keys[self.rank], json.dumps(value))
+        self._store.wait(keys, _PREPARATION_TIMEOUT)
+        return [json.loads(self._store.get(key)) for key in keys]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         values = [value] * self.world_size

@@ -161,6 +161,12 @@ class XlaBackend(Backend):
         on_host = [next(copies) if number.device == self.device else number for number in numbers]
         return self._host.start_sum(on_host, async_op=False)
 
+    def start_host_sum(self, numbers: Sequence[float], async_op: bool) -> Callable[[], list[float]]:
+        return self._host.start_host_sum(numbers, async_op)
+
+    def wait_for_all(self, value: Any) -> list[Any]:
+        return self._host.wait_for_all(value)
+
     def all_gather_object(self, value: Any) -> list[Any]:
         return self._host.all_gather_object(value)
 

@@ -350,11 +350,12 @@ class Checkpoint:
     """When a run's state is saved, so that `resume=` can continue it. `keep`: how many of the newest stay on disk.
 
     `every_minutes`: of wall-clock time, `every_steps`: optimizer steps, both rounded up to the next step in which all
-    workers have the same weights; null: never.
+    workers have the same weights; null: never. `on_preemption`: when SIGTERM or SIGUSR1 ends the run.
     """
 
     every_minutes: float | None = None
     every_steps: int | None = None
+    on_preemption: bool = False
     keep: int = 2
 
     def __post_init__(self) -> None:
@@ -364,6 +365,25 @@ class Checkpoint:
         rule = "use at least 1 optimizer step, or null for no checkpoints by steps"
         require(steps is None or steps >= 1, "checkpoint.every_steps", steps, rule)
         require(self.keep >= 1, "checkpoint.keep", self.keep, "use at least 1, or checkpoint=none")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What happens to workers that fail or are told to end.
+
+    `max_restarts`: how often the workers of this machine are started again, from the newest checkpoint, after one was
+    lost. `timeout_s`: seconds that workers wait for each other. `grace_s`: seconds that a preempted run has to save.
+    """
+
+    max_restarts: int = 3
+    timeout_s: float = 600.0
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        require(self.max_restarts >= 0, "launch.max_restarts", self.max_restarts, "use 0 for none, or more")
+        for name in ("timeout_s", "grace_s"):
+            seconds = getattr(self, name)
+            require(0 < seconds < 1e9, f"launch.{name}", seconds, "use a number of seconds above 0")
 
 
 @dataclass(frozen=True)
@@ -389,7 +409,7 @@ class PlanOverrides:
 
 
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
-NOT_THE_SETUP = ("seed", "log_every", "verbose", "tracking", "checkpoint", "cache_dir", "plan")
+NOT_THE_SETUP = ("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "cache_dir", "plan")
 
 
 @dataclass(frozen=True)
@@ -418,6 +438,7 @@ class Config:
     evaluation: Evaluation = MISSING
     tracking: Tracking = MISSING
     checkpoint: Checkpoint = MISSING
+    launch: Launch = field(default_factory=Launch)
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
 

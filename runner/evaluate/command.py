@@ -32,7 +32,7 @@ from runner.evaluate.result import card_of, write_result
 from runner.evaluate.worker import PREDICTIONS, EvaluationJob, run_launched
 from runner.folder.files import check_folder
 from runner.folder.phase_progress import phase_under_way
-from runner.launch.elastic import launch
+from runner.launch.local import launch
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.run.progress import Background, progress_bar
 

@@ -13,7 +13,8 @@ from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain
 from runner.data.recipe import Recipe
 from runner.folder.phase_progress import PhaseProgress
-from runner.launch.worker import launched
+from runner.launch.local import Place
+from runner.launch.worker import store_of
 from runner.train.build import WorkerJob, connect, prepare_data, to_device
 from runner.train.evaluate import predict
 from runner.train.precision import Precision
@@ -31,14 +32,13 @@ class EvaluationJob(WorkerJob):
     keeps_predictions: bool
 
 
-def run_launched(job: dict[str, Any], rendezvous: str) -> dict[str, Any] | None:
+def run_launched(job: dict[str, Any], place: Place) -> dict[str, Any] | None:
     """The entry point of a launched worker. `job`: `EvaluationJob.as_json()`; the result of `evaluate_saved`."""
-    with launched(rendezvous) as own:
-        typed = from_plain(EvaluationJob, job)
-        backend = connect(typed, own.rank, own.world_size, own.local_rank, own.store)
-        result = evaluate_saved(typed, backend)
-        backend.close()
-        return result
+    typed = from_plain(EvaluationJob, job)
+    backend = connect(typed, place.rank, place.workers, place.rank, store_of(place))
+    result = evaluate_saved(typed, backend)
+    backend.close()
+    return result
 
 
 def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | None:
@@ -64,6 +64,7 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
     )
     if backend.rank != 0:
         return None
+    assert predictions is not None  # nothing stops it
     seconds = time.perf_counter() - started
     if job.keeps_predictions:
         np.save(job.folder / PREDICTIONS, predictions.numpy())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 LOCK_FILE = ".lock"
 #: Seconds that jobs have to end without a signal (as after Ctrl-C), and then after SIGTERM.
-_GRACE_S, _SIGTERM_S = 5.0, 30.0
+_GRACE_S, _SIGTERM_S = 5.0, 60.0
 
 
 @contextlib.contextmanager
@@ -25,7 +25,12 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / LOCK_FILE).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "slurm_job": os.environ.get("SLURM_JOB_ID")}
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
+            "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
+        }
         lock.write(json.dumps(owner))
         lock.flush()
         yield

@@ -64,13 +64,20 @@ class MetricsReader:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
-        self._offset = 0
+        self._offset, self._inode = 0, -1
+        #: Whether the file had been cut since the call before the latest, which has then returned all of it.
+        self.cut = False
 
     def read(self) -> list[Metric]:
         """The metrics that were appended since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            self.cut = self._inode not in (-1, inode)
+            if self.cut:
+                self._offset = 0
+            self._inode = inode
             file.seek(self._offset)
             data = file.read()
         complete = data.rfind(b"\n") + 1  # the last line may be incomplete

@@ -1,32 +1,106 @@
-"""Signals that end a run: Ctrl-C, SIGTERM, and a terminal that is closed."""
+"""Signals: Ctrl-C and a closed terminal end a run, SIGTERM and SIGUSR1 ask it to save its state and end (preemption).
+
+A handler raises an exception, unless somebody looks for the request: the parent while it waits for its workers, and a
+worker while it trains.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from runner.errors import Preempted
+
+#: Exit codes of processes that were interrupted, and preempted: EX_TEMPFAIL of sysexits.h, "try again later".
+EXIT_INTERRUPTED, EXIT_PREEMPTED = 130, 75
+
+INTERRUPTIONS, PREEMPTIONS = (signal.SIGINT, signal.SIGHUP), (signal.SIGTERM, signal.SIGUSR1)
+#: Seconds in which a repeated signal is the same request: torchrun sends each twice, Slurm to every process of a job.
+_SAME_REQUEST_S = 1.0
 
 
-def handle_signals() -> None:
-    """End a run by KeyboardInterrupt, so that its folder and its tracking run are closed as KILLED."""
-    _set(signal.SIGINT, signal.default_int_handler)
-    _set(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-        _set(signal.SIGHUP, _terminated)
+@dataclass
+class Requests:
+    """What signals have asked of this process.
+
+    `exits`: handlers exit, because there is nothing to close. `waiting`, `training`: who looks for requests, so that
+    handlers need not raise. `at_once`: to end without saving. `preempted_at`: when it was first asked to save and end,
+    on the monotonic clock.
+    """
+
+    exits: bool = False
+    waiting: bool = False
+    training: bool = False
+    at_once: bool = False
+    preempted_at: float | None = None
+
+    def preempted(self) -> bool:
+        return self.preempted_at is not None
+
+    def raise_pending(self) -> None:
+        """Raise Preempted if that was asked for."""
+        if self.preempted():
+            raise Preempted
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Only note requests in this block. Raises Preempted if that was asked for before."""
+        self.raise_pending()
+        self.waiting = True
+        try:
+            yield
+        finally:
+            self.waiting = False
 
 
-def _terminated(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+#: Of this process. Signals are.
+requests = Requests()
+
+
+def handle_signals(exits: bool = False) -> None:
+    """From now on signals raise KeyboardInterrupt, or Preempted, which is one; `exits`: they end the process."""
+    requests.exits = exits
+    for number in INTERRUPTIONS:
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:  # nohup ignores SIGHUP
+            _set(number, _interrupt)
+    for number in PREEMPTIONS:
+        _set(number, _preempt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    if not requests.waiting:
+        _end(KeyboardInterrupt(), EXIT_INTERRUPTED)
+    requests.at_once = True
+
+
+def _preempt(number: int, frame: object) -> None:
+    now, first = time.monotonic(), requests.preempted_at
+    if first is None:
+        requests.preempted_at = now
+        if not (requests.waiting or requests.training):
+            _end(Preempted(), EXIT_PREEMPTED)
+    elif now - first > _SAME_REQUEST_S:
+        if not requests.waiting:
+            _end(Preempted(), EXIT_PREEMPTED)
+        requests.at_once = True
+
+
+def _end(error: KeyboardInterrupt, code: int) -> NoReturn:
+    if requests.exits:
+        os._exit(code)
+    raise error
 
 
 @contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
-    """Finish the block whatever the user presses. (torchrun forwards every signal twice.)"""
-    handlers = {number: _set(number, signal.SIG_IGN) for number in ENDING}
+    """Finish the block whatever the user presses."""
+    handlers = {number: _set(number, signal.SIG_IGN) for number in (*INTERRUPTIONS, *PREEMPTIONS)}
     try:
         yield
     finally:

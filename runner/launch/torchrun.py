@@ -9,18 +9,23 @@ import contextlib
 import datetime
 import json
 import os
-import signal
+import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch.distributed as dist
 
-from runner.errors import UserError
-from runner.launch.worker import exit_on_signal, run
+from runner.errors import Preempted, UserError
+from runner.folder.lock import LOCK_FILE
+from runner.launch.signals import EXIT_PREEMPTED, handle_signals
+from runner.launch.worker import run
 from runner.train.build import Job
 from runner.train.result import RunResult
 
-_JOB_KEY = "runner/job"
+_JOB_KEY = "job"
 #: How long the other ranks wait for the job: rank 0 may have to tokenise a whole data set first.
 _JOB_TIMEOUT = datetime.timedelta(hours=2)
 
@@ -39,16 +44,23 @@ class ExternalWorld:
         """Send the job to the other ranks and run rank 0's part of it."""
         self.store.set(_JOB_KEY, json.dumps(job.as_json()))
         self.job_sent = True
-        result = run(job, self.rank, self.world_size, self.local_rank, self.store)
+        result = self._run(job)
         assert result is not None
         return result
 
-    def follow(self) -> None:
-        """Wait for rank 0's job and run this rank's part of it."""
-        signal.signal(signal.SIGINT, exit_on_signal)
+    def follow(self) -> int:
+        """Wait for rank 0's job and run this rank's part of it; the exit code."""
+        handle_signals(exits=True)
         message = json.loads(self.store.get(_JOB_KEY))
-        if message is not None:
-            run(Job.from_json(message), self.rank, self.world_size, self.local_rank, self.store)
+        try:
+            if message is not None:
+                self._run(Job.from_json(message))
+        except Preempted:
+            return EXIT_PREEMPTED
+        return 0
+
+    def _run(self, job: Job) -> RunResult | None:
+        return run(job, self.rank, self.world_size, self.local_rank, self.store, lambda: None, _give_up)
 
     @contextlib.contextmanager
     def release_others(self) -> Iterator[None]:
@@ -60,6 +72,12 @@ class ExternalWorld:
                 self.store.set(_JOB_KEY, json.dumps(None))
 
 
+def _give_up(why: str) -> None:
+    sys.stderr.write(f"error: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def join_external() -> ExternalWorld:
     """Rendezvous at MASTER_ADDR and MASTER_PORT. Raises UserError where these are not set."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK") if name not in os.environ]
@@ -69,14 +87,57 @@ def join_external() -> ExternalWorld:
         )
     store, rank, world_size = next(iter(dist.rendezvous("env://")))
     store.set_timeout(_JOB_TIMEOUT)
+    store = dist.PrefixStore(_agree_on_prefix(store, rank, world_size), store)
     return ExternalWorld(rank, world_size, int(os.environ["LOCAL_RANK"]), store)
+
+
+def _agree_on_prefix(store: dist.Store, rank: int, world_size: int) -> str:
+    """A prefix for this start of the workers, the same on all.
+
+    torchrun keeps the store when it starts workers again, and not all restarts are counted in their environment. So
+    every process asks rank 0, under a name of its own, and rank 0 answers whoever asks until all have joined.
+    """
+    own = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"ask/{rank}", own)
+        prefix: str = store.get(f"answer/{own}").decode()
+        store.set(f"{prefix}/joined/{rank}", "")
+        return prefix
+    missing = set(range(1, world_size))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"ask/{other}"]):  # perhaps the question of an earlier start
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", own)
+            if store.check([f"{own}/joined/{other}"]):
+                missing.remove(other)
+        time.sleep(0.01)
+    return own
+
+
+def belongs_to_this_torchrun(folder: Path) -> bool:
+    """Whether the run in `folder` was started by workers of the torchrun that has started this process.
+
+    It has the same id, and was started after torchrun's agent on this host: an id can be used twice.
+    """
+    run_id, agent_started, lock = os.environ.get("TORCHELASTIC_RUN_ID"), _started_at(os.getppid()), folder / LOCK_FILE
+    if run_id is None or agent_started is None or not lock.exists() or lock.stat().st_mtime < agent_started:
+        return False
+    return bool(json.loads(lock.read_text() or "{}").get("torchrun") == run_id)
+
+
+def _started_at(pid: int) -> float | None:
+    """When a process started, in seconds since the epoch; None if this system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        (boot,) = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")]
+        return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def run_as_rank(command: Callable[[ExternalWorld], int]) -> int:
     """Run `command` on rank 0, and the job that it sends on all other ranks; the exit code."""
     world = join_external()
     if world.rank != 0:
-        world.follow()
-        return 0
+        return world.follow()
     with world.release_others():
         return command(world)

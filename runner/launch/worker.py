@@ -1,90 +1,62 @@
-"""The entry point of a worker process: join the other workers, train, and report what went wrong."""
+"""The entry point of a worker process that trains, and how launched workers find each other."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-from runner.errors import UserError
-from runner.folder.files import write_json
-from runner.launch.elastic import ERROR_PREFIX
+from runner.launch.local import Place
+from runner.launch.signals import requests
+from runner.launch.watchdog import Watchdog
 from runner.train.build import Job, connect, train
+from runner.train.loop import Loop
 from runner.train.result import RunResult
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A launched worker's rank, and the store of its launch."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    store: dist.Store
-
-
-@contextlib.contextmanager
-def launched(rendezvous: str) -> Iterator[Rank]:
-    """Be a worker under torch's elastic launcher, which sets rank and world size in the environment.
-
-    `rendezvous`: a folder of this launch, for the workers' store and for their errors.
-    """
-    signal.signal(signal.SIGINT, exit_on_signal)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    # Workers of one machine communicate over its loopback interface, and must not be reachable from outside.
+def store_of(place: Place) -> dist.Store:
+    """Through which the workers of one machine find each other."""
+    # They communicate over its loopback interface, and must not be reachable from outside.
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, loopback)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(str(Path(rendezvous) / "workers"), world_size)
-    try:
-        yield Rank(rank, world_size, int(os.environ["LOCAL_RANK"]), store)
-    except Exception as error:
-        failure = {
-            "rank": rank,
-            "time_ns": time.time_ns(),
-            "user_error": isinstance(error, UserError),
-            "message": str(error),
-            "trace": traceback.format_exc(),
-        }
-        write_json(Path(rendezvous) / f"{ERROR_PREFIX}{rank}.json", failure)
-        raise
+    return dist.FileStore(str(place.rendezvous / "workers"), place.workers)
 
 
-def run_launched(job: dict[str, Any], rendezvous: str) -> RunResult | None:
+def run_launched(job: dict[str, Any], place: Place) -> RunResult | None:
     """The entry point of a launched worker that trains. `job`: `Job.as_json()`."""
-    with launched(rendezvous) as own:
-        return run(Job.from_json(job), own.rank, own.world_size, own.local_rank, own.store)
+    store, training = store_of(place), Job.from_json(job)
+    return run(training, place.rank, place.workers, place.rank, store, place.tell_training, place.give_up)
 
 
-def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store) -> RunResult | None:
-    """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0."""
+def run(
+    job: Job,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    store: dist.Store,
+    tell_training: Callable[[], None],
+    give_up: Callable[[str], None],
+) -> RunResult | None:
+    """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
+
+    `tell_training`: called when this worker begins to train, from where it can save its state. `give_up`: ends this
+    process with a sentence, from any thread.
+    """
+
+    @contextlib.contextmanager
+    def watched(loop: Loop) -> Iterator[None]:
+        with Watchdog(loop, store, job.config.launch.timeout_s, give_up):
+            if job.config.checkpoint.on_preemption:
+                requests.training = True
+                tell_training()
+            yield
+
     backend = connect(job, rank, world_size, local_rank, store)
-    result = train(job, backend)
+    result = train(job, backend, watched, requests.preempted)
     backend.close()
     return result
-
-
-def _exit_with_parent() -> None:
-    """Exit when the process that launched this one has ended: if it was killed, it cannot stop its workers."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(128 + signal.SIGKILL)
-
-
-def exit_on_signal(number: int, frame: FrameType | None) -> None:
-    """Exit without a message: Ctrl-C reaches the whole process group, and the parent answers it."""
-    os._exit(128 + number)

@@ -137,17 +137,10 @@ def prepare(
     return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
 
 
-def prepare_resumed(
-    config: Config,
-    old: Plan,
-    segments: tuple[Segment, ...],
-    step: int,
-    new_accumulation: bool,
-    progress: Progress | None = None,
-) -> Experiment:
-    """The experiment of a run that continues after `step`: the `old` plan on the workers that there are now.
+def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress: Progress | None = None) -> Experiment:
+    """The experiment of a run that continues: the `old` plan on the workers that there are now.
 
-    `segments`: of the run so far. `new_accumulation`: whether that setting was changed. Raises UserError.
+    `new_accumulation`: whether that setting was changed. Raises UserError.
     """
     recipe, placement = _recipe(config), placement_of(config)
     facts = recipe.facts(_cache(config, progress))
@@ -155,7 +148,7 @@ def prepare_resumed(
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
     plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation))
-    return _experiment(config, recipe, placement, facts, plan=plan).continuing(segments, step)
+    return _experiment(config, recipe, placement, facts, plan=plan)
 
 
 def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from runner.train.result import RunResult
 class RunCloser:
     """Records how a run ended, in its folder, in the tracking store and on the terminal.
 
-    `started_at`: when the run's command started, in seconds since the epoch.
+    `started_at`: when the run's command started, in seconds since the epoch. `restarts`: of its workers, in sentences.
     """
 
     experiment: Experiment
@@ -36,13 +36,14 @@ class RunCloser:
     console: Console
     role: Role
     tracker: Tracker
+    restarts: Sequence[str]
 
     def close(self, status: str, result: RunResult | None) -> dict[str, Any]:
         """Write `summary.json` and return its content. `result`: None if training did not reach its end."""
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
         run_id = self.tracker.wait_until_open()
-        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role)
+        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts)
         summary |= speed_of(experiment, result, summary["wall_s"], self.folder, self.role.at_once)
         if not _ledger_is_sound(self.folder):
             summary["certificate"] = NOT_COMPARABLE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,26 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
+from runner.errors import Preempted
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
-from runner.launch.elastic import launch
+from runner.launch.local import WorkerLost, launch
 from runner.launch.signals import handle_signals, signals_ignored
-from runner.launch.torchrun import ExternalWorld
+from runner.launch.torchrun import ExternalWorld, belongs_to_this_torchrun
 from runner.launch.worker import run_launched
 from runner.plan.experiment import Experiment
 from runner.plan.tables import brief_tables, certificate_table, plan_tables
+from runner.run.earlier import summary_of_run
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
-from runner.run.resume import Resumption, prepare_resume, still_running
-from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, print_sentence, report
+from runner.run.resume import Resumption, may_change, prepare_resume, restarted, still_running
+from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
 from runner.track.card import card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
 from runner.train.build import Job
-from runner.train.checkpoint import Saved, saved_folders
+from runner.train.checkpoint import saved_folders
 from runner.train.result import RunResult
 
 
@@ -46,7 +49,11 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     console = Console(highlight=False)
     resumed: Resumption | None = None
     if options.resumed_run is not None:
-        resumed = prepare_resume(options.resumed_run, options, console)
+        resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs, console)
+        experiment, folder = resumed.experiment, resumed.folder
+    elif world is not None and (interrupted := _interrupted_run(options.overrides)) is not None:
+        overrides = [*filter(may_change, options.overrides), f"device.workers={world.world_size}"]
+        resumed = prepare_resume(str(interrupted), overrides, options.config_dirs, console)
         experiment, folder = resumed.experiment, resumed.folder
     else:
         experiment, folder = prepare_run(options)
@@ -58,8 +65,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
         try:
             announce(experiment, console)
             train = train_locally if world is None else world.train
-            checkpoint = resumed.saved if resumed is not None else None
-            _, how_to_open = run(experiment, folder, started_at, console, Role(), train, checkpoint)
+            _, how_to_open = run(experiment, folder, started_at, console, Role(), train, resumed)
         except BaseException as error:
             if isinstance(error, Exception):
                 note_failure(folder, error)
@@ -70,9 +76,19 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     return 0
 
 
+def _interrupted_run(overrides: Sequence[str]) -> Path | None:
+    """The folder of the run that torchrun starts again, because a worker has failed or a host has come or gone."""
+    folders = [path.parent for path in Path("outputs").glob("*/*/config.yaml")]
+    folders += [Path(value) for key, _, value in (one.partition("=") for one in overrides) if key == "hydra.run.dir"]
+    ours = [folder for folder in folders if belongs_to_this_torchrun(folder) and (folder / "config.yaml").exists()]
+    return next((folder for folder in ours if summary_of_run(folder).get("status") != FINISHED), None)
+
+
 def train_locally(job: Job) -> RunResult:
     """Train on workers that are started on this machine."""
-    result: RunResult = launch(run_launched, job.as_json(), job.plan.world_size)
+    config = job.config
+    grace_s = config.launch.grace_s if config.checkpoint.on_preemption else 0.0
+    result: RunResult = launch(run_launched, job.as_json(), job.plan.world_size, grace_s)
     return result
 
 
@@ -83,12 +99,13 @@ def run(
     console: Console,
     role: Role,
     train: Callable[[Job], RunResult] = train_locally,
-    checkpoint: Saved | None = None,
+    resumption: Resumption | None = None,
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Train; the content of `summary.json`, and lines that say how to look at the run.
 
-    `checkpoint`: from which the run in the folder continues.
+    `resumption`: of the run in the folder, if it has one.
     """
+    resumed, checkpoint = resumption is not None, resumption.saved if resumption is not None else None
     config, placement = experiment.config, experiment.placement
     _write_plan(experiment, folder)
     job = Job(
@@ -104,15 +121,18 @@ def run(
         checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
     )
     card = card_of(experiment, role.tags, role.parent_key, role.varied)
-    if checkpoint is not None:
+    if resumed:
         card = continued(card, folder)
-    tracker = build_tracker(config.tracking, card, folder, resumed=checkpoint is not None)
-    closer = RunCloser(experiment, folder, started_at, console, role, tracker)
+    tracker = build_tracker(config.tracking, card, folder, resumed=resumed)
+    training = _Training(experiment, job, train, console)
     status, result = FAILED, None
     try:
         with ProgressDisplay(folder, experiment, tracker, console, role.progress):
-            result = train(job)
+            result = training.run()
         status = FINISHED
+    except Preempted:
+        status = PREEMPTED
+        raise
     except KeyboardInterrupt:
         status = KILLED
         raise
@@ -121,6 +141,7 @@ def run(
         raise
     finally:
         with signals_ignored():
+            closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
             try:
                 summary = closer.close(status, result)
             except BaseException:
@@ -129,6 +150,36 @@ def run(
             tracker.finish(status)
     report(summary, experiment, folder, console)
     return summary, tracker.how_to_open()
+
+
+class _Training:
+    """Trains, and starts the workers again from the newest checkpoint when one was lost. `restarts`: in sentences."""
+
+    def __init__(self, experiment: Experiment, job: Job, train: Callable[[Job], RunResult], console: Console) -> None:
+        self.experiment, self.restarts = experiment, list[str]()
+        self._job, self._train, self._console = job, train, console
+
+    def run(self) -> RunResult:
+        """Raises WorkerLost when `launch.max_restarts` is used up."""
+        while True:
+            try:
+                return self._train(self._job)
+            except WorkerLost as error:
+                if len(self.restarts) == self.experiment.config.launch.max_restarts:
+                    raise
+                self._start_again(error)
+
+    def _start_again(self, error: WorkerLost) -> None:
+        resumption = restarted(self.experiment, self._job.folder)
+        self.experiment, saved = resumption.experiment, resumption.saved
+        number, most = len(self.restarts) + 1, self.experiment.config.launch.max_restarts
+        text = f"{one_line(error)}: starting again (restart {number} of {most})"
+        self._console.print(f"[bold yellow]warning:[/] {escape(text)}", soft_wrap=True)
+        resumption.rewind(self._console)
+        write_json(self._job.folder / "certificate.json", self.experiment.certificate.as_json())
+        checkpoint = saved.folder.resolve() if saved is not None else None
+        self._job = dataclasses.replace(self._job, checkpoint=checkpoint, started_at=time.time())
+        self.restarts.append(f"{one_line(error)}; started again from step {saved.step if saved is not None else 0:,}")
 
 
 @contextlib.contextmanager
@@ -149,9 +200,10 @@ def _lock(folder: Path, used: bool) -> Iterator[None]:
 
 def _write_plan(experiment: Experiment, folder: Path) -> None:
     plain = without_credentials(to_plain(experiment.config))
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain)))
     write_json(folder / "plan.json", experiment.plan.as_json())
     write_json(folder / "certificate.json", experiment.certificate.as_json())
+    # Last: it makes the folder one of a run, which can be resumed.
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain)))
 
 
 def announce(experiment: Experiment, console: Console, brief: str | None = None) -> None:

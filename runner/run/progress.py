@@ -70,7 +70,8 @@ class ProgressDisplay:
         with self._display:
             while True:
                 done = ended.wait(_READ_EVERY)
-                self._display.show(self._reader.read(), phase_under_way(self._folder))
+                new = self._reader.read()
+                self._display.show(new if not self._reader.cut else [], phase_under_way(self._folder))
                 if done:
                     return
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from runner.config.arguments import RESUME, HydraOptions
+from runner.config.arguments import RESUME
 from runner.config.choices import TrackerName
 from runner.config.compose import compose, parsed, settings
 from runner.config.plain import from_plain
@@ -38,7 +39,7 @@ from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders
 LATEST = "latest"
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
-_GROUPS = ("device", "accumulation", "precision", "checkpoint", "tracking")
+_GROUPS = ("device", "accumulation", "precision", "checkpoint", "launch", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("cache_dir", "trusted_packages"),
@@ -47,11 +48,14 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that can be continued. `damaged`: newer checkpoints that cannot be used, and why."""
+    """A run that can be continued. `saved`: None if it had saved nothing, so that it starts from step 0.
+
+    `damaged`: newer checkpoints that cannot be used, and why.
+    """
 
     experiment: Experiment
     folder: Path
-    saved: Saved
+    saved: Saved | None
     damaged: dict[Path, str]
 
     def rewind(self, console: Console) -> None:
@@ -60,31 +64,39 @@ class Resumption:
         for folder, problem in self.damaged.items():
             warning = f"{folder.name} is damaged ({problem}) and is left out"
             console.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
-        workers = f"{self.saved.workers} worker{'s' * (self.saved.workers != 1)}"
-        console.print(f"Resuming {escape(str(self.folder))} after step {self.saved.step:,}, which {workers} had saved.")
+        if self.saved is None:
+            console.print(f"Resuming {escape(str(self.folder))}, which had saved no checkpoint, from step 0.")
+        else:
+            workers = f"{self.saved.workers} worker{'s' * (self.saved.workers != 1)}"
+            step = f"{self.saved.step:,}"
+            console.print(f"Resuming {escape(str(self.folder))} after step {step}, which {workers} had saved.")
         for name in ("summary.json", "ledger.json"):  # of the end that it had
             (self.folder / name).unlink(missing_ok=True)
         remove_drafts(self.folder)
-        cut_metrics(self.folder, self.saved.step)
+        cut_metrics(self.folder, self.saved.step if self.saved is not None else 0)
 
 
-def prepare_resume(identifier: str, options: HydraOptions, console: Console) -> Resumption:
+def prepare_resume(
+    identifier: str, overrides: Sequence[str], config_dirs: Sequence[str], console: Console
+) -> Resumption:
     """Find the run and check that it can continue, without changing anything. Raises UserError."""
     folder = find_run(identifier, Path("outputs"))
     if is_locked(folder):
         raise still_running(folder)
     _refuse_ended(folder)
     saved, damaged = newest(folder)
-    if saved is None:
+    if saved is None and damaged:
         why = "; ".join(f"{path.name} is damaged: {problem}" for path, problem in damaged.items())
-        raise UserError(f"{RESUME}={folder} has no complete checkpoint{f' ({why})' if why else ''}: start a new run")
-    config = _settings(folder, options)
+        raise UserError(f"{RESUME}={folder} has no complete checkpoint ({why}): start a new run")
+    config = _settings(folder, overrides, config_dirs)
     check_folder("cache_dir", config.cache_dir)
     plan = from_plain(Plan, read_json(folder / "plan.json"))
-    changed = any(_key(override).startswith("accumulation") for override in options.overrides)
+    changed = any(_key(override).startswith("accumulation") for override in overrides)
     with reading_data() as progress:
-        experiment = prepare_resumed(config, plan, _segments(folder), saved.step, changed, progress)
-    _check(experiment, folder, saved, console)
+        experiment = prepare_resumed(config, plan, changed, progress)
+    if saved is not None:
+        experiment = experiment.continuing(_segments(folder), saved.step)
+        _check(experiment, folder, saved, console)
     check_tracking(config.tracking)
     return Resumption(experiment, folder, saved, damaged)
 
@@ -98,6 +110,16 @@ def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     if saved is None or (card.tags.get("setup.digest"), card.params.get("seed")) != saved_with:
         return None
     return Resumption(experiment.continuing(_segments(folder), saved.step), folder, saved, damaged)
+
+
+def restarted(experiment: Experiment, folder: Path) -> Resumption:
+    """The run in `folder`, which has just lost a worker. Raises UserError if all its checkpoints are damaged."""
+    saved, damaged = newest(folder)
+    if saved is None and damaged:
+        raise UserError(f"{folder} has no complete checkpoint to start again from")
+    if saved is not None:
+        experiment = experiment.continuing(experiment.certificate.segments, saved.step)
+    return Resumption(experiment, folder, saved, damaged)
 
 
 def find_run(identifier: str, outputs: Path) -> Path:
@@ -142,24 +164,31 @@ def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def _settings(folder: Path, options: HydraOptions) -> Config:
+def may_change(override: str) -> bool:
+    """Whether a resumed run may have this override: it changes how the run is executed, and not the experiment."""
+    (parsed_override,) = parsed([override])
+    key = parsed_override.get_key_element().lstrip("+~")
+    if parsed_override.is_delete() or parsed_override.is_add() or parsed_override.is_sweep_override():
+        return False
+    return key in _SETTINGS or key.partition(".")[0] in _GROUPS
+
+
+def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]) -> Config:
     """The run's settings with the command's changes. Raises UserError for those that change the experiment."""
     saved, trusted = saved_settings(folder)
-    for override in parsed(options.overrides):
-        key = override.get_key_element().lstrip("+~")
-        plain = not (override.is_delete() or override.is_add() or override.is_sweep_override())
-        if not plain or not (key in _SETTINGS or key.partition(".")[0] in _GROUPS):
+    for override in overrides:
+        if not may_change(override):
             raise UserError(
-                f"{override.input_line} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
+                f"{override} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
                 f"and can change only {', '.join((*_GROUPS, *_SETTINGS))}; leave it out, or start a new run"
             )
-    config = settings(compose(options.overrides, options.config_dirs, saved))
+    config = settings(compose(overrides, config_dirs, saved))
     if missing := sorted(set(trusted) - set(config.trusted_packages)):
         raise UserError(
             f"trusted_packages does not have {', '.join(missing)}, which the run had: add "
             f"trusted_packages=[{','.join(trusted)}] to the command if you trust that code"
         )
-    if any(_key(override) == "tracking.uri" for override in options.overrides):
+    if any(_key(override) == "tracking.uri" for override in overrides):
         return config
     return dataclasses.replace(config, tracking=_tracking(config.tracking, folder))
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from rich.markup import escape
 
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
-from runner.launch.elastic import WorkerFailed
+from runner.launch.local import WorkerFailed
 from runner.plan.experiment import Experiment
 from runner.speed.figures import efficiency_words
 from runner.track.secrets import masked
 from runner.train.result import RunResult
 
-FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"
+#: How a run ended. PREEMPTED: it was asked to make room, and can be resumed.
+FINISHED, FAILED, KILLED, PREEMPTED = "FINISHED", "FAILED", "KILLED", "PREEMPTED"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,12 @@ def summary_of(
     started_at: float,
     mlflow_run_id: str | None,
     role: Role,
+    restarts: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The content of `summary.json`, without the figures of `runner.speed`; null: unknown."""
+    """The content of `summary.json`, without the figures of `runner.speed`; null: unknown.
+
+    `restarts`: of its workers, in sentences.
+    """
     evaluation = experiment.config.evaluation
     return {
         "status": status,
@@ -64,7 +69,7 @@ def summary_of(
         **result.as_summary(),
         "jobs_at_once": role.at_once,
         "resumed_after": [segment.after_step for segment in experiment.certificate.segments[1:]],
-        "notes": [*experiment.notes, *_surprises(experiment, result)],
+        "notes": [*experiment.notes, *restarts, *_surprises(experiment, result)],
         "certificate": experiment.certificate.level,
         "mlflow_run_id": mlflow_run_id,
     }

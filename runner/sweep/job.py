@@ -19,8 +19,8 @@ from runner.config.compose import register, settings, tracking_of
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked, locked
-from runner.launch.elastic import WorkerFailed, start_forkserver
-from runner.launch.signals import handle_signals
+from runner.launch.local import WorkerFailed, start_forkserver
+from runner.launch.signals import handle_signals, requests
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import announce, run
 from runner.run.resume import Resumption, continuation
@@ -43,6 +43,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     """Run one job, in any process; its objective. Raises the job's error, which Hydra raises after the last job."""
     register()
     handle_signals()
+    requests.raise_pending()  # the job before was just finished when the sweep was asked to end
     if not sweep.in_process:
         start_forkserver()
     hydra = HydraConfig.get()
@@ -83,8 +84,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
                 resumed.rewind(console)
                 experiment = resumed.experiment
             announce(experiment, console, _in_one_line(experiment))
-            checkpoint = resumed.saved if resumed is not None else None
-            summary, _ = run(experiment, folder, started_at, console, role, checkpoint=checkpoint)
+            summary, _ = run(experiment, folder, started_at, console, role, resumption=resumed)
         except KeyboardInterrupt as error:
             if sweep.in_process:
                 raise

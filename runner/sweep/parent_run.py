@@ -10,7 +10,7 @@ from runner.config.choices import Goal
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked
-from runner.run.summary import FAILED, FINISHED, KILLED
+from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
 from runner.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
@@ -78,7 +78,7 @@ class ParentRun:
         `status`: of the command; a sweep that ran to its end is FAILED unless all jobs finished.
         """
         states = self._sweep.states()
-        counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED)}
+        counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED, PREEMPTED)}
         missing = len(self._sweep.jobs or ()) > len(states)
         if status == FINISHED and (counts[FINISHED] < len(states) or missing):
             status = FAILED

@@ -130,7 +130,10 @@ class Delivery:
         """Send the metrics that were logged since the last call."""
         from mlflow.entities import Metric as MlflowMetric
 
-        self._unsent += self._reader.read()
+        new = self._reader.read()
+        if self._reader.cut:  # a worker was lost, and the run continues from an earlier step
+            self._unsent, self._stored, self._ask_first = [], set(), True
+        self._unsent += new
         if self._unsent and self._ask_first:
             self._stored |= self._ask()
         self._unsent = [m for m in self._unsent if (stored_key(m.key), m.step) not in self._stored]
@@ -175,7 +178,9 @@ class Delivery:
                 self._client.log_artifact(self.run_id, str(path))
         for name, value in self._own(self.card.last_tags, self._client.get_run(self.run_id)).items():
             self._client.set_tag(self.run_id, name, value)
-        self._client.set_terminated(self.run_id, status=self.card.status, end_time=self.card.ended)
+        # MLflow knows no PREEMPTED. The description and summary.json say it.
+        status = "KILLED" if self.card.status == "PREEMPTED" else self.card.status
+        self._client.set_terminated(self.run_id, status=status, end_time=self.card.ended)
         model = self._folder / "model"
         if self.card.log_model and model.is_dir():  # last: it may take long, and the run has ended
             self._client.log_artifacts(self.run_id, str(model), "model")

@@ -93,7 +93,7 @@ class Tracker:
         self._last_tags[name] = value
 
     def finish(self, status: str) -> None:
-        """Send the remaining metrics and the run's files, and close it as FINISHED, FAILED or KILLED."""
+        """Send the remaining metrics and the run's files, and close it as FINISHED, FAILED, KILLED or PREEMPTED."""
         self._delivery.mark_ended(status, self._last_tags)
         if self._uri is None:
             return

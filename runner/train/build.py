@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: 
         local_workers=job.local_workers,
         cache=Cache(job.config.cache_dir).root,
         threads=job.threads,
+        timeout_s=job.config.launch.timeout_s,
     )
 
 
@@ -153,19 +155,28 @@ def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     return model
 
 
-def train(job: Job, backend: Backend) -> RunResult | None:
-    """Train to the end, and leave `metrics.jsonl`, `ledger.json` and `model/` in the run's folder; rank 0's result."""
+def train(
+    job: Job,
+    backend: Backend,
+    watched: Callable[[Loop], AbstractContextManager[object]],
+    preempted: Callable[[], bool],
+) -> RunResult | None:
+    """Train to the end, and leave `metrics.jsonl`, `ledger.json` and `model/` in the run's folder; rank 0's result.
+
+    `watched`: the context in which the loop trains. `preempted`: whether this worker was asked to save and end. Raises
+    Preempted when all workers have.
+    """
     log = MetricsLog(job.folder) if backend.rank == 0 else None
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
     identity = {**identity_of(loop.prepared, loop.model), "data": job.facts.digest, **library_versions(job.device_type)}
-    checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity)
-    loop.meter.asks_for_checkpoint = checkpoints.overdue
+    checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity, preempted)
     try:
-        loop.train()
-        loop.finish()
-        checkpoints.wait()
+        with watched(loop):
+            loop.train()
+            loop.finish()
+            checkpoints.wait()
     finally:
         # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
@@ -200,7 +211,7 @@ def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
     cache = Cache(job.config.cache_dir, progress)
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
     # Wait for all machines. The entry's name, not its path: another machine may keep its cache elsewhere.
-    names = backend.all_gather_object(entry.name if entry is not None else None)
+    names = backend.wait_for_all(entry.name if entry is not None else None)
     return Prepared.load(cache.root / names[0])
 
 

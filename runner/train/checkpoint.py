@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,27 +80,50 @@ class Checkpoints:
     Writing needs no communication: each worker leaves a list of its files, and worker 0's thread waits for all lists.
     """
 
-    def __init__(self, run: Path, config: CheckpointConfig, backend: Backend, identity: Mapping[str, str]) -> None:
-        """`run`: the run's folder, on a file system that all workers share."""
+    def __init__(
+        self,
+        run: Path,
+        config: CheckpointConfig,
+        backend: Backend,
+        identity: Mapping[str, str],
+        preempted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end."""
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
+        self._backend, self._preempted = backend, preempted
+        #: What the workers have asked each other for, and not read yet.
+        self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = time.monotonic()
-        self._due = False
+        #: Whether to save in this step, or in the next in which all workers have the same weights, and then to end.
+        self.due = self.ending = False
         self._thread: threading.Thread | None = None
         self._failures: list[str] = []
         #: Seconds in which training stood still for checkpoints.
         self.stall_seconds = 0.0
 
-    def overdue(self) -> bool:
-        """Whether worker 0 asks the others for a checkpoint: by its clock, which the others cannot read."""
-        minutes = self._config.every_minutes
-        return self._rank == 0 and minutes is not None and time.monotonic() - self._last >= 60 * minutes
-
-    def due(self, step: int, requested: bool) -> bool:
-        """Whether to save in this step, or in the next that allows it. `requested`: the same on all workers."""
+    def count(self, step: int) -> None:
+        """Note that optimizer step `step` was done."""
         every = self._config.every_steps
-        self._due = self._due or requested or (every is not None and step % every == 0)
-        return self._due
+        self.due = self.due or (every is not None and step % every == 0)
+
+    def preempted(self) -> bool:
+        """Whether this worker was asked to save and end."""
+        return self._config.on_preemption and self._preempted()
+
+    def agree(self, wait: bool) -> None:
+        """Learn whether a worker asks to save, or to save and end: by its clock and its signals. A collective.
+
+        `wait`: if false, learn what was asked for in the previous call, so that no worker waits for another.
+        """
+        minutes = self._config.every_minutes
+        if minutes is None and not self._config.on_preemption:
+            return
+        overdue = self._rank == 0 and minutes is not None and time.monotonic() - self._last >= 60 * minutes
+        self._asked.append(self._backend.start_host_sum([overdue, self.preempted()], async_op=not wait))
+        while len(self._asked) > (0 if wait else 1):
+            saves, ends = self._asked.popleft()()
+            self.due, self.ending = self.due or saves > 0, self.ending or ends > 0
 
     def save(self, step: int, state: Callable[[], State], equal: Sequence[str]) -> float:
         """Copy the state and start to write it; the seconds that this took. A collective.
@@ -115,13 +139,15 @@ class Checkpoints:
             target=self._write_or_warn, args=(step, plain, tensors, tuple(equal)), name="checkpoint", daemon=True
         )
         self._thread.start()
-        self._due, self._last = False, time.monotonic()
+        self.due, self._last = False, time.monotonic()
         stalled = time.perf_counter() - started
         self.stall_seconds += stalled
         return stalled
 
     def wait(self) -> None:
         """Wait until the save that is under way has ended."""
+        while self._asked:
+            self._asked.popleft()()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

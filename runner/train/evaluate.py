@@ -28,9 +28,12 @@ def evaluate(
     micro_batch: int,
     length_buckets: Sequence[int] | None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, float]:
-    """The recipe's metrics over the evaluation part, the same on every worker. Arguments as of `predict`."""
-    predictions = predict(recipe, prepared, model, backend, precision, micro_batch, length_buckets, progress)
+    stop: Callable[[], bool] | None = None,
+) -> dict[str, float] | None:
+    """The recipe's metrics over the evaluation part, the same on every worker. Arguments and None as of `predict`."""
+    predictions = predict(recipe, prepared, model, backend, precision, micro_batch, length_buckets, progress, stop)
+    if predictions is None:
+        return None
     metrics: dict[str, float] = backend.broadcast_object(
         recipe.metrics(predictions, prepared.eval) if backend.rank == 0 else None
     )
@@ -47,10 +50,12 @@ def predict(
     micro_batch: int,
     length_buckets: Sequence[int] | None,
     progress: Callable[[int, int], None] | None = None,
-) -> Tensor:
+    stop: Callable[[], bool] | None = None,
+) -> Tensor | None:
     """The recipe's predictions for the evaluation part in sample order, fp64 on the CPU of every worker. A collective.
 
-    `progress(done, total)` is called with this worker's micro-batches: at the start, and after each.
+    `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if `stop()`
+    was true on a worker before one of them.
 
     Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
     put back into sample order, so that metrics do not depend on the number of workers.
@@ -69,7 +74,11 @@ def predict(
     on_device: list[tuple[np.ndarray, Tensor]] = []
     if progress is not None:
         progress(0, len(micro_batches))
+    complete = True
     for done, (ids, batch) in enumerate(backend.feed(batches(table, micro_batches, recipe, prepared, shapes)), 1):
+        if stop is not None and stop():
+            complete = False
+            break
         with backend.forward_pass(), precision.autocast():
             on_device.append((ids, recipe.predict(model, batch)))
         backend.mark_step()
@@ -81,7 +90,10 @@ def predict(
     parts += _fetch(on_device)
     model.train(was_training)
 
-    order = torch.cat(backend.all_gather_object(torch.from_numpy(mine)))
+    orders, all_complete = zip(*backend.all_gather_object((torch.from_numpy(mine), complete)), strict=True)
+    if not all(all_complete):
+        return None
+    order = torch.cat(orders)
     # A worker without samples contributes zero rows, and learns the shape of a row from rank 0.
     shape = backend.broadcast_object(list(parts[0].shape[1:]) if parts else None)
     own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)

@@ -20,6 +20,7 @@ from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
+from runner.errors import Preempted
 from runner.exact import DropoutStreams
 from runner.plan import Plan
 from runner.plan.order import DataOrder
@@ -96,6 +97,7 @@ class Loop:
         self._evaluation_due = False
         self._evaluated_at: int | None = None
         self._stalled_before = 0.0
+        self._finishing = False
         #: Saves the loop's state while it trains; None: nothing is saved.
         self.checkpoints: Checkpoints | None = None
 
@@ -103,6 +105,10 @@ class Loop:
         """Train up to optimizer step `until` (default: the end of the plan), or until `evaluation.patience` ends it."""
         end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
         self.model.train()
+        if self._evaluation_due:  # a preempted run had no time for it
+            self._evaluate()
+            if self._evaluation_due:
+                raise Preempted(self.optimizer_step)
         while self.optimizer_step < end and not self.best.should_stop():
             for step, ids, micro_batches in self._epoch_steps(end - self.optimizer_step):
                 self._train_step(step, ids, micro_batches)
@@ -113,6 +119,7 @@ class Loop:
 
     def finish(self) -> None:
         """Make all replicas equal, evaluate them, and close the ledger. A collective."""
+        self._finishing = True
         self.meter.begin("communication")
         changed = self.policy.finish()
         self.flush()
@@ -224,15 +231,21 @@ class Loop:
         if self.order.t == 0:
             self._close_epoch(self.order.epoch - 1, self.plan.steps_per_epoch)
         if self.checkpoints is not None:
-            due = self.checkpoints.due(self.optimizer_step, self.meter.checkpoint_requested)
-            if due and self.synchronised:
-                self._save(self.checkpoints)
+            self.checkpoints.count(self.optimizer_step)
+            if self.synchronised:
+                self._save_if_due(self.checkpoints)
 
-    def _save(self, checkpoints: Checkpoints) -> None:
-        stalled = checkpoints.save(self.optimizer_step, self.state_dict, self.policy.equal_parts)
-        self.meter.checkpoint_requested = False  # also a request that came with the last reduction before the save
-        if self.backend.rank == 0:
-            self._log(self.optimizer_step, {"checkpoint/stall_seconds": stalled})
+    def _save_if_due(self, checkpoints: Checkpoints) -> None:
+        """Raises Preempted after the save that ends the run."""
+        if not checkpoints.ending:
+            checkpoints.agree(wait=not self.policy.overlaps)
+        if checkpoints.due or checkpoints.ending:
+            stalled = checkpoints.save(self.optimizer_step, self.state_dict, self.policy.equal_parts)
+            if self.backend.rank == 0:
+                self._log(self.optimizer_step, {"checkpoint/stall_seconds": stalled})
+        if checkpoints.ending:
+            checkpoints.wait()
+            raise Preempted(self.optimizer_step if checkpoints.warning() is None else None)
 
     def flush(self, wait: bool = True) -> None:
         """Reduce and log the losses of all steps since the previous flush. A collective.
@@ -282,7 +295,7 @@ class Loop:
         self.meter.pause()
         on_host, on_device = random_state(), self.backend.random_state()
         with self.policy.common_weights():
-            self.eval_metrics = evaluate(
+            metrics = evaluate(
                 self.recipe,
                 self.prepared,
                 self.model,
@@ -291,16 +304,27 @@ class Loop:
                 self.config.evaluation.micro_batch,
                 self.config.device.length_buckets,
                 self.eval_progress,
+                self._must_stop_evaluation,
             )
-            self.best.update(self.optimizer_step, self.eval_metrics, self.model)
+            if metrics is not None:
+                self.eval_metrics = metrics
+                self.best.update(self.optimizer_step, metrics, self.model)
         restore_random_state(on_host)  # the number of evaluations must not change training
         self.backend.restore_random_state(on_device)
         self.compilations.after_evaluation()
-        self._evaluation_due = False
-        self._evaluated_at = self.optimizer_step
-        if self.backend.rank == 0:
-            self._log(self.optimizer_step, {f"eval/{name}": value for name, value in self.eval_metrics.items()})
+        if metrics is not None:
+            self._evaluation_due = False
+            self._evaluated_at = self.optimizer_step
+            if self.backend.rank == 0:
+                self._log(self.optimizer_step, {f"eval/{name}": value for name, value in metrics.items()})
+        elif self.checkpoints is not None:
+            self.checkpoints.ending = True  # as all workers know now
         self.meter.resume()
+
+    def _must_stop_evaluation(self) -> bool:
+        """Called before each micro-batch: whether this worker was asked to save and end. The last one is finished."""
+        self.meter.progress("evaluation")
+        return self.checkpoints is not None and self.checkpoints.preempted() and not self._finishing
 
     def _close_epoch(self, epoch: int, steps_done: int) -> None:
         self.flush()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.backends import Backend
@@ -66,6 +65,8 @@ class Meter:
         self._timed_from: float | None = None
         self._paused_at = 0.0
         self._compile_seconds = 0.0
+        #: The current phase of a step, and a number that grows whenever this worker makes progress.
+        self.phase, self.beats = "other", 0
         #: Seconds of an optimizer step by phase since the previous reduction; empty if the device has no phases.
         self.step_seconds: dict[str, float] = {}
         self.loss_total = 0.0
@@ -75,9 +76,6 @@ class Meter:
         self.samples_per_s = 0.0
         #: Seconds between `pause` and `resume`: evaluation, and merging the ledger at the end of an epoch.
         self.paused_seconds = 0.0
-        #: Whether this worker asks for a checkpoint, and whether any worker had asked for one in the latest reduction.
-        self.asks_for_checkpoint: Callable[[], bool] = lambda: False
-        self.checkpoint_requested = False
 
     def begin(self, phase: str) -> None:
         """Start a phase, which ends the previous one.
@@ -85,9 +83,14 @@ class Meter:
         Timestamps go through the device's queue, since a GPU runs behind the host. They are read when the host waits
         for the device anyway. A device that compiles whole steps has no phases.
         """
+        self.progress(phase)
         timestamp = self._backend.record_event()
         if timestamp is not None:
             self._phase_starts.append((phase, timestamp))
+
+    def progress(self, phase: str) -> None:
+        """Note that this worker makes progress, in a phase of a step or in `evaluation`."""
+        self.phase, self.beats = phase, self.beats + 1
 
     def add(self, loss: StepLoss) -> None:
         self._pending.append(loss)
@@ -126,8 +129,7 @@ class Meter:
         if self._pending:
             pending, self._pending = self._pending, []
             self._measure(pending, stalled)
-            request = torch.tensor(float(self.asks_for_checkpoint()))
-            numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending), request]
+            numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending)]
             self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         records = []
         while len(self._in_flight) > (0 if wait else 1):
@@ -161,9 +163,7 @@ class Meter:
                 self._phase_totals[phase] += spent
 
     def _records(self, steps: list[StepLoss], reduced: list[float]) -> list[StepRecord]:
-        *sums, requests = reduced
-        losses, counted = sums[: len(steps)], sums[len(steps) :]
-        self.checkpoint_requested = self.checkpoint_requested or requests > 0
+        losses, counted = reduced[: len(steps)], reduced[len(steps) :]
         for loss in losses:  # one by one: the total must not depend on how many steps are reduced together
             self.loss_total += loss
         self.count_total += sum(step.planned for step in steps)

@@ -26,7 +26,8 @@ from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.errors import UserError, require
 from runner.folder.files import check_folder
-from runner.launch.elastic import launch
+from runner.launch.local import launch
+from runner.launch.signals import handle_signals
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.tables import certificate_table, plain_table
@@ -78,6 +79,7 @@ def verify(arguments: Sequence[str], console: Console) -> int:
         console.print(f"[bold]{name}[/]  {escape(f'{recipe} · {experiment.setup_name}')}")
     console.print("", certificate_table(certificate, "b", "a", "a"), "", sep="\n")
     started_at = time.time()
+    handle_signals()
     result = _replay(a, b, steps, console)
     ends = a.plan.optimizer_steps, b.plan.optimizer_steps
     if result["finding"] is None and ends[0] != ends[1] and options.steps > min(ends):

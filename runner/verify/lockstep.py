@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from runner.backends import Backend
-from runner.launch.worker import launched
+from runner.launch.local import Place
+from runner.launch.worker import store_of
 from runner.train.build import Job, build_loop, connect
 from runner.train.ledger import LedgerError
 from runner.train.loop import Loop
@@ -31,27 +32,26 @@ Exchange = Callable[[int, Frame], bool]
 _PROGRESS = "progress"
 
 
-def run_launched(pair: dict[str, Any], meeting: str) -> dict[str, Any] | None:
+def run_launched(pair: dict[str, Any], place: Place) -> dict[str, Any] | None:
     """The entry point of a worker of either setup. Rank 0 of the launch, which is rank 0 of a, returns the comparison.
 
     `pair`: the jobs `a` and `b`, the number of `steps`, and a `folder` for progress and exchanged snapshots.
     """
-    with launched(meeting) as place:
-        jobs = {side: Job.from_json(pair[side]) for side in ("a", "b")}
-        workers_of_a = jobs["a"].plan.world_size
-        side, rank = ("a", place.rank) if place.rank < workers_of_a else ("b", place.rank - workers_of_a)
-        job = jobs[side]
-        place.store.set_timeout(_TIMEOUT)
-        # With its own prefix in the common store each setup is a separate world.
-        backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, place.store))
-        log: list[tuple[int, dict[str, float]]] = []
-        loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
-        link = Link(place.store, Path(pair["folder"]))
-        comparer = Comparer(link, SnapshotComparison.of(*(one.config.precision.name for one in jobs.values())))
-        run_side(frames(loop, log, pair["steps"], side), comparer if side == "a" else link.send, backend)
-        loop.policy.close()
-        backend.close()
-        return comparer.result() if place.rank == 0 else None
+    jobs = {side: Job.from_json(pair[side]) for side in ("a", "b")}
+    workers_of_a = jobs["a"].plan.world_size
+    side, rank = ("a", place.rank) if place.rank < workers_of_a else ("b", place.rank - workers_of_a)
+    job, store = jobs[side], store_of(place)
+    store.set_timeout(_TIMEOUT)
+    # With its own prefix in the common store each setup is a separate world.
+    backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, store))
+    log: list[tuple[int, dict[str, float]]] = []
+    loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
+    link = Link(store, Path(pair["folder"]))
+    comparer = Comparer(link, SnapshotComparison.of(*(one.config.precision.name for one in jobs.values())))
+    run_side(frames(loop, log, pair["steps"], side), comparer if side == "a" else link.send, backend)
+    loop.policy.close()
+    backend.close()
+    return comparer.result() if place.rank == 0 else None
 
 
 def frames(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int, side: str) -> Iterator[Frame]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from runner import cli
 from runner.config.compose import compose, settings
-from runner.launch.elastic import start_forkserver
+from runner.launch.local import start_forkserver
 from runner.plan.experiment import prepare
 from runner.run.job import run as run_job
 from runner.run.summary import Role

@@ -1,0 +1,310 @@
+"""Start the workers of a job on this machine, one process each, and wait for them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runner.errors import Preempted, UserError
+from runner.launch.signals import (
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    INTERRUPTIONS,
+    PREEMPTIONS,
+    handle_signals,
+    requests,
+    signals_ignored,
+)
+
+#: What every worker imports. The forkserver imports it once, while the parent composes the configuration.
+PRELOADED = [
+    "runner.launch.worker",
+    "sklearn.metrics",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "torch.optim.adamw",
+]
+
+#: Of a child whose forkserver has ended, so that its own exit code cannot be known.
+_FORKSERVER_ENDED = 255
+#: Seconds between two looks at the parent's signals, and in which the cause of a failure is looked for: when a worker
+#: is killed, the others fail at their next collective, and may be noticed first.
+_POLL_S, _CAUSE_S = 0.1, 1.0
+
+#: What a worker tells its parent.
+_TRAINING, _RESULT, _SAVED, _USER_ERROR, _FAILED, _LOST = "training", "result", "saved", "user error", "failed", "lost"
+
+
+class WorkerFailed(Exception):
+    """A worker ended with an unexpected error. The message holds its traceback."""
+
+
+class WorkerLost(WorkerFailed):
+    """A worker was killed, or workers could not reach each other: trying again can help."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place among the `workers` of a launch. `rendezvous`: a folder of the launch, where they meet."""
+
+    rank: int
+    workers: int
+    rendezvous: Path
+    pipe: Connection
+
+    def tell_training(self) -> None:
+        """Tell the parent that this worker can save its state if it is preempted."""
+        self.pipe.send((_TRAINING, None))
+
+    def give_up(self, why: str) -> NoReturn:
+        """End this process because another worker is missing."""
+        self.pipe.send((_LOST, (time.time_ns(), why)))
+        _exit(1)
+
+
+#: What a worker runs.
+Entry = Callable[[Any, Place], Any]
+
+
+def start_forkserver() -> None:
+    """Start the process that workers are forked from. All jobs of a command share it.
+
+    It imports torch and the model code while the parent composes the configuration, so that a worker starts with
+    everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
+    """
+    # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
+    # Workers change back to this process's folder.
+    here = os.getcwd()
+    os.chdir(Path(__file__).parents[2])
+    # It inherits the mask: the parent answers what is sent to all processes, and a worker unblocks its signals once it
+    # can answer them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*INTERRUPTIONS, *PREEMPTIONS})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.chdir(here)
+
+
+def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
+    """Run `entry(job, place)` in `workers` processes; rank 0's result.
+
+    `grace_s`: seconds that preempted workers have to save their state.
+
+    Raises UserError for a mistake that only a worker could find, WorkerLost, WorkerFailed for any other error in one,
+    KeyboardInterrupt or Preempted when the launch is interrupted. No worker is left then.
+    """
+    start_forkserver()
+    with tempfile.TemporaryDirectory(prefix="runner-", ignore_cleanup_errors=True) as rendezvous:
+        launched: list[_Worker] = []
+        try:
+            for rank in range(workers):
+                launched.append(_Worker.start(rank, workers, rendezvous))
+            with requests.noted():
+                for worker in launched:  # until now an interrupted launch leaves nothing that has begun
+                    worker.begin(entry, job)
+                _wait(launched, grace_s)
+        finally:
+            with signals_ignored():
+                for worker in launched:
+                    worker.end()
+        if failure := _failure(launched):
+            raise failure
+        return next(worker.messages[_RESULT] for worker in launched if worker.rank == 0)
+
+
+@dataclass
+class _Worker:
+    """A worker, as its parent sees it. `messages`: the latest of each kind. `closed`: it can send no more."""
+
+    rank: int
+    process: Any
+    pipe: Connection
+    messages: dict[str, Any] = field(default_factory=dict)
+    killed: bool = False
+    closed: bool = False
+
+    @staticmethod
+    def start(rank: int, workers: int, rendezvous: str) -> _Worker:
+        context = multiprocessing.get_context("forkserver")
+        own, theirs = context.Pipe()
+        place = (rank, workers, rendezvous, theirs)
+        process = context.Process(target=_work, args=place, name=f"worker {rank}")
+        process.start()
+        theirs.close()
+        return _Worker(rank, process, own)
+
+    def begin(self, entry: Entry, job: Any) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self.pipe.send((entry, job))
+
+    def listen(self) -> None:
+        while not self.closed:
+            try:
+                if not self.pipe.poll():
+                    return
+                kind, content = self.pipe.recv()
+            except (EOFError, OSError):
+                self.closed = True
+                return
+            self.messages[kind] = content
+
+    @property
+    def exit_code(self) -> int | None:
+        code: int | None = self.process.exitcode
+        return code
+
+    @property
+    def preempted(self) -> bool:
+        """Whether it has ended because it was asked to, by the parent or from outside."""
+        return self.exit_code == EXIT_PREEMPTED
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        """Make sure that the process is gone."""
+        self.pipe.close()
+        if self.exit_code is None or self.exit_code == _FORKSERVER_ENDED:
+            self.killed = True
+            self.signal(signal.SIGKILL)
+        self.process.join()
+
+
+def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
+    """Wait until all workers have ended, or one has failed. Raises KeyboardInterrupt or Preempted."""
+    forwarded = False
+    while running := [worker for worker in workers if worker.exit_code is None]:
+        pipes = [worker.pipe for worker in running if not worker.closed]
+        connection.wait([*(worker.process.sentinel for worker in running), *pipes], _POLL_S)
+        for worker in workers:
+            worker.listen()
+        if any(worker.exit_code not in (None, 0) and not worker.preempted for worker in workers):
+            return _wait_for_cause(workers)
+        ended_early = any(worker.preempted and _SAVED not in worker.messages for worker in workers)
+        if requests.at_once or ended_early:
+            break
+        if any(worker.preempted for worker in workers) and not requests.preempted():
+            requests.preempted_at, forwarded = time.monotonic(), True  # the workers have agreed without this process
+        if requests.preempted_at is None:
+            continue
+        if time.monotonic() - requests.preempted_at > grace_s or not any(_TRAINING in one.messages for one in workers):
+            break
+        if not forwarded:
+            forwarded = True
+            for worker in running:
+                worker.signal(signal.SIGUSR1)
+    for worker in workers:
+        worker.listen()
+    saved = [worker.messages[_SAVED] for worker in workers if _SAVED in worker.messages]
+    if saved or running:
+        if not requests.preempted() and requests.at_once:
+            raise KeyboardInterrupt
+        raise Preempted(saved[0] if saved and not running else None)
+    return None
+
+
+def _wait_for_cause(workers: Sequence[_Worker]) -> None:
+    """Wait a moment for workers that have ended before the one that was noticed."""
+    deadline = time.monotonic() + _CAUSE_S
+    while time.monotonic() < deadline and any(worker.exit_code is None for worker in workers):
+        time.sleep(_POLL_S / 10)
+    for worker in workers:
+        worker.listen()
+
+
+def _failure(workers: Sequence[_Worker]) -> BaseException | None:
+    """The exception for failed workers: a user's mistake, else what the others' failures followed from."""
+    for worker in workers:
+        if _USER_ERROR in worker.messages:
+            return UserError(worker.messages[_USER_ERROR])
+    failed = [worker for worker in workers if not worker.killed and worker.exit_code != 0]
+    if any(worker.exit_code == EXIT_INTERRUPTED for worker in failed):
+        return KeyboardInterrupt()
+    for worker in failed:
+        assert worker.exit_code is not None
+        if worker.exit_code < 0:
+            number = -worker.exit_code
+            why = " (out of memory?)" if number == signal.SIGKILL else ""
+            return WorkerLost(f"worker {worker.rank} ended with signal {number}{why}")
+    for kind, error in ((_FAILED, WorkerFailed), (_LOST, WorkerLost)):
+        found = sorted((worker.messages[kind], worker.rank) for worker in failed if kind in worker.messages)
+        if found:
+            (_, text), rank = found[0]
+            return error(f"worker {rank} failed\n{text}" if "\n" in text else text)
+    if any(worker.exit_code == _FORKSERVER_ENDED for worker in workers):
+        return WorkerLost("the process that starts the workers (multiprocessing's forkserver) was killed")
+    for worker in failed:
+        return WorkerLost(f"worker {worker.rank} ended with exit code {worker.exit_code} and without a message")
+    return None
+
+
+# --- in the worker -------------------------------------------------------------------------------------------
+
+
+def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
+    """A worker's process, from its start to its exit code."""
+    place = Place(rank, workers, Path(rendezvous), pipe)
+    handle_signals(exits=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*INTERRUPTIONS, *PREEMPTIONS})
+    threading.Thread(target=_exit_with_parent, args=(rendezvous,), daemon=True).start()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
+    try:
+        entry, job = pipe.recv()
+    except EOFError:  # the launch was interrupted before it began
+        _exit(EXIT_INTERRUPTED)
+    try:
+        result = entry(job, place)
+        pipe.send((_RESULT, result if rank == 0 else None))
+    except Preempted as request:
+        pipe.send((_SAVED, request.step))
+        _exit(EXIT_PREEMPTED)
+    except UserError as error:
+        pipe.send((_USER_ERROR, str(error)))
+        _exit(1)
+    except Exception as error:  # noqa: BLE001 - the parent reports it
+        pipe.send((_LOST if _is_lost_connection(error) else _FAILED, (time.time_ns(), traceback.format_exc())))
+        _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    # At once: a process group that has lost a member can hang in its destructor.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether an error says that other workers cannot be reached, or a device has failed."""
+    import torch  # the parent does without it while the forkserver imports it
+
+    if isinstance(error, (torch.distributed.DistError, torch.AcceleratorError)):
+        return True
+    return isinstance(error, RuntimeError) and "gloo" in str(error)  # it has no type of its own
+
+
+def _exit_with_parent(rendezvous: str) -> None:
+    """Exit when the process that launched this one has ended: if it was killed, it cannot stop its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        shutil.rmtree(rendezvous, ignore_errors=True)
+        os._exit(128 + signal.SIGKILL)
