@@ -18,7 +18,6 @@ from subprocess import Popen
 from benchmarks.faults.processes import Processes, wait_until
 from benchmarks.faults.records import Trial
 from benchmarks.faults.runs import (
-    RESTARTS,
     VARIANTS,
     Place,
     delivery_problems,
@@ -79,9 +78,9 @@ def _torchrun(case: str, host: int, folder: Path, place: Place) -> list[str]:
     # torchrun would look the address up to find out which host has the store; a namespace has no name server.
     found = f"--rdzv-conf=is_host={host == 0},last_call_timeout=2"
     options = (f"--nnodes={nodes}", "--nproc-per-node=1", f"--max-restarts={restarts}", "--rdzv-backend=c10d", *where)
-    limits = [f"launch.timeout_s={_TIMEOUT_S}"] if RESTARTS else []
     place_of = (f"hydra.run.dir={folder}", f"tracking.uri={place.uri}")
-    command = ["-m", "runner", "device=cpu", *_VARIANT.overrides, *limits, *place_of]
+    limit = f"launch.timeout_s={_TIMEOUT_S}"
+    command = ["-m", "runner", "device=cpu", "device.workers=null", *_VARIANT.overrides, limit, *place_of]
     return [sys.executable, "-m", "torch.distributed.run", *options, found, *command]
 
 

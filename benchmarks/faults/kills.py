@@ -12,9 +12,8 @@ from typing import Any
 
 from benchmarks.faults.processes import Processes, send, wait_until
 from benchmarks.faults.records import Trial
-from benchmarks.faults.runs import PREEMPTED, VARIANTS, Place, Variant, delivery_problems, phase, problems_of, read_json, reference, status
-from runner.cli import EXIT_USER_ERROR
-from runner.train.checkpoint import saved_folders
+from benchmarks.faults.runs import VARIANTS, Place, Variant, delivery_problems, phase, problems_of, read_json, reference, status
+from runner.launch.signals import EXIT_PREEMPTED
 
 #: What is hit, of a hundred faults. Kills of workers are cheap, since their parent goes on with others.
 _LOCAL = {"worker": 80, "parent": 8, "forkserver": 6, "preempted": 6}
@@ -66,9 +65,7 @@ class _Run:
                 elif not wait_until(lambda: command.poll() is not None, _WHOLE_S):  # noqa: B023 - called at once
                     yield f"not ended after {_WHOLE_S:g} s"
                     return
-            if command.returncode == EXIT_USER_ERROR and not saved_folders(self._folder):
-                shutil.rmtree(self._folder)  # nothing to resume from
-            elif command.returncode and len(self.faults) == faults:
+            if command.returncode and len(self.faults) == faults:
                 yield f"exit code {command.returncode} without a fault"
                 return
 
@@ -76,7 +73,6 @@ class _Run:
         self.workers.append(self._draw.choice(self._variant.workers))
         if (self._folder / "config.yaml").exists():
             return self._variant.command(self.workers[-1], f"resume={self._folder}")
-        shutil.rmtree(self._folder, ignore_errors=True)
         return self._variant.start(self.workers[-1], self._folder, self._uri)
 
     def _inject(self, command: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -113,7 +109,12 @@ class _Run:
         """Send SIGTERM or SIGUSR1 to one process, or to all as a batch system may."""
         number = self._draw.choice((signal.SIGTERM, signal.SIGUSR1))
         roles = self._processes.by_role(command)
-        role = self._draw.choice([*sorted(role for role in roles if roles[role]), "all"])
+        names = [role for role in roles if roles[role]]
+        if self._variant.torchrun and number == signal.SIGUSR1:
+            names.remove("agent")  # it would end torchrun, which knows nothing of this signal
+        if not names:
+            return
+        role = self._draw.choice([*sorted(names), *["all"] * ("agent" not in roles)])
         hit = self._processes.all() if role == "all" else [self._draw.choice(roles[role])]
         for process in hit:
             send(process, number)
@@ -122,7 +123,7 @@ class _Run:
             yield f"nothing happened for {_REACTION_S:g} s after {number.name} to {role}"
             self._processes.kill()
             command.wait()
-        elif command.returncode not in (0, PREEMPTED) and not (self._variant.torchrun and command.returncode == 1):
+        elif command.returncode not in (0, 1 if self._variant.torchrun else EXIT_PREEMPTED):
             yield f"exit code {command.returncode} after {number.name} to {role}"
         elif status(self._folder) not in (None, "PREEMPTED", "FINISHED"):
             yield f"status {status(self._folder)} after {number.name} to {role}"

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.processes import Processes
-from runner.config import schema
 from runner.train.checkpoint import FOLDER
 
 #: 42 optimizer steps an epoch, the last of which is smaller.
@@ -30,11 +29,9 @@ TINY = (
     "batch.global_batch=24",
     "log_every=5",
 )
-_SHORT, _LONG = ("checkpoint.every_steps=10", "epochs=4"), ("checkpoint.every_steps=10", "epochs=6")
-#: Settings that a release without restarts does not have.
-RESTARTS = ("launch.max_restarts=1000",) if hasattr(schema, "Launch") else ()
-#: The exit code of a run that was preempted.
-PREEMPTED = 75
+#: Saved after the last step, too.
+_SHORT, _LONG = ("checkpoint.every_steps=12", "epochs=4"), ("checkpoint.every_steps=12", "epochs=6")
+_RESTARTS = 1000  # no limit
 #: Largest difference of weights under `equivalence=exact`, relative to the largest weight.
 _EXACT = 1e-12
 
@@ -52,13 +49,14 @@ class Variant:
 
     def start(self, workers: int, folder: Path, uri: str) -> list[str]:
         """The command that starts a run in `folder`, tracked in the store `uri`."""
-        return self.command(workers, *self.overrides, *RESTARTS, f"hydra.run.dir={folder}", f"tracking.uri={uri}")
+        restarts = f"launch.max_restarts={_RESTARTS}"
+        return self.command(workers, *self.overrides, restarts, f"hydra.run.dir={folder}", f"tracking.uri={uri}")
 
     def command(self, workers: int, *overrides: str) -> list[str]:
         run = ["-m", "runner", "device=cpu", f"device.workers={workers}", *overrides]
         if not self.torchrun:
             return run
-        options = ("--standalone", f"--nproc-per-node={workers}", f"--max-restarts={1000 if RESTARTS else 0}")
+        options = ("--standalone", f"--nproc-per-node={workers}", f"--max-restarts={_RESTARTS}")
         return ["-m", "torch.distributed.run", *options, *run]
 
 

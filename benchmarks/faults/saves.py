@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.faults.records import Trial
 from benchmarks.faults.runs import TINY, Place, problems_of
 from runner import cli
-from runner.launch.elastic import PRELOADED
+from runner.launch.local import PRELOADED
 from runner.train.checkpoint import FOLDER, load, newest
 
 #: Those of a save; files that it only reads are left out below.
@@ -95,7 +95,9 @@ def saves(point: Point, place: Place) -> Trial:
     if saved is not None:
         for rank in range(point.workers):
             load(saved, rank, point.workers)
-    problems += _resume(point.workers, folder, log, place)
+    with _Ranks(point.workers, [f"resume={folder}"], log, place) as ranks:
+        if set(codes := ranks.wait()) != {0}:
+            problems.append(f"exit codes {codes} when resumed")
     expected = _reference(point.workers, place)
     problems += problems_of(folder, expected, "bits")
     if [path.name for path in (folder / FOLDER).iterdir()] != [path.name for path in (expected / FOLDER).iterdir()]:
@@ -107,18 +109,6 @@ def saves(point: Point, place: Place) -> Trial:
         log.unlink()
     fault = {"target": point.call, "phase": f"save {point.save}"}
     return Trial("saves", point.case, point.name, [fault], problems)
-
-
-def _resume(workers: int, folder: Path, log: Path, place: Place) -> Iterator[str]:
-    has_checkpoint = newest(folder)[0] is not None
-    with _Ranks(workers, [f"resume={folder}"], log, place) as ranks:
-        codes = ranks.wait()
-    if codes[0] == cli.EXIT_USER_ERROR and not has_checkpoint:
-        shutil.rmtree(folder)
-        with _Ranks(workers, _start(workers, folder), log, place) as ranks:
-            codes = ranks.wait()
-    if set(codes) != {0}:
-        yield f"exit codes {codes} when resumed"
 
 
 def _start(workers: int, folder: Path) -> list[str]:

@@ -10,12 +10,12 @@ import time
 
 from benchmarks.faults.processes import Processes, send, wait_until
 from benchmarks.faults.records import Trial
-from benchmarks.faults.runs import PREEMPTED, VARIANTS, Place, phase
-from runner.cli import EXIT_INTERRUPTED
+from benchmarks.faults.runs import VARIANTS, Place, phase
+from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 #: Seconds: of the moments, until the command must have ended, and then its other processes.
 _MOMENTS_S, _END_S, _LEFT_S = 6.0, 5.0, 2.0
-_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: PREEMPTED, signal.SIGUSR1: PREEMPTED}
+_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_PREEMPTED, signal.SIGUSR1: EXIT_PREEMPTED}
 
 
 def signals(number: int, seed: int, place: Place) -> Trial:
