@@ -48,6 +48,14 @@ bench-sync-table: .venv/installed
 bench-slow-link: .venv/installed
 	$(BIN)/python -m benchmarks.slow_link --train $(TRAIN) --dev $(DEV) $(OPTIONS)
 
+# Faults injected into small runs: docs/results/faults. It takes hours, can be stopped at any time and resumes. Needs
+# Linux and Debian's package strace; `hosts` needs root and iproute2. EXPERIMENTS: some of `saves kills signals hosts time`,
+# of which `time` needs OPTIONS="--train TRAIN --dev DEV"; MINUTES: start no trial after that time.
+EXPERIMENTS ?= saves kills signals hosts
+.PHONY: bench-faults
+bench-faults: .venv/installed
+	$(BIN)/python -m benchmarks.faults $(EXPERIMENTS) $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -50,9 +50,7 @@ def hosts(case: str, number: int, seed: int, place: Place) -> Trial:
     with ExitStack() as stack:
         link = stack.enter_context(Link(_RATE))
         environment = {**place.environment, "GLOO_SOCKET_IFNAME": INTERFACE, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        both = [
-            stack.enter_context(Processes(folder.with_suffix(f".host{host}.log"), environment)) for host in (0, 1)
-        ]
+        both = [stack.enter_context(Processes(folder.with_suffix(f".host{host}.log"), environment)) for host in (0, 1)]
         commands = [both[host].start(link.command(host, _torchrun(case, host, folder, place))) for host in (0, 1)]
         if not wait_until(lambda: _step(folder) >= step or commands[0].poll() is not None, _WHOLE_S):
             raise SystemExit(f"no step {step} after {_WHOLE_S:g} s: see {both[0].log}")

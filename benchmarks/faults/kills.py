@@ -12,7 +12,17 @@ from typing import Any
 
 from benchmarks.faults.processes import Processes, send, wait_until
 from benchmarks.faults.records import Trial
-from benchmarks.faults.runs import VARIANTS, Place, Variant, delivery_problems, phase, problems_of, read_json, reference, status
+from benchmarks.faults.runs import (
+    VARIANTS,
+    Place,
+    Variant,
+    delivery_problems,
+    phase,
+    problems_of,
+    read_json,
+    reference,
+    status,
+)
 from runner.launch.signals import EXIT_PREEMPTED
 
 #: What is hit, of a hundred faults. Kills of workers are cheap, since their parent goes on with others.
@@ -33,6 +43,8 @@ def kills(number: int, seed: int, place: Place) -> Trial:
     with Processes(folder.with_suffix(".log"), place.environment) as processes:
         run = _Run(draw, variant, folder, processes, read_json(expected / "summary.json"), place.uri)
         problems = [*run.problems(), *processes.left(_LEFT_S)]
+        if run.ended_by_fault:  # FINISHED in its folder, and perhaps not yet in the store
+            processes.start(["-m", "runner.track", "sync", str(folder)]).wait()
     problems += [*problems_of(folder, expected, variant.equal), *delivery_problems(folder, place.uri)]
     if not problems:
         shutil.rmtree(folder)
@@ -41,7 +53,10 @@ def kills(number: int, seed: int, place: Place) -> Trial:
 
 
 class _Run:
-    """One run with all its commands. `faults`: those that were injected. `workers`: of each command."""
+    """One run with all its commands. `faults`: those that were injected. `workers`: of each command.
+
+    `ended_by_fault`: whether the last command was hit and not able to end by itself.
+    """
 
     def __init__(
         self, draw: random.Random, variant: Variant, folder: Path, processes: Processes, usual: Any, uri: str
@@ -50,10 +65,11 @@ class _Run:
         self._draw, self._variant, self._folder, self._processes, self._uri = draw, variant, folder, processes, uri
         self._start_s = usual["first_step_s"]
         self._train_s = usual["wall_s"] - usual["first_step_s"]
-        self._most = draw.randint(2, _MOST_FAULTS)
+        self._most = draw.randint(2, 4 if variant.torchrun else _MOST_FAULTS)
         self._before: set[int] = set()  # the workers of which one was hit
         self.faults: list[dict[str, Any]] = []
         self.workers: list[int] = []
+        self.ended_by_fault = False
 
     def problems(self) -> Iterator[str]:
         """Run to the end, and yield what was not as required on the way."""
@@ -65,6 +81,7 @@ class _Run:
                 elif not wait_until(lambda: command.poll() is not None, _WHOLE_S):  # noqa: B023 - called at once
                     yield f"not ended after {_WHOLE_S:g} s"
                     return
+            self.ended_by_fault = command.returncode != 0
             if command.returncode and len(self.faults) == faults:
                 yield f"exit code {command.returncode} without a fault"
                 return
@@ -79,7 +96,9 @@ class _Run:
         """Wait for a random moment, hit a process, and wait until the run has ended or goes on."""
         kinds = _TORCHRUN if self._variant.torchrun else _LOCAL
         (target,) = self._draw.choices(list(kinds), list(kinds.values()))
-        seconds = self._draw.random() * (self._start_s * (target != "worker") + self._train_s)
+        # A worker of torchrun imports everything itself.
+        imports = target != "worker" or self._variant.torchrun
+        seconds = self._draw.random() * (self._start_s * imports + self._train_s)
         if target == "worker":
             wait_until(lambda: self._new_workers(command) or command.poll() is not None, _WHOLE_S)
         if wait_until(lambda: command.poll() is not None, seconds):
@@ -99,11 +118,11 @@ class _Run:
             yield f"nothing happened for {_REACTION_S:g} s after a kill of a {target}"
             self._processes.kill()
         elif command.poll() is not None and (target == "agent" or self._draw.random() < 0.5):
-            # In the other cases the run is resumed at once.
-            if not wait_until(lambda: not self._processes.all(), _REACTION_S if target == "agent" else _LEFT_S):
-                yield f"processes left after a kill of a {target}"
+            # In the other cases the run is resumed at once. Workers without an agent may train on to the end.
+            limit_s = _REACTION_S if target == "agent" else _LEFT_S
+            if not wait_until(lambda: not self._processes.all(), limit_s):
+                yield f"processes left {limit_s:g} s after a kill of a {target}"
                 self._processes.kill()
-        command.poll()
 
     def _preempt(self, command: subprocess.Popen[bytes], now: str) -> Iterator[str]:
         """Send SIGTERM or SIGUSR1 to one process, or to all as a batch system may."""

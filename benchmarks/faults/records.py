@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,8 +47,16 @@ def read(path: Path) -> list[Trial]:
     return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
-def counts(trials: Sequence[Trial]) -> pd.DataFrame:
-    """A row for each experiment and case: runs, faults, runs with a problem, and seconds for each fault."""
+def tables(trials: Sequence[Trial]) -> dict[str, pd.DataFrame]:
+    """By name: `counts` of runs and faults, the `phases` that faults hit, `problems`, and the `time` that kills cost.
+
+    Tables without a row are left out.
+    """
+    found = {"counts": _counts(trials), "phases": _phases(trials), "problems": _problems(trials), "time": _time(trials)}
+    return {name: table for name, table in found.items() if len(table)}
+
+
+def _counts(trials: Sequence[Trial]) -> pd.DataFrame:
     rows = pd.DataFrame(
         {
             "experiment": trial.experiment,
@@ -60,24 +69,34 @@ def counts(trials: Sequence[Trial]) -> pd.DataFrame:
         for trial in trials
     )
     found = rows.groupby(["experiment", "case"]).sum()
-    found["s per fault"] = (found.pop("seconds") / found["faults"]).round(1)
+    found["seconds per fault"] = (found.pop("seconds") / found["faults"]).round(1)
     return found.reset_index()
 
 
-def phases(trials: Sequence[Trial]) -> pd.DataFrame:
-    """How many faults hit which target in which phase, by experiment."""
+def _phases(trials: Sequence[Trial]) -> pd.DataFrame:
+    rows = [(trial.experiment, fault["target"], fault["phase"]) for trial in trials for fault in trial.faults]
+    return _sizes(rows, ["experiment", "target", "phase"], "faults")
+
+
+def _problems(trials: Sequence[Trial]) -> pd.DataFrame:
+    rows = [(trial.experiment, trial.case, problem) for trial in trials for problem in set(trial.problems)]
+    return _sizes(rows, ["experiment", "case", "problem"], "runs")
+
+
+def _sizes(rows: Sequence[tuple[str, ...]], columns: list[str], counted: str) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=columns).groupby(columns).size().rename(counted).reset_index()
+
+
+def _time(trials: Sequence[Trial]) -> pd.DataFrame:
+    """Medians of what `lost_time` has measured; `stall_s` of one save."""
     rows = pd.DataFrame(
-        {"experiment": trial.experiment, "target": fault["target"], "phase": fault["phase"]}
+        {
+            "case": trial.case,
+            "killed": trial.faults[0]["target"],
+            **trial.details,
+            "stall_s": statistics.median(trial.details["stall_s"]),
+        }
         for trial in trials
-        for fault in trial.faults
+        if trial.experiment == "time"
     )
-    return pd.crosstab([rows["experiment"], rows["target"]], rows["phase"]).reset_index()
-
-
-def problems(trials: Sequence[Trial]) -> pd.DataFrame:
-    """How many runs had which problem."""
-    rows = pd.DataFrame(
-        [(trial.experiment, trial.case, one) for trial in trials for one in sorted(set(trial.problems))],
-        columns=["experiment", "case", "problem"],
-    )
-    return rows.groupby(["experiment", "case", "problem"]).size().rename("runs").reset_index()
+    return rows.groupby(["case", "killed"]).median().round(3).reset_index() if len(rows) else rows

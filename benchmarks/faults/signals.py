@@ -29,7 +29,9 @@ def signals(number: int, seed: int, place: Place) -> Trial:
         command, started = processes.start(endless), time.monotonic()
         wait_until(lambda: command.poll() is not None, moment)
         now, roles = phase(folder), processes.by_role(command)
-        role = "all" if kind is signal.SIGINT else "parent" if to_parent else draw.choice(sorted(filter(roles.get, roles)))
+        role = (
+            "all" if kind is signal.SIGINT else "parent" if to_parent else draw.choice(sorted(filter(roles.get, roles)))
+        )
         if role == "all":
             os.killpg(command.pid, kind)
         else:
