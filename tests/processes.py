@@ -95,6 +95,11 @@ def processes_of_session(leader: int) -> list[int]:
     return found
 
 
+def children(parent: int) -> list[int]:
+    """The processes that a process has started and that still run, the oldest first."""
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
 def left_of_session(leader: int) -> list[int]:
     """Processes that still run 20 seconds after the session's leader has ended."""
     deadline = time.monotonic() + 20

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.backends import Backend
 from runner.config.schema import Checkpoint
+from runner.errors import Preempted
 from runner.train import build
 from runner.train.build import Job, build_loop, identity_of
 from runner.train.checkpoint import Checkpoints, newest
@@ -76,6 +77,39 @@ def train_in_parts(
             backend.all_gather_object(None)
             if backend.rank == 0:
                 shutil.rmtree(folder)
+
+
+def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Ask the last worker to make room at these moments, `("step", n)` or `("evaluation", n)`; continue each time."""
+    folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
+    job, log = tiny_job(overrides, backend.world_size, folder), _Log()
+    try:
+        for when, after in moments:
+            loop = build_loop(_from_newest(job), backend, log.write)
+
+            def asked(loop: Loop = loop, when: str = when, after: int = after) -> bool:
+                evaluates = loop.meter.phase == "evaluation"
+                return (
+                    backend.rank == backend.world_size - 1
+                    and loop.optimizer_step >= after
+                    and evaluates == (when == "evaluation")
+                )
+
+            settings, identity = Checkpoint(on_preemption=True, keep=1), identity_of(loop.prepared, loop.model)
+            loop.checkpoints = Checkpoints(folder, settings, backend, identity, asked)
+            with pytest.raises(Preempted) as caught:
+                loop.train()
+            assert caught.value.step == loop.optimizer_step
+            assert loop.optimizer_step >= after
+            loop.policy.close()
+            backend.all_gather_object(None)  # until worker 0 has completed the checkpoint
+        loop = build_loop(_from_newest(job), backend, log.write)
+        loop.train()
+        return _finished(loop, log)
+    finally:
+        backend.all_gather_object(None)
+        if backend.rank == 0:
+            shutil.rmtree(folder)
 
 
 def train_part(backend: Backend, overrides: list[str], folder: Path, until: int | None) -> dict[str, Any]:

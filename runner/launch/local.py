@@ -249,7 +249,7 @@ def _failure(workers: Sequence[_Worker]) -> BaseException | None:
         found = sorted((worker.messages[kind], worker.rank) for worker in failed if kind in worker.messages)
         if found:
             (_, text), rank = found[0]
-            return error(f"worker {rank} failed\n{text}" if "\n" in text else text)
+            return error(text if kind == _LOST else f"worker {rank} failed\n{text}")
     if any(worker.exit_code == _FORKSERVER_ENDED for worker in workers):
         return WorkerLost("the process that starts the workers (multiprocessing's forkserver) was killed")
     for worker in failed:
@@ -280,8 +280,11 @@ def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
     except UserError as error:
         pipe.send((_USER_ERROR, str(error)))
         _exit(1)
-    except Exception as error:  # noqa: BLE001 - the parent reports it
-        pipe.send((_LOST if _is_lost_connection(error) else _FAILED, (time.time_ns(), traceback.format_exc())))
+    except WorkerLost as error:
+        pipe.send((_LOST, (time.time_ns(), str(error))))
+        _exit(1)
+    except Exception:  # noqa: BLE001 - the parent reports it
+        pipe.send((_FAILED, (time.time_ns(), traceback.format_exc())))
         _exit(1)
 
 
@@ -290,15 +293,6 @@ def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _is_lost_connection(error: Exception) -> bool:
-    """Whether an error says that other workers cannot be reached, or a device has failed."""
-    import torch  # the parent does without it while the forkserver imports it
-
-    if isinstance(error, (torch.distributed.DistError, torch.AcceleratorError)):
-        return True
-    return isinstance(error, RuntimeError) and "gloo" in str(error)  # it has no type of its own
 
 
 def _exit_with_parent(rendezvous: str) -> None:

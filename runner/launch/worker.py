@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from runner.launch.local import Place
+from runner.errors import first_line
+from runner.launch.local import Place, WorkerLost
 from runner.launch.signals import requests
 from runner.launch.watchdog import Watchdog
 from runner.train.build import Job, connect, train
@@ -45,7 +47,7 @@ def run(
     """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
 
     `tell_training`: called when this worker begins to train, from where it can save its state. `give_up`: ends this
-    process with a sentence, from any thread.
+    process with a sentence, from any thread. Raises WorkerLost where the others cannot be reached, or the device failed.
     """
 
     @contextlib.contextmanager
@@ -56,7 +58,14 @@ def run(
                 tell_training()
             yield
 
-    backend = connect(job, rank, world_size, local_rank, store)
-    result = train(job, backend, watched, requests.preempted)
-    backend.close()
-    return result
+    try:
+        backend = connect(job, rank, world_size, local_rank, store)
+        result = train(job, backend, watched, requests.preempted)
+        backend.close()
+        return result
+    except (RuntimeError, dist.DistError) as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's errors have no type of their own
+            raise WorkerLost(f"worker {rank} lost the others: {first_line(error)}") from None
+        if isinstance(error, torch.AcceleratorError):
+            raise WorkerLost(f"the device of worker {rank} failed: {first_line(error)}") from error
+        raise

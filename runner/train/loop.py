@@ -94,7 +94,7 @@ class Loop:
         self.first_step_at: float | None = None
         self._counts = label_counts(prepared.train)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._evaluation_due = False
+        self._evaluation_due = self._evaluation_stopped = False
         self._evaluated_at: int | None = None
         self._stalled_before = 0.0
         self._finishing = False
@@ -105,9 +105,9 @@ class Loop:
         """Train up to optimizer step `until` (default: the end of the plan), or until `evaluation.patience` ends it."""
         end = self.plan.optimizer_steps if until is None else min(until, self.plan.optimizer_steps)
         self.model.train()
-        if self._evaluation_due:  # a preempted run had no time for it
+        if self._evaluation_stopped:  # by the signal that ended the run before
             self._evaluate()
-            if self._evaluation_due:
+            if self._evaluation_stopped:
                 raise Preempted(self.optimizer_step)
         while self.optimizer_step < end and not self.best.should_stop():
             for step, ids, micro_batches in self._epoch_steps(end - self.optimizer_step):
@@ -312,6 +312,7 @@ class Loop:
         restore_random_state(on_host)  # the number of evaluations must not change training
         self.backend.restore_random_state(on_device)
         self.compilations.after_evaluation()
+        self._evaluation_stopped = metrics is None
         if metrics is not None:
             self._evaluation_due = False
             self._evaluated_at = self.optimizer_step
@@ -363,7 +364,7 @@ class Loop:
             **{name: getattr(self, name).state_dict() for name in _STATEFUL},
             "optimizer_step": self.optimizer_step,
             "synchronisations": self.synchronisations,
-            "evaluation": (self._evaluation_due, self._evaluated_at, self.eval_metrics),
+            "evaluation": (self._evaluation_due, self._evaluation_stopped, self._evaluated_at, self.eval_metrics),
             "tokens": dataclasses.astuple(self.tokens),
             "random": random_state(),
             "device_random": self.backend.random_state(),
@@ -379,7 +380,7 @@ class Loop:
                 getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self.synchronisations = list(state["synchronisations"])
-        self._evaluation_due, self._evaluated_at, self.eval_metrics = state["evaluation"]
+        self._evaluation_due, self._evaluation_stopped, self._evaluated_at, self.eval_metrics = state["evaluation"]
         self.tokens = Tokens(*state["tokens"])
         if state["random"] is not None:
             restore_random_state(state["random"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner import cli
-from tests.processes import BIN, left_of_session, output, processes_of_session, start, wait_for, wait_until
+from tests.processes import BIN, children, left_of_session, output, processes_of_session, start, wait_for, wait_until
 from tests.runs import QUICK, TRACKED, only_folder, read, statuses
 
 ENDLESS = ["-m", "runner", *TRACKED, "device=cpu2", "epochs=100000"]
@@ -27,11 +26,11 @@ def default_sighup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def assert_killed(root: Path, process: subprocess.Popen[bytes]) -> None:
-    assert process.wait(timeout=60) == 130, output(root)
+def assert_ended(root: Path, process: subprocess.Popen[bytes], status: str = "KILLED", code: int = 130) -> None:
+    assert process.wait(timeout=60) == code, output(root)
     assert "Traceback" not in output(root)
     summary = read(only_folder(root), "summary.json")
-    assert summary["status"] == "KILLED"
+    assert summary["status"] == status
     assert summary["samples_seen"] > 0
     assert statuses(root) == ["KILLED"]
     assert left_of_session(process.pid) == []
@@ -43,7 +42,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     wait_for(tmp_path, METRICS, process)
     assert listening_addresses(process.pid) <= {"0100007F", "00000000000000000000000001000000"}  # loopback
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    assert_killed(tmp_path, process)
+    assert_ended(tmp_path, process)
 
 
 def listening_addresses(session: int) -> set[str]:
@@ -62,11 +61,11 @@ def test_closed_terminal(tmp_path: Path) -> None:
     process = start(tmp_path, *ENDLESS)
     wait_for(tmp_path, METRICS, process)
     process.send_signal(signal.SIGHUP)
-    assert_killed(tmp_path, process)
+    assert_ended(tmp_path, process)
 
 
 def test_nohup_and_sigterm(tmp_path: Path) -> None:
-    """Under nohup a run trains on when its terminal is closed; SIGTERM, as of a scheduler, ends it."""
+    """Under nohup a run trains on when its terminal is closed; SIGTERM, as of a scheduler, saves and ends it."""
     process = start(tmp_path, "nohup", str(BIN / "python"), *ENDLESS)
     metrics = wait_for(tmp_path, METRICS, process)
     os.killpg(process.pid, signal.SIGHUP)
@@ -74,7 +73,8 @@ def test_nohup_and_sigterm(tmp_path: Path) -> None:
     wait_until(lambda: metrics.stat().st_size > seen or process.poll() is not None, "it does not train on")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert_killed(tmp_path, process)
+    assert_ended(tmp_path, process, "PREEMPTED", 75)
+    assert len(list(only_folder(tmp_path).glob("checkpoints/step-*"))) == 1
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
@@ -87,20 +87,15 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert left_of_session(process.pid) == []
 
 
-def ignores_sigint(pid: int) -> bool:
-    """The parent does while it starts the forkserver, which inherits that."""
-    (mask,) = re.findall(r"SigIgn:\s(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(mask, 16) & 1 << (signal.SIGINT - 1))
-
-
-def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
-    """Ctrl-C while libraries are being imported: no traceback from any process."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_signals_during_start_up(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """While libraries are being imported: no traceback from any process, and nothing left."""
     process = start(tmp_path, "-m", "runner", *QUICK)
     wait_until(lambda: len(processes_of_session(process.pid)) > 1, "the forkserver never starts")
-    wait_until(lambda: not ignores_sigint(process.pid), "the parent ignores Ctrl-C")
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130, output(tmp_path)
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=60) == code, output(tmp_path)
     assert "Traceback" not in output(tmp_path)
+    assert left_of_session(process.pid) == []
 
 
 def torchrun(root: Path, *overrides: str) -> tuple[int, str]:
@@ -117,6 +112,21 @@ def test_torchrun_leaves_one_folder_and_one_run(tmp_path: Path) -> None:
     assert (summary["status"], summary["setup"], summary["samples_seen"]) == ("FINISHED", "cpu2 · s0", 200)
     assert statuses(tmp_path) == ["FINISHED"]
     assert text.count("finished") == 1
+
+
+def test_torchrun_starts_workers_again(tmp_path: Path) -> None:
+    """In the same folder and MLflow run, from the newest checkpoint, with the store that it has kept."""
+    arguments = [*TRACKED, "device=cpu2", "epochs=40", "checkpoint.every_steps=10"]
+    process = start(
+        tmp_path, str(BIN / "torchrun"), "--nproc-per-node=2", "--max-restarts=1", "-m", "runner", *arguments
+    )
+    wait_for(tmp_path, "outputs/*/*/checkpoints/step-*", process)
+    os.kill(next(pid for pid in children(process.pid)), signal.SIGKILL)
+    assert process.wait(timeout=180) == 0, output(tmp_path)
+    summary = read(only_folder(tmp_path), "summary.json")
+    assert (summary["status"], summary["optimizer_steps"]) == ("FINISHED", 200)
+    assert len(summary["resumed_after"]) == 1
+    assert statuses(tmp_path) == ["FINISHED"]
 
 
 def test_torchrun_with_another_world_size(tmp_path: Path) -> None:

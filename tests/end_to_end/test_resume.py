@@ -120,12 +120,21 @@ def test_a_run_that_is_not_there(
 
 
 def test_a_run_without_a_checkpoint(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its folder can be given, and `latest` does not look at it."""
+    """`latest` does not look at it; given its folder, it starts from step 0 there. One with damaged ones is refused."""
     folder = here / "outputs" / "linear" / "run"
-    shutil.copytree(only_folder(killed, "linear"), folder, ignore=shutil.ignore_patterns(FOLDER))
-    assert run(f"resume={folder}", TRUST) == 2
-    assert "no complete checkpoint" in capsys.readouterr().err
+    shutil.copytree(only_folder(killed, "linear"), folder, ignore=shutil.ignore_patterns(FOLDER, "tracking.json"))
     assert run("resume=latest", TRUST) == 2
+    assert run(f"resume={folder}", TRUST, "tracking=none") == 0
+    steps = [line["step"] for line in logged(folder) if line["key"] == "train/loss"]
+    assert steps == list(range(1, STEPS + 1))
+    assert read(folder, "summary.json")["resumed_after"] == []
+
+    damaged = here / "damaged"
+    shutil.copytree(only_folder(killed, "linear"), damaged)
+    for file in damaged.glob(f"{FOLDER}/*/worker-0/state.json"):
+        file.write_text("")
+    assert run(f"resume={damaged}", TRUST) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err
 
 
 def test_changed_data_are_refused(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def experiment(*overrides: str) -> Experiment:
 def resumed(start: Experiment, *overrides: str, changed: bool = False) -> Experiment:
     """Continued after step 3; `overrides`: of the whole configuration."""
     config = settings(compose([*TINY, "precision=fp32", *overrides]))
-    return prepare_resumed(config, start.plan, start.certificate.segments, 3, changed)
+    return prepare_resumed(config, start.plan, changed).continuing(start.certificate.segments, 3)
 
 
 def test_the_same_workers_have_the_same_plan() -> None:

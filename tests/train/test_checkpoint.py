@@ -27,9 +27,16 @@ STATE = {
 }
 
 
+#: Whether each worker was asked to save and end.
+PREEMPTED = {0: False, 1: False}
+
+
 def checkpoints_of(run: Path, rank: int = 0, workers: int = 1, **settings: Any) -> Checkpoints:
-    backend = cast(Backend, SimpleNamespace(rank=rank, world_size=workers))
-    return Checkpoints(run, Checkpoint(**settings), backend, {"data": "x"})
+    """Alone with its requests: it asks no other worker."""
+    alone = SimpleNamespace(
+        rank=rank, world_size=workers, start_host_sum=lambda numbers, async_op: lambda: [float(one) for one in numbers]
+    )
+    return Checkpoints(run, Checkpoint(**settings), cast(Backend, alone), {"data": "x"}, lambda: PREEMPTED[rank])
 
 
 def save(run: Path, *steps: int, **settings: Any) -> Checkpoints:
@@ -172,16 +179,29 @@ def test_a_worker_that_fails_ends_the_save_of_all(tmp_path: Path, monkeypatch: p
 
 
 def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By steps, or by worker 0's clock and on request; it stays due until it can be saved."""
+    """By steps, by worker 0's clock, or when a worker must end; it stays due until it can be saved."""
     by_steps = checkpoints_of(tmp_path, every_steps=4)
-    assert [by_steps.due(step, False) for step in (3, 4, 5)] == [False, True, True]
+    due = []
+    for step in (3, 4, 5):
+        by_steps.count(step)
+        due.append(by_steps.due)
+    assert due == [False, True, True]
     by_steps.save(5, lambda: STATE, ())
-    assert not by_steps.due(6, False)
-    assert by_steps.due(7, True)
+    by_steps.count(6)
+    assert not by_steps.due
     by_steps.wait()
-    first, second = (checkpoints_of(tmp_path, rank, 2, every_minutes=1) for rank in range(2))
-    assert not first.overdue()
+
+    def asked(checkpoints: Checkpoints, wait: bool = True) -> tuple[bool, bool]:
+        checkpoints.agree(wait)
+        return checkpoints.due, checkpoints.ending
+
+    both = [checkpoints_of(tmp_path, rank, 2, every_minutes=1, on_preemption=True) for rank in range(2)]
+    never = checkpoints_of(tmp_path)
     now = checkpoint.time.monotonic()
+    assert [asked(one) for one in both] == [(False, False)] * 2
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now + 61)
-    assert (first.overdue(), second.overdue()) == (True, False)
-    assert not checkpoints_of(tmp_path).overdue()
+    assert [asked(one) for one in both] == [(True, False), (False, False)]
+    monkeypatch.setitem(PREEMPTED, 1, True)
+    assert asked(both[1], wait=False) == (False, False)
+    assert asked(both[1], wait=False) == (False, True)
+    assert asked(never) == (False, False)

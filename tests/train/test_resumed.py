@@ -13,7 +13,7 @@ from runner.errors import UserError
 from runner.train.checkpoint import redistributed
 from tests.pool import WorkerPool
 from tests.replicas import make_loop, tiny_job
-from tests.resumed import WITHOUT_EFFECT, same, train_in_parts, train_part, train_whole
+from tests.resumed import WITHOUT_EFFECT, same, train_in_parts, train_part, train_preempted, train_whole
 from tests.sync.batch_norm_recipe import BATCH_NORM
 from tests.sync.reference import ADAMW, EXACT, SGD, largest_difference
 from tests.sync.simulation import DILOCO, SLOWMO, Sync
@@ -74,6 +74,18 @@ def check(pool: WorkerPool, overrides: list[str]) -> None:
 def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, sync: Sync, overrides: list[str]) -> None:
     """Weights, optimizer, random state, metrics and ledger, stopped after every step."""
     check(pool, [*overrides, *sync.overrides()])
+
+
+@pytest.mark.parametrize(
+    ("sync", "overrides"),
+    [COVERING[0], (Sync(k=3), [*ADAMW, *DROPOUT, "precision=fp32", *BEST]), (COVERING[4][0], [*COVERING[4][1], *BEST])],
+)
+def test_a_preempted_run_ends_with_the_same_bits(pool: WorkerPool, sync: Sync, overrides: list[str]) -> None:
+    """One worker is asked, in a step or in an evaluation, which is then not done twice; all save the same step."""
+    settings = [*overrides, *sync.overrides()]
+    whole = pool.run(2, train_whole, settings)
+    preempted = pool.run(2, train_preempted, settings, [("step", 1), ("evaluation", 2), ("evaluation", 4), ("step", 6)])
+    assert all(map(same, whole, preempted))
 
 
 @pytest.mark.long

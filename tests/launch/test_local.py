@@ -1,0 +1,131 @@
+"""Workers as processes: their result, and the exception for every way in which they can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+from runner.errors import Preempted, UserError
+from runner.launch import signals
+from runner.launch.local import WorkerFailed, WorkerLost, launch, start_forkserver
+from runner.launch.signals import PREEMPTIONS, handle_signals
+from tests.launch import entries
+from tests.processes import children, wait_until
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test leaves no worker and no rendezvous folder, and the process's own signal handlers."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, *PREEMPTIONS)}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    start_forkserver()
+    yield
+    vars(signals.requests).update(vars(signals.Requests()))
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    wait_until(lambda: not workers(), "workers are left", 10)
+    assert list(tmp_path.glob("runner-*")) == []
+
+
+def workers() -> list[int]:
+    pid = forkserver._forkserver._forkserver_pid
+    return children(pid) if pid is not None and Path(f"/proc/{pid}").exists() else []
+
+
+def in_background(action) -> None:  # type: ignore[no-untyped-def]
+    """Run `action(pids of the workers)` as soon as there are two."""
+
+    def wait_and_act() -> None:
+        wait_until(lambda: len(workers()) >= 2, "no workers", 30)
+        time.sleep(0.5)
+        action(workers())
+
+    threading.Thread(target=wait_and_act, daemon=True).start()
+
+
+def test_the_result_of_rank_0() -> None:
+    job, rank, size, local_rank, text = launch(entries.rank_and_size, {"a": 1}, 3)
+    assert (job, rank, size, local_rank, len(text)) == ({"a": 1}, 0, 3, "0", 1_000_000)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_worker_that_was_killed_is_named(killed: int) -> None:
+    """Not one of those that lose their connection to it, and are seen to fail before."""
+    with pytest.raises(WorkerLost, match=f"worker {killed} ended with signal 9"):
+        launch(entries.kill_itself, killed, 3)
+
+
+def test_errors_of_workers() -> None:
+    """A user's mistake first, then the error that was no consequence of another."""
+    with pytest.raises(UserError, match="a mistake"):
+        launch(entries.fail, "user error", 2)
+    with pytest.raises(WorkerFailed, match=r"(?s)worker 1 failed.*Traceback.*ValueError: broken"):
+        launch(entries.fail, "error", 2)
+
+
+def test_a_killed_forkserver() -> None:
+    """Its children are not left to themselves, and the next launch starts another."""
+    pid = forkserver._forkserver._forkserver_pid
+    assert pid is not None
+    in_background(lambda found: os.kill(pid, signal.SIGKILL))
+    with pytest.raises(WorkerLost, match="forkserver"):
+        launch(entries.wait, None, 2)
+    assert launch(entries.rank_and_size, 1, 1)[1] == 0
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)])
+def test_signals_end_workers_that_cannot_save(number: signal.Signals, error: type[BaseException]) -> None:
+    handle_signals()
+    in_background(lambda found: os.kill(os.getpid(), number))
+    with pytest.raises(error) as caught:
+        launch(entries.wait, None, 2, grace_s=30)
+    assert isinstance(caught.value, Preempted) == (number is signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", PREEMPTIONS)
+def test_a_preempted_parent_lets_its_workers_save(number: signal.Signals) -> None:
+    handle_signals()
+    in_background(lambda found: os.kill(os.getpid(), number))
+    with pytest.raises(Preempted) as caught:
+        launch(entries.save_when_asked, 0.5, 2, grace_s=30)
+    assert caught.value.step == 7
+
+
+def test_a_preempted_worker() -> None:
+    handle_signals()
+    with pytest.raises(Preempted) as caught:
+        launch(entries.save_because_of_worker_1, None, 2, grace_s=30)
+    assert caught.value.step == 3
+
+
+def test_the_grace_period_ends() -> None:
+    handle_signals()
+    in_background(lambda found: os.kill(os.getpid(), signal.SIGTERM))
+    started = time.monotonic()
+    with pytest.raises(Preempted) as caught:
+        launch(entries.save_when_asked, 60.0, 2, grace_s=1)
+    assert caught.value.step is None
+    assert time.monotonic() - started < 15
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    handle_signals()
+
+    def twice(found: list[int]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    in_background(twice)
+    started = time.monotonic()
+    with pytest.raises(Preempted):
+        launch(entries.save_when_asked, 60.0, 2, grace_s=60)
+    assert time.monotonic() - started < 15

@@ -1,0 +1,54 @@
+"""Who the others wait for, by their signs of life; stopped and hanging workers in a real run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from runner.launch.watchdog import Sign, waited_for
+from tests.processes import children, output, start, wait_for, wait_until
+from tests.runs import TRACKED, only_folder, read
+
+
+def signs(*rows: tuple[int, int, int, str]) -> dict[int, Sign]:
+    return {rank: Sign(*row) for rank, row in enumerate(rows)}
+
+
+EARLIER = signs((1, 50, 4, "communication"), (1, 48, 4, "forward"), (1, 50, 4, "communication"))
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (
+            signs((4, 50, 4, "communication"), (1, 48, 4, "forward"), (4, 50, 4, "communication")),
+            "worker 1 did not answer",
+        ),
+        (signs((4, 50, 4, "communication"), (4, 48, 4, "forward"), (4, 50, 4, "backward")), "worker 1 did not come"),
+        (signs((4, 50, 4, "communication"), (4, 49, 4, "forward"), (4, 50, 4, "communication")), None),
+        ({0: Sign(4, 50, 4, "communication")}, "workers 1, 2 did not answer"),
+        (signs((4, 50, 4, "forward"), (4, 48, 4, "forward"), (4, 50, 4, "forward")), None),
+    ],
+)
+def test_who_is_waited_for(now: dict[int, Sign], expected: str | None) -> None:
+    """One without a new sign is gone, one that computes is late; one that makes progress takes its time."""
+    found = waited_for(EARLIER, now, 3)
+    assert found is None if expected is None else found is not None and found.startswith(expected)
+
+
+def test_a_stopped_worker_is_named_and_replaced(tmp_path: Path) -> None:
+    """First a warning, then an end within the time-out, and a new start from the newest checkpoint."""
+    limits = ["launch.timeout_s=8", "launch.max_restarts=1", "checkpoint.every_steps=5"]
+    process = start(tmp_path, "-m", "runner", *TRACKED, *limits, "device=cpu2", "epochs=200", "tracking=none")
+    wait_for(tmp_path, "outputs/*/*/checkpoints/step-*/complete.json", process)
+    (forkserver,) = [pid for pid in children(process.pid) if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(children(forkserver)[1], signal.SIGSTOP)
+    wait_until(lambda: "warning: worker 1 did not answer" in output(tmp_path), "no warning", 30)
+    wait_until(lambda: "restart 1 of 1" in output(tmp_path), "no restart", 30)
+    assert process.wait(timeout=120) == 0, output(tmp_path)
+    summary = read(only_folder(tmp_path), "summary.json")
+    assert summary["status"] == "FINISHED"
+    assert any("worker 1 did not answer" in note for note in summary["notes"])
