@@ -42,7 +42,7 @@ _VARIANT = VARIANTS["k=1, 2 workers"]
 
 
 def hosts(case: str, number: int, seed: int, place: Place) -> Trial:
-    """One run on two hosts, disturbed after a random step; if that ends it, it is resumed on one host."""
+    """One run on two hosts, disturbed after a random step; if that ends it, it is resumed with two workers on one."""
     draw = random.Random(f"{seed}/{case}/{number}")
     expected, folder = reference(_VARIANT, place), place.work / "hosts" / f"{CASES.index(case)}-{number:03d}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -63,8 +63,8 @@ def hosts(case: str, number: int, seed: int, place: Place) -> Trial:
         problems.append("did not go on by itself")
     if not ended_itself:
         with Processes(folder.with_suffix(".resumed.log"), place.environment) as processes:
-            processes.start(_VARIANT.command(1, f"resume={folder}")).wait()
-    problems += problems_of(folder, expected, "bits" if case == SHORT_CUT and ended_itself else "nothing")
+            processes.start(_VARIANT.command(2, f"resume={folder}")).wait()
+    problems += problems_of(folder, expected, "nothing" if case == REPLACED else "bits")
     problems += delivery_problems(folder, place.uri)
     fault = {"target": "link" if case in (SHORT_CUT, LONG_CUT) else "host", "phase": now}
     return Trial("hosts", case, f"{case} {number}", [fault], problems, details={"step": step, "end_s": seconds})

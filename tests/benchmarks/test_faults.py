@@ -10,6 +10,7 @@ import pytest
 from benchmarks.faults import __main__ as faults
 from benchmarks.faults import records
 from benchmarks.faults.records import Trial
+from benchmarks.faults.runs import Place
 
 
 def _trial(name: str, *problems: str, faults: int = 1) -> Trial:
@@ -34,24 +35,30 @@ def test_trials_are_counted(tmp_path: Path) -> None:
     assert {row["problem"]: row["runs"] for row in tables["problems"]} == {"left: process": 1, "other bits": 2}
 
 
+def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def signals(number: int, seed: int, place: Place) -> Trial:
+        made.append(number)
+        if made == [0, 1]:
+            raise KeyboardInterrupt
+        return Trial("signals", "SIGINT", str(number), [{"target": "parent", "phase": "end"}], ["lost"] * (number == 2))
+
+    monkeypatch.setattr(faults, "signals", signals)
+    command = ["signals", "--moments=3", f"--out={tmp_path}", f"--work={tmp_path}"]
+    assert [faults.main(command), faults.main([*command, "--minutes=0"]), faults.main(command)] == [130, 0, 1]
+    assert made == [0, 1, 1, 2]
+    assert [trial.name for trial in records.read(tmp_path / "trials.jsonl")] == ["0", "1", "2"]
+    assert "lost" in (tmp_path / "problems.csv").read_text()
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(
-            ["saves", "--every=12"],
-            marks=pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed"),
-        ),
-        ["kills", "--faults=4"],
-        ["signals", "--moments=4"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
+@pytest.mark.parametrize("arguments", [["saves", "--every=12"], ["kills", "--faults=4"], ["signals", "--moments=4"]])
 def test_nothing_is_lost(arguments: list[str], tmp_path: Path) -> None:
-    """The command goes on where it stopped: the second one has nothing left to do."""
-    places = [f"--out={tmp_path / 'out'}", f"--work={tmp_path / 'work'}"]
-    assert faults.main([*arguments, *places]) == 0, (tmp_path / "out" / "problems.csv").read_text()
-    made = records.read(tmp_path / "out" / "trials.jsonl")
-    assert made
-    assert faults.main([*arguments, *places]) == 0
-    assert records.read(tmp_path / "out" / "trials.jsonl") == made
+    if arguments[0] == "saves" and shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    assert faults.main([*arguments, f"--out={tmp_path}", f"--work={tmp_path / 'work'}"]) == 0, _problems(tmp_path)
+
+
+def _problems(out: Path) -> str:
+    return (out / "problems.csv").read_text()
