@@ -17,7 +17,7 @@ from torch import Tensor
 from runner.backends import Backend
 from runner.config.schema import Checkpoint
 from runner.errors import Preempted
-from runner.train import build
+from runner.train import build, checkpoint
 from runner.train.build import Job, build_loop, identity_of
 from runner.train.checkpoint import Checkpoints, newest
 from runner.train.loop import Loop
@@ -97,8 +97,10 @@ def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tu
 
             settings, identity = Checkpoint(on_preemption=True, keep=1), identity_of(loop.prepared, loop.model)
             loop.checkpoints = Checkpoints(folder, settings, backend, identity, asked)
-            with pytest.raises(Preempted) as caught:
-                loop.train()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(checkpoint, "_AGREE_EVERY_S", 0.0)
+                with pytest.raises(Preempted) as caught:
+                    loop.train()
             assert caught.value.step == loop.optimizer_step
             assert loop.optimizer_step >= after
             loop.policy.close()

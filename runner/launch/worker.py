@@ -47,7 +47,7 @@ def run(
     """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
 
     `tell_training`: called when this worker begins to train, from where it can save its state. `give_up`: ends this
-    process with a sentence, from any thread. Raises WorkerLost where the others cannot be reached, or the device failed.
+    process with a sentence, from any thread. Raises WorkerLost where the others cannot be reached or the device failed.
     """
 
     @contextlib.contextmanager

@@ -34,6 +34,8 @@ from runner.folder.files import sync_folder, write_json
 FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
 #: Seconds that worker 0 waits for the files of the others after its own.
 _OTHERS_TIMEOUT_S = 300.0
+#: About how often workers ask each other whether to save. A collective of a few bytes in every step would be noticed.
+_AGREE_EVERY_S = 1.0
 #: Bytes that are hashed at once.
 _BLOCK = 2**22
 
@@ -94,7 +96,9 @@ class Checkpoints:
         self._backend, self._preempted = backend, preempted
         #: What the workers have asked each other for, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
-        self._last = time.monotonic()
+        self._last = self._agreed_at = time.monotonic()
+        #: Calls from one agreement to the next, and until the next.
+        self._agree_every, self._until_agreed = 1, 0
         #: Whether to save in this step, or in the next in which all workers have the same weights, and then to end.
         self.due = self.ending = False
         self._thread: threading.Thread | None = None
@@ -114,16 +118,23 @@ class Checkpoints:
     def agree(self, wait: bool) -> None:
         """Learn whether a worker asks to save, or to save and end: by its clock and its signals. A collective.
 
+        Called in every step in which a checkpoint could be taken; the workers ask each other about once a second.
         `wait`: if false, learn what was asked for in the previous call, so that no worker waits for another.
         """
-        minutes = self._config.every_minutes
-        if minutes is None and not self._config.on_preemption:
+        minutes, now = self._config.every_minutes, time.monotonic()
+        self._until_agreed -= 1
+        if self._until_agreed > 0 or (minutes is None and not self._config.on_preemption):
             return
-        overdue = self._rank == 0 and minutes is not None and time.monotonic() - self._last >= 60 * minutes
-        self._asked.append(self._backend.start_host_sum([overdue, self.preempted()], async_op=not wait))
+        overdue = self._rank == 0 and minutes is not None and now - self._last >= 60 * minutes
+        # Only by worker 0's clock, which all have to go by.
+        seconds, self._agreed_at = (now - self._agreed_at if self._rank == 0 else 0.0), now
+        self._asked.append(self._backend.start_host_sum([overdue, self.preempted(), seconds], async_op=not wait))
         while len(self._asked) > (0 if wait else 1):
-            saves, ends = self._asked.popleft()()
+            saves, ends, seconds = self._asked.popleft()()
             self.due, self.ending = self.due or saves > 0, self.ending or ends > 0
+            steps = self._agree_every * _AGREE_EVERY_S / max(seconds, 1e-6)
+            self._agree_every = max(1, min(int(steps), 2 * self._agree_every))
+        self._until_agreed = self._agree_every
 
     def save(self, step: int, state: Callable[[], State], equal: Sequence[str]) -> float:
         """Copy the state and start to write it; the seconds that this took. A collective.

@@ -178,6 +178,21 @@ def test_a_worker_that_fails_ends_the_save_of_all(tmp_path: Path, monkeypatch: p
     assert [path.name for path in saved_folders(tmp_path)] == ["step-00000005"]
 
 
+def test_how_often_workers_ask_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About once a second by worker 0's clock, at first in each step."""
+    checkpoints, clock = checkpoints_of(tmp_path, on_preemption=True), [100.0]
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
+    checkpoints._agreed_at = clock[0]
+    asked = []
+    for step in range(40):
+        before = checkpoints._agreed_at
+        clock[0] += 0.1
+        checkpoints.agree(wait=True)
+        if checkpoints._agreed_at != before:
+            asked.append(step)
+    assert asked == [0, 2, 6, 14, 24, 34]
+
+
 def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By steps, by worker 0's clock, or when a worker must end; it stays due until it can be saved."""
     by_steps = checkpoints_of(tmp_path, every_steps=4)
@@ -195,6 +210,7 @@ def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         checkpoints.agree(wait)
         return checkpoints.due, checkpoints.ending
 
+    monkeypatch.setattr(checkpoint, "_AGREE_EVERY_S", 0.0)
     both = [checkpoints_of(tmp_path, rank, 2, every_minutes=1, on_preemption=True) for rank in range(2)]
     never = checkpoints_of(tmp_path)
     now = checkpoint.time.monotonic()

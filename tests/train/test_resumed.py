@@ -77,14 +77,21 @@ def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, sync: Sync, ove
 
 
 @pytest.mark.parametrize(
-    ("sync", "overrides"),
-    [COVERING[0], (Sync(k=3), [*ADAMW, *DROPOUT, "precision=fp32", *BEST]), (COVERING[4][0], [*COVERING[4][1], *BEST])],
+    ("sync", "overrides", "moments"),
+    [
+        (*COVERING[0], [("step", 1), ("evaluation", 2), ("evaluation", 4), ("step", 6)]),
+        (Sync(k=3), [*ADAMW, *DROPOUT, "evaluation.every_steps=3"], [("step", 1), ("evaluation", 6)]),
+        (Sync(k=2, overlap=True, delay=1), [*ADAMW, *DROPOUT], [("step", 1)]),
+    ],
+    ids=["k=1", "k=3", "overlap"],
 )
-def test_a_preempted_run_ends_with_the_same_bits(pool: WorkerPool, sync: Sync, overrides: list[str]) -> None:
+def test_a_preempted_run_ends_with_the_same_bits(
+    pool: WorkerPool, sync: Sync, overrides: list[str], moments: list[tuple[str, int]]
+) -> None:
     """One worker is asked, in a step or in an evaluation, which is then not done twice; all save the same step."""
     settings = [*overrides, *sync.overrides()]
     whole = pool.run(2, train_whole, settings)
-    preempted = pool.run(2, train_preempted, settings, [("step", 1), ("evaluation", 2), ("evaluation", 4), ("step", 6)])
+    preempted = pool.run(2, train_preempted, settings, moments)
     assert all(map(same, whole, preempted))
 
 
