@@ -96,9 +96,9 @@ class _Run:
         """Wait for a random moment, hit a process, and wait until the run has ended or goes on."""
         kinds = _TORCHRUN if self._variant.torchrun else _LOCAL
         (target,) = self._draw.choices(list(kinds), list(kinds.values()))
-        # A worker of torchrun imports everything itself.
+        # A worker of torchrun imports everything itself. Half of the training: so that several faults fit into a run.
         imports = target != "worker" or self._variant.torchrun
-        seconds = self._draw.random() * (self._start_s * imports + self._train_s)
+        seconds = self._draw.random() * (self._start_s * imports + self._train_s / 2)
         if target == "worker":
             wait_until(lambda: self._new_workers(command) or command.poll() is not None, _WHOLE_S)
         if wait_until(lambda: command.poll() is not None, seconds):
