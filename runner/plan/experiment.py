@@ -30,7 +30,7 @@ from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.folder.files import check_folder
 from runner.plan import Plan, make_plan
 from runner.plan.certificate import Certificate, RunSetup, Segment, certify, ended_at, with_segments
-from runner.plan.describe_sync import sync_labels
+from runner.plan.describe_sync import sync_labels, sync_name
 from runner.plan.placement import Placement, check_device_serves, place
 from runner.plan.sync_steps import sync_steps
 
@@ -138,7 +138,7 @@ def prepare(
 
 
 def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress: Progress | None = None) -> Experiment:
-    """The experiment of a run that continues: the `old` plan on the workers that there are now.
+    """The experiment of a run that continues: the `old` plan on the workers, and with the synchronisation, of now.
 
     `new_accumulation`: whether that setting was changed. Raises UserError.
     """
@@ -147,7 +147,7 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
     recipe.check_model()
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
-    plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation))
+    plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation), config.sync.k)
     return _experiment(config, recipe, placement, facts, plan=plan)
 
 
@@ -238,6 +238,7 @@ def _experiment(
         workers=plan.world_size,
         accumulation_steps=plan.accumulation_steps,
         precision=config.precision.name.name,
+        sync=sync_name(config.sync),
         level=certificate.level,
         differs=tuple(item.name for item in certificate.properties if not item.equal),
     )

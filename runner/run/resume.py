@@ -26,6 +26,7 @@ from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
 from runner.plan import Plan
 from runner.plan.certificate import Segment
+from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
 from runner.run.preflight import reading_data
@@ -34,12 +35,12 @@ from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.secrets import masked
 from runner.track.store import check_tracking
-from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders
+from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, sync_digest
 
 LATEST = "latest"
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
-_GROUPS = ("device", "accumulation", "precision", "checkpoint", "launch", "tracking")
+_GROUPS = ("device", "accumulation", "precision", "sync", "checkpoint", "launch", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("cache_dir", "trusted_packages"),
@@ -213,11 +214,13 @@ def _check(experiment: Experiment, folder: Path, saved: Saved, console: Console)
             "started; restore them, or start a new run"
         )
     workers = experiment.plan.world_size
+    why = "had different weights when they were saved (sync.overlap or sync.policy=gradients)"
     if workers != saved.workers and not saved.for_any_workers:
         raise UserError(
-            f"device.workers={workers} is invalid: the run's {saved.workers} workers had different weights when they "
-            f"were saved (sync.overlap or sync.policy=gradients); use {saved.workers}"
+            f"device.workers={workers} is invalid: the run's {saved.workers} workers {why}; use {saved.workers}"
         )
+    if sync_digest(experiment.config.sync) != saved.identity["sync"] and not saved.for_any_workers:
+        raise UserError(f"sync={sync_name(experiment.config.sync)} is invalid: the run's workers {why}; leave it out")
     changes = [
         f"{name} {saved.identity[name]} → {version}"
         for name, version in experiment.setup.versions.items()

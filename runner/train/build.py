@@ -31,7 +31,7 @@ from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
-from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest
+from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest, sync_digest
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
@@ -99,7 +99,7 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     """
     config = job.config
     saved = read_manifest(job.checkpoint) if job.checkpoint is not None else None
-    state = load(saved, backend.rank, backend.world_size) if saved is not None else None
+    state = load(saved, backend.rank, backend.world_size, config.sync) if saved is not None else None
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
     prepared = prepare_data(recipe, job, backend)
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
@@ -170,7 +170,12 @@ def train(
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
-    identity = {**identity_of(loop.prepared, loop.model), "data": job.facts.digest, **library_versions(job.device_type)}
+    identity = {
+        **identity_of(loop.prepared, loop.model),
+        "data": job.facts.digest,
+        "sync": sync_digest(job.config.sync),
+        **library_versions(job.device_type),
+    }
     checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity, preempted)
     try:
         with watched(loop):

@@ -27,7 +27,9 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.config.plain import to_plain
 from runner.config.schema import Checkpoint as CheckpointConfig
+from runner.config.schema import Sync
 from runner.errors import first_line
 from runner.folder.files import sync_folder, write_json
 
@@ -269,18 +271,23 @@ def remove_drafts(run: Path, before: int | None = None) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def load(saved: Saved, rank: int, workers: int) -> State:
-    """The state of worker `rank` of `workers`, on the CPU."""
-    shared = _read(saved, 0)
-    if saved.workers == workers:
+def sync_digest(sync: Sync) -> str:
+    """Equal for settings under which workers synchronise in the same way."""
+    return hashlib.sha256(json.dumps(to_plain(sync), sort_keys=True).encode()).hexdigest()
+
+
+def load(saved: Saved, rank: int, workers: int, sync: Sync) -> State:
+    """The state of worker `rank` of `workers` that synchronise by `sync`, on the CPU."""
+    shared, same_sync = _read(saved, 0), saved.identity["sync"] == sync_digest(sync)
+    if saved.workers == workers and same_sync:
         return {**shared, **_read(saved, rank)} if rank else shared
     assert saved.for_any_workers, saved.equal
     states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
-    return redistributed(states, saved.equal, rank, workers)
+    return redistributed(states, saved.equal if same_sync else (), rank, workers)
 
 
 def redistributed(states: Sequence[State], equal: Collection[str], rank: int, workers: int) -> State:
-    """The state of worker `rank` of `workers`, another number than the `states` are from.
+    """The state of worker `rank` of `workers`: another number than the `states` are from, or another sync policy.
 
     Weights are equal. Optimizer state and running statistics that are not are averaged over the old workers. What they
     have counted goes to worker 0. Random streams start anew (None), and so do sync policies that one worker does not
