@@ -9,7 +9,6 @@ a folder with a temporary name, which is renamed once all of it is on the disk.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import shutil
@@ -28,13 +27,11 @@ from torch import Tensor
 from runner.backends import Backend
 from runner.config.schema import Checkpoint as CheckpointConfig
 from runner.errors import first_line
-from runner.folder.files import sync_folder, write_json
+from runner.folder.files import Checksums, checksums, damage, sync_folder, write_json
 
 FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
 #: Seconds that worker 0 waits for the files of the others after its own.
 _OTHERS_TIMEOUT_S = 300.0
-#: Bytes that are hashed at once.
-_BLOCK = 2**22
 
 #: A loop's state: tensors, numbers, text, and dicts, lists and tuples of them.
 State = dict[str, Any]
@@ -53,7 +50,7 @@ class Saved:
     workers: int
     equal: tuple[str, ...]
     identity: Mapping[str, str]
-    files: Mapping[str, tuple[int, str]]
+    files: Checksums
 
     @property
     def for_any_workers(self) -> bool:
@@ -62,15 +59,7 @@ class Saved:
 
     def damage(self) -> str | None:
         """What is wrong with the files, in words; None if they are as they were written."""
-        for name, (size, digest) in self.files.items():
-            path = self.folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
-            if _sha256(path) != digest:
-                return f"{name} has changed since it was written"
-        return None
+        return damage(self.folder, self.files)
 
 
 class Checkpoints:
@@ -152,7 +141,7 @@ class Checkpoints:
         own.mkdir(parents=True)
         _write_tensors(own, tensors)
         write_json(own / _STATE, plain)
-        files = {f"{own.name}/{path.name}": (path.stat().st_size, _sha256(path)) for path in sorted(own.iterdir())}
+        files = checksums(draft, sorted(own.iterdir()))
         sync_folder(own)
         write_json(draft / f"{own.name}.json", files)
 
@@ -336,14 +325,6 @@ def _library() -> Any:
     # Each worker saves alone, as it is asked to by `no_dist`.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     return checkpoint
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _remove(folder: Path) -> None:
