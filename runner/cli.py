@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import UserError
+from runner.errors import Terminal, UserError, printable
 from runner.track.secrets import masked
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def verify_main(arguments: Sequence[str]) -> int:
         _start_forkserver()
         from runner.verify.command import verify  # after the forkserver has started
 
-        return verify(arguments, Console(highlight=False))
+        return verify(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -60,7 +60,7 @@ def evaluate_main(arguments: Sequence[str]) -> int:
         _start_forkserver()
         from runner.evaluate.command import evaluate  # after the forkserver has started
 
-        return evaluate(arguments, Console(highlight=False))
+        return evaluate(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -73,7 +73,7 @@ def predict_main(arguments: Sequence[str]) -> int:
         _start_forkserver()
         from runner.evaluate.command import predict  # after the forkserver has started
 
-        return predict(arguments, Console(highlight=False))
+        return predict(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -84,7 +84,7 @@ def track_main(arguments: Sequence[str]) -> int:
     def action() -> int:
         from runner.track.command import track  # this command only
 
-        return track(arguments, Console(highlight=False))
+        return track(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -96,14 +96,14 @@ def compare_main(arguments: Sequence[str]) -> int:
         from runner.compare.command import compare  # this command only
 
         piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        return compare(arguments, Console(highlight=False, width=PIPED_WIDTH if piped else None))
+        return compare(arguments, Terminal(highlight=False, width=PIPED_WIDTH if piped else None))
 
     return guarded(action)
 
 
 def guarded(action: Callable[[], int]) -> int:
     """Run `action`; print the exception that it raises and return the exit code."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
     try:
         return action()
     except UserError as error:
@@ -129,7 +129,7 @@ def _report_failure(error: Exception, errors: Console) -> int:
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         errors.print(f"[bold red]error:[/] {escape(masked(str(composition_error(error))))}")
         return EXIT_USER_ERROR
-    sys.stderr.write(masked("".join(traceback.format_exception(error))))
+    sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
     return EXIT_FAILED
 
 
@@ -224,7 +224,7 @@ def _plan(arguments: list[str]) -> int:
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     with reading_data() as progress:
         experiment = foresee(settings(cfg), progress)
-    console = Console()
+    console = Terminal()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):
         console.print(notes)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError, first_line
+from runner.errors import UserError, first_line, printable
 from runner.folder.files import checksums, damage
 
 #: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
@@ -91,7 +91,7 @@ class Cache:
                 f"cache_dir={self.root} has a damaged entry, {entry.name}, that cannot be replaced ({error.strerror}): "
                 "remove it, or set another cache_dir"
             ) from error
-        sys.stderr.write(f"warning: the cache entry {entry} was damaged ({problem}) and has been rebuilt\n")
+        sys.stderr.write(printable(f"warning: the cache entry {entry} was damaged ({problem}) and has been rebuilt\n"))
 
     def _remove_abandoned(self) -> None:
         for folder in (*self.root.glob(f"{_DRAFT}*"), *self.root.glob(f"{_DAMAGED}*")):

@@ -17,6 +17,7 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
+from runner.errors import Terminal
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.elastic import launch
@@ -43,7 +44,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
 
     `started_at`: when the command started. `world`: the processes that torchrun has started, if it has.
     """
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     resumed: Resumption | None = None
     if options.resumed_run is not None:
         resumed = prepare_resume(options.resumed_run, options, console)

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
 from runner.data.cache import Progress
-from runner.errors import UserError
+from runner.errors import Terminal, UserError
 from runner.folder.files import check_folder
 from runner.plan.experiment import Experiment, prepare
 from runner.run.progress import progress_bar
@@ -55,7 +54,7 @@ def refuse_sweeper_params(cfg: DictConfig, fix: str) -> None:
 @contextlib.contextmanager
 def reading_data() -> Iterator[Progress]:
     """Shown on a terminal: a large data set may have to be tokenised before its rows can be counted."""
-    with progress_bar(Console(stderr=True)) as bar:
+    with progress_bar(Terminal(stderr=True)) as bar:
         task = bar.add_task("reading the data", total=None, numbers="")
 
         def tokenising(done: int, total: int) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runner.backends import Backend
 from runner.config.schema import Checkpoint as CheckpointConfig
-from runner.errors import first_line
+from runner.errors import first_line, printable
 from runner.folder.files import Checksums, checksums, damage, sync_folder, write_json
 
 FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
@@ -130,7 +130,8 @@ class Checkpoints:
         except Exception as error:  # noqa: BLE001 - no checkpoint is worth the training that it would save
             reason = f"step {step}, {first_line(error)}"
             if not self._failures and not isinstance(error, _OtherFailed):
-                sys.stderr.write(f"warning: a checkpoint could not be written ({reason}): training continues\n")
+                text = f"warning: a checkpoint could not be written ({reason}): training continues\n"
+                sys.stderr.write(printable(text))
             self._failures.append(reason)
             shutil.rmtree(draft / _worker(self._rank), ignore_errors=True)  # a full disk needs the space
             with contextlib.suppress(OSError):  # otherwise worker 0 waits for its time-out
