@@ -188,6 +188,10 @@ def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
 
 def _show(options: HydraOptions) -> int:
     """Help, completion and printing of the configuration: done by Hydra, without running a job."""
+    if not options.completes:
+        from runner.config.compose import compose  # imports Hydra
+
+        compose(options.overrides, options.config_dirs)  # Hydra sets up the logging that the files ask for
     try:
         _hydra_main(options.for_hydra, lambda cfg: None)
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
 from runner.data.cache import Progress
-from runner.errors import Terminal, UserError
+from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
 from runner.plan.experiment import Experiment, prepare
 from runner.run.progress import progress_bar
@@ -23,6 +23,10 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     """The experiment that a command asks for, and the folder for it, which is not made yet. Raises UserError."""
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
+    callbacks = cfg.hydra.callbacks
+    require(
+        not callbacks, "hydra.callbacks", callbacks, "only a sweep calls Hydra's callbacks; add -m, or leave it out"
+    )
     config = settings(cfg)
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
