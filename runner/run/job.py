@@ -47,7 +47,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     console = Terminal(highlight=False)
     resumed: Resumption | None = None
     if options.resumed_run is not None:
-        resumed = prepare_resume(options.resumed_run, options, console)
+        resumed = prepare_resume(options.resumed_run, options)
         experiment, folder = resumed.experiment, resumed.folder
     else:
         experiment, folder = prepare_run(options)
