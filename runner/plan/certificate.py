@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,13 @@ class Segment:
     def setup(self) -> tuple[str, int, int, str, str]:
         """What executed it."""
         return self.device, self.workers, self.accumulation_steps, self.precision, self.sync
+
+    def after_changes(self, changed: Sequence[str]) -> Segment:
+        """The segment of a run whose code or libraries have `changed` since the one before: not surely equivalent."""
+        if not changed:
+            return self
+        level = max(self.level, _COMPARABLE, key=_LEVELS.index)
+        return dataclasses.replace(self, level=level, differs=(*self.differs, *changed))
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Segment:

@@ -39,7 +39,8 @@ from runner.plan.sync_steps import sync_steps
 class Experiment:
     """`absent`: a sentence for each missing data set or model of an experiment that was only planned.
 
-    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`.
+    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`. `changed`:
+    code and libraries that are not those of the checkpoint that it continues from.
     """
 
     config: Config
@@ -51,6 +52,7 @@ class Experiment:
     absent: tuple[str, ...] = ()
     varied: tuple[str, ...] = ()
     typed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -96,6 +98,9 @@ class Experiment:
                 f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
                 "raise epochs"
             )
+        if self.changed:
+            step = self.certificate.segments[-1].after_step
+            notes.append(f"changed since step {step:,}, from which the run continues: {', '.join(self.changed)}")
         return (*notes, *self.recipe.notes, *self.facts.notes)
 
     def continuing(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
@@ -103,6 +108,12 @@ class Experiment:
         now = dataclasses.replace(self.certificate.segments[-1], after_step=step)
         certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
         return dataclasses.replace(self, certificate=certificate)
+
+    def after_changes(self, changed: tuple[str, ...]) -> Experiment:
+        """The same with what has changed since the checkpoint that it continues from."""
+        *earlier, now = self.certificate.segments
+        certificate = with_segments(self.certificate, (*earlier, now.after_changes(changed)))
+        return dataclasses.replace(self, certificate=certificate, changed=changed)
 
     @property
     def setup_name(self) -> str:

@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from runner import __version__
 from runner.backends import Backend, build_backend
 from runner.backends.machine import available_cores, describe_machine, library_versions
 from runner.config.choices import EquivalenceMode
-from runner.config.instantiate import build_recipe
+from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.data.cache import Cache
@@ -38,6 +39,9 @@ from runner.train.precision import Precision
 from runner.train.result import RunResult
 from runner.train.seeds import set_seed, worker_seed
 from runner.train.tokens import Tokens, over_all_workers
+
+#: Before the names of modules, in the identity of a checkpoint.
+CODE = "code of "
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,14 @@ def identity_of(prepared: Prepared, model: torch.nn.Module) -> dict[str, str]:
     return {"tokenised data": prepared.folder.name, "model": layers}
 
 
+def code_of(config: Config) -> dict[str, str]:
+    """Digests of the code that a checkpoint was made with: the runner's, and each module's that defines the recipe."""
+    root = Path(__file__).parents[1]
+    own = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))).hexdigest()
+    modules = recipe_code(config.recipe, config.trusted_packages)
+    return {"runner": f"{__version__} ({own[:8]})", **{f"{CODE}{name}": digest for name, digest in modules.items()}}
+
+
 def _require_same(saved: Saved, identity: Mapping[str, str]) -> None:
     for name, value in identity.items():
         if saved.identity[name] != value:
@@ -176,6 +188,8 @@ def train(
         "sync": sync_digest(job.config.sync),
         **library_versions(job.device_type),
     }
+    if backend.rank == 0:  # which writes it down
+        identity |= code_of(job.config)
     checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity, preempted)
     try:
         with watched(loop):
