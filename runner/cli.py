@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import Preempted, UserError
+from runner.errors import Preempted, Terminal, UserError, printable
 from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from runner.track.secrets import masked
 
@@ -48,7 +48,7 @@ def verify_main(arguments: Sequence[str]) -> int:
         _start_forkserver()
         from runner.verify.command import verify  # after the forkserver has started
 
-        return verify(arguments, Console(highlight=False))
+        return verify(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -61,7 +61,7 @@ def evaluate_main(arguments: Sequence[str]) -> int:
         _start_forkserver()
         from runner.evaluate.command import evaluate  # after the forkserver has started
 
-        return evaluate(arguments, Console(highlight=False))
+        return evaluate(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -74,7 +74,7 @@ def predict_main(arguments: Sequence[str]) -> int:
         _start_forkserver()
         from runner.evaluate.command import predict  # after the forkserver has started
 
-        return predict(arguments, Console(highlight=False))
+        return predict(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -85,7 +85,7 @@ def track_main(arguments: Sequence[str]) -> int:
     def action() -> int:
         from runner.track.command import track  # this command only
 
-        return track(arguments, Console(highlight=False))
+        return track(arguments, Terminal(highlight=False))
 
     return guarded(action)
 
@@ -97,14 +97,14 @@ def compare_main(arguments: Sequence[str]) -> int:
         from runner.compare.command import compare  # this command only
 
         piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        return compare(arguments, Console(highlight=False, width=PIPED_WIDTH if piped else None))
+        return compare(arguments, Terminal(highlight=False, width=PIPED_WIDTH if piped else None))
 
     return guarded(action)
 
 
 def guarded(action: Callable[[], int]) -> int:
     """Run `action`; print the exception that it raises and return the exit code."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
     try:
         return action()
     except UserError as error:
@@ -133,7 +133,7 @@ def _report_failure(error: Exception, errors: Console) -> int:
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         errors.print(f"[bold red]error:[/] {escape(masked(str(composition_error(error))))}")
         return EXIT_USER_ERROR
-    sys.stderr.write(masked("".join(traceback.format_exception(error))))
+    sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
     return EXIT_FAILED
 
 
@@ -192,6 +192,10 @@ def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
 
 def _show(options: HydraOptions) -> int:
     """Help, completion and printing of the configuration: done by Hydra, without running a job."""
+    if not options.completes:
+        from runner.config.compose import compose  # imports Hydra
+
+        compose(options.overrides, options.config_dirs)  # Hydra sets up the logging that the files ask for
     try:
         _hydra_main(options.for_hydra, lambda cfg: None)
         sys.stdout.flush()
@@ -228,7 +232,7 @@ def _plan(arguments: list[str]) -> int:
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     with reading_data() as progress:
         experiment = foresee(settings(cfg), progress)
-    console = Console()
+    console = Terminal()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):
         console.print(notes)

@@ -1,10 +1,16 @@
-"""Errors that a user can cause and fix, each one sentence."""
+"""What a user reads: errors that can be fixed, each one sentence, and the terminal that text is printed on."""
 
 from __future__ import annotations
 
 import difflib
 import enum
 from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+#: Control characters (C0 and C1), among them the one that starts commands to a terminal.
+_CONTROL = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
 
 class UserError(Exception):
@@ -70,3 +76,16 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     if choices and len(choices) <= 16:
         return "; there are: " + ", ".join(sorted(choices))
     return ""
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: names and error texts come from files, data and servers of others."""
+    return text.translate(_CONTROL)
+
+
+class Terminal(Console):
+    """Where every command prints. No text has control characters; only rich's own styles and cursor movements do."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -19,7 +19,7 @@ from runner.config.schema import Checkpoint
 from runner.errors import Preempted
 from runner.train import build, checkpoint
 from runner.train.build import Job, build_loop, identity_of
-from runner.train.checkpoint import Checkpoints, newest
+from runner.train.checkpoint import Checkpoints, newest, sync_digest
 from runner.train.loop import Loop
 from tests.replicas import outcome, tiny_job
 
@@ -95,8 +95,8 @@ def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tu
                     and evaluates == (when == "evaluation")
                 )
 
-            settings, identity = Checkpoint(on_preemption=True, keep=1), identity_of(loop.prepared, loop.model)
-            loop.checkpoints = Checkpoints(folder, settings, backend, identity, asked)
+            settings = Checkpoint(on_preemption=True, keep=1)
+            loop.checkpoints = Checkpoints(folder, settings, backend, _identity(loop), asked)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(checkpoint, "_AGREE_EVERY_S", 0.0)
                 with pytest.raises(Preempted) as caught:
@@ -120,7 +120,7 @@ def train_part(backend: Backend, overrides: list[str], folder: Path, until: int 
     The plan is that of one worker, dealt to as many as there are.
     """
     job, log = tiny_job(overrides, 1, folder), _Log()
-    plan = job.plan.on_workers(backend.world_size, 1)
+    plan = job.plan.on_workers(backend.world_size, 1, job.config.sync.k)
     loop = build_loop(_from_newest(dataclasses.replace(job, plan=plan)), backend, log.write)
     loop.train(until)
     if until is None:
@@ -131,12 +131,15 @@ def train_part(backend: Backend, overrides: list[str], folder: Path, until: int 
 
 
 def _save(loop: Loop, backend: Backend, folder: Path) -> None:
-    identity = identity_of(loop.prepared, loop.model)
-    checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, identity)
+    checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, _identity(loop))
     checkpoints.save(loop.optimizer_step, loop.state_dict, loop.policy.equal_parts if loop.synchronised else ())
     checkpoints.wait()
     assert checkpoints.warning() is None, checkpoints.warning()
     backend.all_gather_object(None)  # until worker 0 has completed it
+
+
+def _identity(loop: Loop) -> dict[str, str]:
+    return {**identity_of(loop.prepared, loop.model), "sync": sync_digest(loop.config.sync)}
 
 
 def _from_newest(job: Job) -> Job:

@@ -1,10 +1,20 @@
-"""Nearest valid names for misspelt ones."""
+"""Nearest valid names for misspelt ones, and what reaches the terminal."""
 
 from __future__ import annotations
 
-import pytest
+import ast
+import io
+from pathlib import Path
+from typing import Any
 
-from runner.errors import did_you_mean, first_line, nearest
+import pytest
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from runner.errors import Terminal, did_you_mean, first_line, nearest, printable
 
 KEYS = ["seed", "epochs", "max_steps", "optimizer", "optimizer.lr", "sync.k", "device.kind", "batch.global_batch"]
 
@@ -74,3 +84,46 @@ def test_clause(word: str, choices: list[str], clause: str) -> None:
 def test_first_line(error: BaseException, line: str) -> None:
     """An exception is told in its first line, or by its name if it says nothing."""
     assert first_line(error) == line
+
+
+EVIL = "a\x1b]0;evil\x07b\x9b31mc\rd\x7f\u00e9"
+CLEAN = "a]0;evilb31mcd\u00e9"
+
+
+def row(text: str) -> Table:
+    table = Table(title=text)
+    table.add_column(text)
+    table.add_row(text)
+    return table
+
+
+@pytest.mark.parametrize("shown", [escape, Text, Panel.fit, row], ids=["markup", "text", "panel", "table"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_control_characters_do_not_reach_the_terminal(shown: Any, terminal: bool) -> None:
+    """Printed at once, as a rule, or in a display that is updated; rich's own styles and movements stay."""
+    file = io.StringIO()
+    console = Terminal(file=file, force_terminal=terminal, width=100, highlight=False)
+    console.print(shown(EVIL), style="bold")
+    console.print(EVIL, markup=False, soft_wrap=True)
+    console.rule(escape(EVIL))
+    with Live(shown(EVIL), console=console, auto_refresh=False) as live:
+        live.update(shown(EVIL), refresh=True)
+    text = file.getvalue()
+    assert text.count(CLEAN) >= 4
+    assert ("\x1b[1m" in text) == terminal
+    assert not any(part in text for part in ("\x1b]", "\x07", "\x9b", "\x7f"))
+
+
+def test_lines_and_tabs_are_printable() -> None:
+    assert printable(f"{EVIL}\n\tx") == f"{CLEAN}\n\tx"
+
+
+def test_every_command_prints_on_that_terminal() -> None:
+    """rich's own console removes no escape sequences, and neither does Python."""
+    for path in (Path(__file__).parents[1] / "runner").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("Console", "print"), f"{path}:{node.lineno}"
+                if called in ("sys.stderr.write", "sys.stdout.write"):
+                    assert "printable(" in ast.unparse(node.args[0]), f"{path}:{node.lineno}"

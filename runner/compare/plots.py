@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -59,7 +60,9 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
         "time_breakdown.png": time_breakdown,
     }
     written = []
-    with matplotlib.rc_context(fname=_STYLE):
+    with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
+        # A name may hold any character, and the warning would print it as it is.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         for name, draw in drawings.items():
             figure = draw(comparison)
             if figure is not None:

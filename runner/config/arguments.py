@@ -49,6 +49,7 @@ class HydraOptions:
             raise UserError(f"{RESUME}={self.resumed_run} resumes one run: leave out -m, or use {RESUME_SWEEP}=…")
         #: Help, completion and printing of the configuration: nothing is run.
         self.only_shows = bool(parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion)
+        self.completes = bool(parsed.shell_completion)
         if parsed.experimental_rerun:
             raise UserError("--experimental-rerun unpickles a file, which can run any code: give the overrides instead")
         if parsed.config_path or parsed.config_name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import secrets
 import typing
@@ -17,13 +18,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import accelerate
 from runner.config.schema import Config, Tracking, hydra_schema
 from runner.config.setups import store_setups
+from runner.config.trust import refuse_code, typed_settings
 from runner.errors import UserError, did_you_mean, first_line
 
 CONFIG_NAME = "config"
@@ -88,7 +90,7 @@ def compose(
     """The composed configuration, Hydra's own node included.
 
     `config_dirs`: further folders to search for choices, as given by `--config-dir`. `saved`: the settings of a run, to
-    start from instead of the defaults. Raises UserError.
+    start from instead of the defaults. Raises UserError, also for a file there that sets what can run code.
     """
     name = CONFIG_NAME
     if saved is not None:
@@ -103,9 +105,25 @@ def compose(
         overrides = [f"hydra.searchpath=[{folders}]", *overrides]
     try:
         with _conf():
+            _check_files(overrides)
             return hydra_compose(name, list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra's answer to `=3`
         raise composition_error(error, overrides, name) from error
+
+
+def _check_files(overrides: Sequence[str]) -> None:
+    """Let Hydra refuse files from outside `conf/` that set what can run code, as it loads them."""
+    loader = GlobalHydra.instance().config_loader()
+    typed = typed_settings(OverridesParser.create(loader).parse_overrides(list(overrides)))
+    load = loader._load_single_config
+
+    def checked(default: Any, repo: Any) -> Any:
+        result = load(default, repo)  # with the file's content where its package puts it
+        if "command-line" in result.provider:
+            refuse_code(f"{result.path}/{default.config_path}.yaml", result.config, typed)
+        return result
+
+    loader._load_single_config = checked
 
 
 def settings(cfg: DictConfig) -> Config:
@@ -161,6 +179,20 @@ def sweep_points(overrides: Sequence[str]) -> Iterator[list[str]]:
             yield fixed + first[:number] + [value] + first[number + 1 :]
 
 
+def group_points(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Override lists with every combination of the swept choices of groups, which decide the files that are loaded."""
+    given = parsed(overrides)
+    fixed = [o.input_line or "" for o in given if not o.is_sweep_override()]
+    swept = [_values(o)[: None if _is_group(o) else 1] for o in given if o.is_sweep_override()]
+    return (fixed + list(point) for point in itertools.product(*swept))
+
+
+def _is_group(override: Override) -> bool:
+    key = override.get_key_element().lstrip("+")
+    kind = typing.get_type_hints(Config).get(key, Any)
+    return "." not in key and (kind is Any or dataclasses.is_dataclass(kind))
+
+
 def _values(override: Override) -> list[str]:
     key = override.get_key_element()
     if not override.is_discrete_sweep():  # interval(): only optimizing sweepers accept it, and draw the values
@@ -211,7 +243,8 @@ def composition_error(error: Exception, overrides: Sequence[str] = (), name: str
         key, _, values = first_line(error).split("'")[1].partition("=")
         one_list = f", or write {key}=[{values}]" if _may_be_list(key) else ""
         return UserError(f"{key}={values} has several values: add -m to sweep over them{one_list}")
-    return UserError(first_line(error) + (f" (in {' '.join(overrides)})" if overrides else ""))
+    text = " ".join(str(error).split()) if isinstance(error, InstantiationException) else first_line(error)
+    return UserError(text + (f" (in {' '.join(overrides)})" if overrides else ""))
 
 
 def _parse_hint(override: str) -> str:

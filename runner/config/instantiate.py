@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import importlib.util
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ TUNED_KEYS = (
     "micro_batch",
     "evaluation_micro_batch",
 )
+
+#: Too large to be read, and they have versions.
+_LIBRARIES = ("datasets", "numpy", "tokenizers", "torch", "transformers")
 
 #: Modules of recipes that moved -> where they are now.
 MOVED = {
@@ -53,8 +58,66 @@ def build_recipe(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> 
     if config.get("_target_") is None:
         raise UserError("recipe._target_ is missing: name the class that implements the recipe")
     arguments = {key: value for key, value in config.items() if key not in EXPERIMENT_KEYS}
-    trusted = tuple(dict.fromkeys(("recipes", *trusted_packages)))
-    return _build(arguments, trusted, "recipe")
+    return _build(arguments, _trusted(trusted_packages), "recipe")
+
+
+def recipe_code(config: Mapping[str, Any], trusted_packages: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of the source of each module that defines a recipe.
+
+    Those are the modules of its `_target_`s, and all that they import from `recipes` and the trusted packages, also in
+    functions, except large libraries. Only the files are read.
+    """
+    packages = [name for name in _trusted(trusted_packages) if name not in _LIBRARIES]
+    waiting = [target.rpartition(".")[0] for target in _targets(config)]
+    found: dict[str, str] = {}
+    while waiting:
+        name = waiting.pop()
+        file = _source(name) if name not in found and name.partition(".")[0] in packages else None
+        if file is not None:
+            content = file.read_bytes()
+            found[name] = hashlib.sha256(content).hexdigest()
+            package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+            waiting += [name.rpartition(".")[0], *_imported(content, package)]
+    return dict(sorted(found.items()))
+
+
+def _trusted(packages: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(("recipes", *packages)))
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _targets(value)
+
+
+def _source(module: str) -> Path | None:
+    """The Python file of a module or package, found without importing its parents."""
+    top, *names = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    files = [Path(spec.origin or "")]
+    if names:
+        folders = [Path(folder, *names) for folder in spec.submodule_search_locations or ()]
+        files = [file for folder in folders for file in (folder / "__init__.py", folder.with_suffix(".py"))]
+    return next((file for file in files if file.suffix == ".py" and file.is_file()), None)
+
+
+def _imported(source: bytes, package: str) -> Iterator[str]:
+    """Everything that a module of `package` imports, which may be modules or names in them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")
+            base = ".".join([*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])])
+            base = base if node.level else node.module or ""
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def _build(node: Any, trusted: tuple[str, ...], path: str) -> Any:

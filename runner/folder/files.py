@@ -1,14 +1,22 @@
-"""Files in a run's folder that other processes read at any time, and whether a folder can be written to."""
+"""Files that other processes read at any time, whether they are as they were written, and writable folders."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError, first_line
+
+#: Bytes that are hashed at once.
+_BLOCK = 2**22
+
+#: Size in bytes and SHA-256 of each file of a folder, by its name relative to the folder.
+Checksums = Mapping[str, tuple[int, str]]
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -34,6 +42,35 @@ def sync_folder(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def checksums(folder: Path, files: Iterable[Path]) -> dict[str, tuple[int, str]]:
+    """The checksums of `files`, which are in `folder` or below it."""
+    return {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in files}
+
+
+def damage(folder: Path, written: Checksums) -> str | None:
+    """What is wrong with the files of `folder`, in words; None if they are as they were `written`."""
+    for name, (size, digest) in written.items():
+        path = folder / name
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
+            if sha256(path) != digest:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
 
 
 def check_folder(setting: str, folder: str | Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from runner.errors import Preempted, UserError
+from runner.errors import Preempted, UserError, printable
 from runner.folder.lock import LOCK_FILE
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals
 from runner.launch.worker import run
@@ -73,7 +73,7 @@ class ExternalWorld:
 
 
 def _give_up(why: str) -> None:
-    sys.stderr.write(f"error: {why}\n")
+    sys.stderr.write(printable(f"error: {why}\n"))
     sys.stderr.flush()
     os._exit(1)
 

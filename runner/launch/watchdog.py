@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from runner.errors import printable
 from runner.train.loop import Loop
 
 #: Seconds between two looks; without progress, until a worker looks for the others; and in which they have to answer.
@@ -76,7 +77,8 @@ class Watchdog:
                 what = blame or f"no worker made progress in step {self._loop.optimizer_step + 1}"
                 self._give_up(f"{what} for {quiet:.0f} s (launch.timeout_s={self._timeout_s:g})")
             elif blame is not None and self._rank == min(set(signs) - set(silent(earlier, signs, self._workers))):
-                sys.stderr.write(f"warning: {blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends\n")
+                warning = f"warning: {blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends\n"
+                sys.stderr.write(printable(warning))
             said = True
 
     def _pause(self, seconds: float) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,8 @@ class Segment:
     """A part of a run on one set of workers. A run that was not resumed has one.
 
     `after_step`: optimizer steps done before it; `until_step`: at its end, None if it is not known yet. `device`: as
-    requested, such as `cpu4`. `level`, `differs`: of its own certificate, against the same baseline.
+    requested, such as `cpu4`; `sync`: the policy and k. `level`, `differs`: of its own certificate, against the same
+    baseline.
     """
 
     after_step: int
@@ -74,13 +75,21 @@ class Segment:
     workers: int
     accumulation_steps: int
     precision: str
+    sync: str
     level: str
     differs: tuple[str, ...]
 
     @property
-    def setup(self) -> tuple[str, int, int, str]:
+    def setup(self) -> tuple[str, int, int, str, str]:
         """What executed it."""
-        return self.device, self.workers, self.accumulation_steps, self.precision
+        return self.device, self.workers, self.accumulation_steps, self.precision, self.sync
+
+    def after_changes(self, changed: Sequence[str]) -> Segment:
+        """The segment of a run whose code or libraries have `changed` since the one before: not surely equivalent."""
+        if not changed:
+            return self
+        level = max(self.level, _COMPARABLE, key=_LEVELS.index)
+        return dataclasses.replace(self, level=level, differs=(*self.differs, *changed))
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Segment:

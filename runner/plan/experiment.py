@@ -30,7 +30,7 @@ from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.folder.files import check_folder
 from runner.plan import Plan, make_plan
 from runner.plan.certificate import Certificate, RunSetup, Segment, certify, ended_at, with_segments
-from runner.plan.describe_sync import sync_labels
+from runner.plan.describe_sync import sync_labels, sync_name
 from runner.plan.placement import Placement, check_device_serves, place
 from runner.plan.sync_steps import sync_steps
 
@@ -39,7 +39,8 @@ from runner.plan.sync_steps import sync_steps
 class Experiment:
     """`absent`: a sentence for each missing data set or model of an experiment that was only planned.
 
-    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`.
+    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`. `changed`:
+    code and libraries that are not those of the checkpoint that it continues from.
     """
 
     config: Config
@@ -51,6 +52,7 @@ class Experiment:
     absent: tuple[str, ...] = ()
     varied: tuple[str, ...] = ()
     typed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -96,6 +98,9 @@ class Experiment:
                 f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
                 "raise epochs"
             )
+        if self.changed:
+            step = self.certificate.segments[-1].after_step
+            notes.append(f"changed since step {step:,}, from which the run continues: {', '.join(self.changed)}")
         return (*notes, *self.recipe.notes, *self.facts.notes)
 
     def continuing(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
@@ -103,6 +108,12 @@ class Experiment:
         now = dataclasses.replace(self.certificate.segments[-1], after_step=step)
         certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
         return dataclasses.replace(self, certificate=certificate)
+
+    def after_changes(self, changed: tuple[str, ...]) -> Experiment:
+        """The same with what has changed since the checkpoint that it continues from."""
+        *earlier, now = self.certificate.segments
+        certificate = with_segments(self.certificate, (*earlier, now.after_changes(changed)))
+        return dataclasses.replace(self, certificate=certificate, changed=changed)
 
     @property
     def setup_name(self) -> str:
@@ -138,7 +149,7 @@ def prepare(
 
 
 def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress: Progress | None = None) -> Experiment:
-    """The experiment of a run that continues: the `old` plan on the workers that there are now.
+    """The experiment of a run that continues: the `old` plan on the workers, and with the synchronisation, of now.
 
     `new_accumulation`: whether that setting was changed. Raises UserError.
     """
@@ -147,7 +158,7 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
     recipe.check_model()
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
-    plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation))
+    plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation), config.sync.k)
     return _experiment(config, recipe, placement, facts, plan=plan)
 
 
@@ -238,6 +249,7 @@ def _experiment(
         workers=plan.world_size,
         accumulation_steps=plan.accumulation_steps,
         precision=config.precision.name.name,
+        sync=sync_name(config.sync),
         level=certificate.level,
         differs=tuple(item.name for item in certificate.properties if not item.equal),
     )

@@ -65,7 +65,7 @@ class Plan:
         """The fewest optimizer steps that see at least `samples` samples."""
         return bisect.bisect_left(range(self.optimizer_steps), samples, key=self.samples_before)
 
-    def on_workers(self, world_size: int, accumulation_steps: int) -> Plan:
+    def on_workers(self, world_size: int, accumulation_steps: int, k: int) -> Plan:
         """The same global batches, learning rate and steps on other workers, whose shares may differ by one sample."""
         replica_batch = -(-self.global_batch // world_size)
         return dataclasses.replace(
@@ -74,6 +74,8 @@ class Plan:
             accumulation_steps=accumulation_steps,
             replica_batch=replica_batch,
             micro_batch=-(-replica_batch // accumulation_steps),
+            k=k,
+            sync_window=self.global_batch * k,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
-from runner.errors import Preempted
+from runner.errors import Preempted, Terminal
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.local import WorkerLost, launch
@@ -46,14 +46,14 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
 
     `started_at`: when the command started. `world`: the processes that torchrun has started, if it has.
     """
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     resumed: Resumption | None = None
     if options.resumed_run is not None:
-        resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs, console)
+        resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     elif world is not None and (interrupted := _interrupted_run(options.overrides)) is not None:
         overrides = [*filter(may_change, options.overrides), f"device.workers={world.world_size}"]
-        resumed = prepare_resume(str(interrupted), overrides, options.config_dirs, console)
+        resumed = prepare_resume(str(interrupted), overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     else:
         experiment, folder = prepare_run(options)

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose, settings
 from runner.data.cache import Progress
-from runner.errors import UserError
+from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
 from runner.plan.experiment import Experiment, prepare
 from runner.run.progress import progress_bar
@@ -24,6 +23,10 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     """The experiment that a command asks for, and the folder for it, which is not made yet. Raises UserError."""
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
+    callbacks = cfg.hydra.callbacks
+    require(
+        not callbacks, "hydra.callbacks", callbacks, "only a sweep calls Hydra's callbacks; add -m, or leave it out"
+    )
     config = settings(cfg)
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
@@ -55,7 +58,7 @@ def refuse_sweeper_params(cfg: DictConfig, fix: str) -> None:
 @contextlib.contextmanager
 def reading_data() -> Iterator[Progress]:
     """Shown on a terminal: a large data set may have to be tokenised before its rows can be counted."""
-    with progress_bar(Console(stderr=True)) as bar:
+    with progress_bar(Terminal(stderr=True)) as bar:
         task = bar.add_task("reading the data", total=None, numbers="")
 
         def tokenising(done: int, total: int) -> None:

@@ -26,6 +26,7 @@ from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
 from runner.plan import Plan
 from runner.plan.certificate import Segment
+from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
 from runner.run.preflight import reading_data
@@ -34,12 +35,13 @@ from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.secrets import masked
 from runner.track.store import check_tracking
-from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders
+from runner.train.build import CODE, code_of
+from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, sync_digest
 
 LATEST = "latest"
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
-_GROUPS = ("device", "accumulation", "precision", "checkpoint", "launch", "tracking")
+_GROUPS = ("device", "accumulation", "precision", "sync", "checkpoint", "launch", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("cache_dir", "trusted_packages"),
@@ -76,9 +78,7 @@ class Resumption:
         cut_metrics(self.folder, self.saved.step if self.saved is not None else 0)
 
 
-def prepare_resume(
-    identifier: str, overrides: Sequence[str], config_dirs: Sequence[str], console: Console
-) -> Resumption:
+def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> Resumption:
     """Find the run and check that it can continue, without changing anything. Raises UserError."""
     folder = find_run(identifier, Path("outputs"))
     if is_locked(folder):
@@ -95,8 +95,9 @@ def prepare_resume(
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, changed, progress)
     if saved is not None:
+        _check(experiment, folder, saved)
         experiment = experiment.continuing(_segments(folder), saved.step)
-        _check(experiment, folder, saved, console)
+        experiment = experiment.after_changes(_changes(experiment, saved))
     check_tracking(config.tracking)
     return Resumption(experiment, folder, saved, damaged)
 
@@ -109,7 +110,8 @@ def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     saved, damaged = newest(folder)
     if saved is None or (card.tags.get("setup.digest"), card.params.get("seed")) != saved_with:
         return None
-    return Resumption(experiment.continuing(_segments(folder), saved.step), folder, saved, damaged)
+    continued = experiment.continuing(_segments(folder), saved.step)
+    return Resumption(continued.after_changes(_changes(continued, saved)), folder, saved, damaged)
 
 
 def restarted(experiment: Experiment, folder: Path) -> Resumption:
@@ -119,6 +121,7 @@ def restarted(experiment: Experiment, folder: Path) -> Resumption:
         raise UserError(f"{folder} has no complete checkpoint to start again from")
     if saved is not None:
         experiment = experiment.continuing(experiment.certificate.segments, saved.step)
+        experiment = experiment.after_changes(_changes(experiment, saved))
     return Resumption(experiment, folder, saved, damaged)
 
 
@@ -205,23 +208,27 @@ def _tracking(tracking: Tracking, folder: Path) -> Tracking:
     return dataclasses.replace(tracking, uri=store)
 
 
-def _check(experiment: Experiment, folder: Path, saved: Saved, console: Console) -> None:
-    """Refuse other data and a number of workers that cannot take over; say which libraries have changed."""
+def _check(experiment: Experiment, folder: Path, saved: Saved) -> None:
+    """Refuse other data and a number of workers that cannot take over."""
     if experiment.facts.digest != saved.identity["data"]:
         raise UserError(
             f"{RESUME}={folder} is invalid: the data ({masked(experiment.facts.source)}) changed after the run was "
             "started; restore them, or start a new run"
         )
     workers = experiment.plan.world_size
+    why = "had different weights when they were saved (sync.overlap or sync.policy=gradients)"
     if workers != saved.workers and not saved.for_any_workers:
         raise UserError(
-            f"device.workers={workers} is invalid: the run's {saved.workers} workers had different weights when they "
-            f"were saved (sync.overlap or sync.policy=gradients); use {saved.workers}"
+            f"device.workers={workers} is invalid: the run's {saved.workers} workers {why}; use {saved.workers}"
         )
-    changes = [
-        f"{name} {saved.identity[name]} → {version}"
-        for name, version in experiment.setup.versions.items()
-        if saved.identity.get(name, version) != version
-    ]
-    if changes:
-        console.print(f"[bold yellow]note:[/] since the run was saved: {escape(', '.join(changes))}", soft_wrap=True)
+    if sync_digest(experiment.config.sync) != saved.identity["sync"] and not saved.for_any_workers:
+        raise UserError(f"sync={sync_name(experiment.config.sync)} is invalid: the run's workers {why}; leave it out")
+
+
+def _changes(experiment: Experiment, saved: Saved) -> tuple[str, ...]:
+    """What else is not as it was when the checkpoint was saved: libraries, the runner, and modules of the recipe."""
+    old, new = saved.identity, {**experiment.setup.versions, **code_of(experiment.config)}
+    names = [name for name in new if old.get(name, new[name]) != new[name]]
+    if any(name.startswith(CODE) for name in old):  # modules can come and go
+        names += [name for name in (*new, *old) if name.startswith(CODE) and (name in new) != (name in old)]
+    return tuple(name if name.startswith(CODE) else f"{name} {old[name]} → {new[name]}" for name in names)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from runner.config.schema import Evaluation, Tracking
-from runner.errors import first_line
+from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.run.progress import Background
@@ -49,7 +49,7 @@ class SweepRequest:
 def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     """Run all jobs that are not finished; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
     handle_signals()
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     parallel = at_once(request.hydra, request.grid.total)  # before anything is written: it may raise UserError
     request.folder.mkdir(parents=True, exist_ok=True)
     with sweep_lock(request.folder):
@@ -151,7 +151,7 @@ def _report(sweep: Sweep, console: Console) -> int:
     console.print(f"sweep [bold]{sweep.id}[/]: {escape(progress_line(states, total, sweep.at_once))}")
     if not not_started and not failed:
         return 0
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
     parts = [*([f"{not_started} did not start"] if not_started else []), *(["failed:"] if failed else [])]
     errors.print(f"[bold]{len(states) - len(failed)} of {total} jobs finished[/]; {', '.join(parts)}")
     for state in failed:

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from runner.config.compose import register, settings, tracking_of
 from runner.config.schema import Tracking
-from runner.errors import UserError
+from runner.errors import Terminal, UserError, printable
 from runner.folder.lock import is_locked, locked
 from runner.launch.local import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals, requests
@@ -116,10 +116,10 @@ def _output(folder: Path, sweep: Sweep) -> Iterator[tuple[Path, Console]]:
     """A job's folder and console. Jobs in separate processes write to `console.log`: their lines would be mixed."""
     folder.mkdir(parents=True, exist_ok=True)
     if sweep.in_process:
-        yield folder, Console(highlight=False)
+        yield folder, Terminal(highlight=False)
         return
     with (folder / "console.log").open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file):
-        yield folder, Console(highlight=False, file=file, width=120)
+        yield folder, Terminal(highlight=False, file=file, width=120)
 
 
 def free_folder(folder: Path) -> Path:
@@ -145,10 +145,10 @@ def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role,
     """Report the error on the terminal, in the job's folder, and in the tracking store even if it has no run yet."""
     note_failure(folder, error)
     if isinstance(error, (UserError, WorkerFailed)):
-        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
         errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
     else:
-        sys.stderr.write(masked("".join(traceback.format_exception(error))))
+        sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
     if (folder / CARD_FILE).exists():
         return
     store = store_of(tracking)

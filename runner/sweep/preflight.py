@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 
 from runner.config.arguments import RESUME_SWEEP, HydraOptions
-from runner.config.compose import compose, parsed, settings, sweep_points, with_sweeper_params
+from runner.config.compose import compose, group_points, parsed, settings, sweep_points, with_sweeper_params
 from runner.config.schema import Config
 from runner.data.cache import Progress
 from runner.errors import UserError
@@ -51,6 +51,9 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
             f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
         )
     grid = grid_of(parsed(overrides), hydra)
+    if grid.overrides is None:
+        for point in group_points(overrides):  # the sweeper can choose any
+            compose(point, options.config_dirs)
     with reading_data() as progress:
         _check_jobs(grid, options.config_dirs, on_this_machine(hydra), progress)
     return SweepRequest(

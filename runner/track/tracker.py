@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from runner.config.schema import Tracking
+from runner.errors import Terminal
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
 from runner.track.description import VIEW_KEY, VIEW_TAG
@@ -143,4 +142,4 @@ def _with_training_menus(page: str) -> str:
 
 def warn(text: str) -> None:
     """Print a warning on the error stream."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
+    Terminal(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)

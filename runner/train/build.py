@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from runner import __version__
 from runner.backends import Backend, build_backend
 from runner.backends.machine import available_cores, describe_machine, library_versions
 from runner.config.choices import EquivalenceMode
-from runner.config.instantiate import build_recipe
+from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.data.cache import Cache
@@ -31,13 +32,16 @@ from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
-from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest
+from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest, sync_digest
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
 from runner.train.result import RunResult
 from runner.train.seeds import set_seed, worker_seed
 from runner.train.tokens import Tokens, over_all_workers
+
+#: Before the names of modules, in the identity of a checkpoint.
+CODE = "code of "
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     """
     config = job.config
     saved = read_manifest(job.checkpoint) if job.checkpoint is not None else None
-    state = load(saved, backend.rank, backend.world_size) if saved is not None else None
+    state = load(saved, backend.rank, backend.world_size, config.sync) if saved is not None else None
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
     prepared = prepare_data(recipe, job, backend)
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
@@ -130,6 +134,14 @@ def identity_of(prepared: Prepared, model: torch.nn.Module) -> dict[str, str]:
     """What must be the same when a run is resumed, as only a worker knows it: tokenised data and the model's layers."""
     layers = hashlib.sha256(repr(model).encode()).hexdigest()
     return {"tokenised data": prepared.folder.name, "model": layers}
+
+
+def code_of(config: Config) -> dict[str, str]:
+    """Digests of the code that a checkpoint was made with: the runner's, and each module's that defines the recipe."""
+    root = Path(__file__).parents[1]
+    own = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))).hexdigest()
+    modules = recipe_code(config.recipe, config.trusted_packages)
+    return {"runner": f"{__version__} ({own[:8]})", **{f"{CODE}{name}": digest for name, digest in modules.items()}}
 
 
 def _require_same(saved: Saved, identity: Mapping[str, str]) -> None:
@@ -170,7 +182,14 @@ def train(
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
-    identity = {**identity_of(loop.prepared, loop.model), "data": job.facts.digest, **library_versions(job.device_type)}
+    identity = {
+        **identity_of(loop.prepared, loop.model),
+        "data": job.facts.digest,
+        "sync": sync_digest(job.config.sync),
+        **library_versions(job.device_type),
+    }
+    if backend.rank == 0:  # which writes it down
+        identity |= code_of(job.config)
     checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity, preempted)
     try:
         with watched(loop):

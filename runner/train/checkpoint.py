@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.config.plain import to_plain
 from runner.config.schema import Checkpoint as CheckpointConfig
-from runner.errors import first_line
-from runner.folder.files import sync_folder, write_json
+from runner.config.schema import Sync
+from runner.errors import first_line, printable
+from runner.folder.files import Checksums, checksums, damage, sync_folder, write_json
 
 FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
 #: Seconds that worker 0 waits for the files of the others after its own.
 _OTHERS_TIMEOUT_S = 300.0
 #: About how often workers ask each other whether to save. A collective of a few bytes in every step would be noticed.
 _AGREE_EVERY_S = 1.0
-#: Bytes that are hashed at once.
-_BLOCK = 2**22
 
 #: A loop's state: tensors, numbers, text, and dicts, lists and tuples of them.
 State = dict[str, Any]
@@ -56,7 +56,7 @@ class Saved:
     workers: int
     equal: tuple[str, ...]
     identity: Mapping[str, str]
-    files: Mapping[str, tuple[int, str]]
+    files: Checksums
 
     @property
     def for_any_workers(self) -> bool:
@@ -65,15 +65,7 @@ class Saved:
 
     def damage(self) -> str | None:
         """What is wrong with the files, in words; None if they are as they were written."""
-        for name, (size, digest) in self.files.items():
-            path = self.folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
-            if _sha256(path) != digest:
-                return f"{name} has changed since it was written"
-        return None
+        return damage(self.folder, self.files)
 
 
 class Checkpoints:
@@ -178,7 +170,8 @@ class Checkpoints:
         except Exception as error:  # noqa: BLE001 - no checkpoint is worth the training that it would save
             reason = f"step {step}, {first_line(error)}"
             if not self._failures and not isinstance(error, _OtherFailed):
-                sys.stderr.write(f"warning: a checkpoint could not be written ({reason}): training continues\n")
+                text = f"warning: a checkpoint could not be written ({reason}): training continues\n"
+                sys.stderr.write(printable(text))
             self._failures.append(reason)
             shutil.rmtree(draft / _worker(self._rank), ignore_errors=True)  # a full disk needs the space
             with contextlib.suppress(OSError):  # otherwise worker 0 waits for its time-out
@@ -189,7 +182,7 @@ class Checkpoints:
         own.mkdir(parents=True)
         _write_tensors(own, tensors)
         write_json(own / _STATE, plain)
-        files = {f"{own.name}/{path.name}": (path.stat().st_size, _sha256(path)) for path in sorted(own.iterdir())}
+        files = checksums(draft, sorted(own.iterdir()))
         sync_folder(own)
         write_json(draft / f"{own.name}.json", files)
 
@@ -269,18 +262,23 @@ def remove_drafts(run: Path, before: int | None = None) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def load(saved: Saved, rank: int, workers: int) -> State:
-    """The state of worker `rank` of `workers`, on the CPU."""
-    shared = _read(saved, 0)
-    if saved.workers == workers:
+def sync_digest(sync: Sync) -> str:
+    """Equal for settings under which workers synchronise in the same way."""
+    return hashlib.sha256(json.dumps(to_plain(sync), sort_keys=True).encode()).hexdigest()
+
+
+def load(saved: Saved, rank: int, workers: int, sync: Sync) -> State:
+    """The state of worker `rank` of `workers` that synchronise by `sync`, on the CPU."""
+    shared, same_sync = _read(saved, 0), saved.identity["sync"] == sync_digest(sync)
+    if saved.workers == workers and same_sync:
         return {**shared, **_read(saved, rank)} if rank else shared
     assert saved.for_any_workers, saved.equal
     states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
-    return redistributed(states, saved.equal, rank, workers)
+    return redistributed(states, saved.equal if same_sync else (), rank, workers)
 
 
 def redistributed(states: Sequence[State], equal: Collection[str], rank: int, workers: int) -> State:
-    """The state of worker `rank` of `workers`, another number than the `states` are from.
+    """The state of worker `rank` of `workers`: another number than the `states` are from, or another sync policy.
 
     Weights are equal. Optimizer state and running statistics that are not are averaged over the old workers. What they
     have counted goes to worker 0. Random streams start anew (None), and so do sync policies that one worker does not
@@ -373,14 +371,6 @@ def _library() -> Any:
     # Each worker saves alone, as it is asked to by `no_dist`.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     return checkpoint
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _remove(folder: Path) -> None:

@@ -32,6 +32,20 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_names_send_no_commands_to_the_terminal(
+    here: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """Also not in the warnings of libraries that draw the names."""
+    published_file(here)
+    text = Path("published.csv").read_text()
+    Path("published.csv").write_text(text.replace("qa", "q\x1b]0;evil\x07a"))
+    assert compare("--csv", "published.csv") == 0
+    shown = "".join([*capfd.readouterr(), *(str(warning.message) for warning in recwarn)])
+    assert "q]0;evila" in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
 def test_the_files_of_a_comparison(here: Path) -> None:
     """The default folder, one row per run and per setup, every number in full; only plots for which there are data."""
     published_file(here)

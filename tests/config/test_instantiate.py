@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from recipes.synthetic.acceptability import GrammarCorpus
-from runner.config.instantiate import MOVED, build_recipe
+from runner.config.instantiate import MOVED, build_recipe, recipe_code
 from runner.errors import UserError
 
 TOP = "trusted_pkg.parts.Top"
@@ -198,3 +198,58 @@ def test_a_package_that_hides_the_recipes(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=f"^{re.escape(str(path))} "):
         build({"_target_": "recipes.synthetic.linear.LinearLayer"})
+
+
+# --- the source of a recipe ------------------------------------------------------------------------------------
+
+SOURCES = {
+    "__init__.py": "",
+    "top.py": "import json, torch\nfrom . import base\nfrom mine_pkg.deep.part import Part\nimport other_pkg.x\n",
+    "base.py": "def f():\n    from .lazy import g\n    return g\n",
+    "lazy.py": "g = 1\n",
+    "unused.py": "raise RuntimeError('imported')\n",
+    "deep/part.py": "from ..helper import h\nfrom recipes.tasks import classification\n",
+    "helper.py": "h = 1\n",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `mine_pkg`, one of whose parts has no `__init__.py`."""
+    for name, text in SOURCES.items():
+        (tmp_path / "mine_pkg" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine_pkg" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "mine_pkg"
+
+
+def code(*trusted: str) -> dict[str, str]:
+    return recipe_code({"_target_": "mine_pkg.top.Top", "data": [{"_target_": "mine_pkg.deep.part.Part"}]}, trusted)
+
+
+def test_all_modules_that_define_a_recipe_are_found(source: Path) -> None:
+    """Those that they import, too, by any form of import; not other packages, and none is imported."""
+    found = code("mine_pkg", "torch")
+    own = {name for name in found if name.startswith("mine_pkg")}
+    modules = ("top", "base", "lazy", "deep.part", "helper")
+    assert own == {"mine_pkg", *(f"mine_pkg.{name}" for name in modules)}
+    assert {"recipes.tasks.classification", "recipes.models.pretrained"} <= found.keys()
+    assert {name.partition(".")[0] for name in found} == {"mine_pkg", "recipes"}
+    assert "mine_pkg" not in sys.modules
+    assert code() == {}  # nothing is trusted
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_change_is_found_in_its_module(source: Path, name: str) -> None:
+    before = code("mine_pkg")
+    with (source / name).open("a") as file:
+        file.write("# changed\n")
+    after = code("mine_pkg")
+    module = f"mine_pkg.{name.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+    assert {key for key in after if after[key] != before[key]} == ({module} if name != "unused.py" else set())
+
+
+def test_a_recipe_in_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "letters_alone.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(recipe_code({"_target_": "letters_alone.Letters"}, ["letters_alone"])) == {"letters_alone"}

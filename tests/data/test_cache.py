@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def test_entries_are_built_once_per_key(tmp_path: Path, build: Builder, monkeypa
     """Another key or layout version is another entry; an entry holds its own key."""
     root = tmp_path / "new" / "cache"
     first = Cache(root).get({"data": "x", "max_length": 5}, build)
-    assert names(first) == ["data.txt", "key.json", "part"]
+    assert names(first) == ["checksums.json", "data.txt", "key.json", "part"]
     assert Cache(root).get({"max_length": 5, "data": "x"}, build) == first
     assert build.calls == 1
     assert json.loads((first / "key.json").read_text()).items() >= {"data": "x", "max_length": 5}.items()
@@ -69,12 +71,12 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, build: Builder, error: Ba
 
 
 def test_drafts_of_killed_processes_are_removed(tmp_path: Path, build: Builder) -> None:
-    """After a day: another process may still write a fresh one."""
-    for name, age in (("old", 25 * 3600), ("fresh", 0)):
-        (tmp_path / f".draft-{name}").mkdir()
-        os.utime(tmp_path / f".draft-{name}", (time.time() - age,) * 2)
+    """After a day: another process may still write a fresh one. So are damaged entries, which others may still read."""
+    for name, age in ((".draft-old", 25), (".draft-fresh", 0), (".damaged-old", 25), (".damaged-fresh", 0)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age * 3600,) * 2)
     entry = Cache(tmp_path).get({"data": "x"}, build)
-    assert set(names(tmp_path)) == {".draft-fresh", entry.name}
+    assert set(names(tmp_path)) == {".draft-fresh", ".damaged-fresh", entry.name}
 
 
 def test_several_build_the_same_entry(tmp_path: Path) -> None:
@@ -90,7 +92,57 @@ def test_several_build_the_same_entry(tmp_path: Path) -> None:
         entries = list(threads.map(lambda _: Cache(tmp_path).get({"data": "x"}, build), range(4)))
     assert names(tmp_path) == [entries[0].name]
     assert set(entries) == {entries[0]}
-    assert names(entries[0]) == ["a.txt", "b.txt", "key.json"]
+    assert names(entries[0]) == ["a.txt", "b.txt", "checksums.json", "key.json"]
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("harm", [zeroed, truncated, Path.unlink])
+@pytest.mark.parametrize("name", ["data.txt", "part/more.txt", "checksums.json"])
+def test_a_damaged_entry_is_rebuilt(
+    tmp_path: Path,
+    build: Builder,
+    harm: Callable[[Path], None],
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One warning says which file; a run that has mapped the old files keeps them, and the next run finds new ones."""
+    entry = Cache(tmp_path).get({"data": "x"}, build)
+    harm(entry / name)
+    assert capsys.readouterr().err == ""
+    with (entry / "key.json").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert Cache(tmp_path).get({"data": "x"}, build) == entry
+        assert b'"data": "x"' in mapped[:]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert name in warning
+    assert ((entry / "data.txt").read_text(), (entry / "part" / "more.txt").read_text()) == ("words", "more")
+    assert Cache(tmp_path).get({"data": "x"}, build) == entry
+    assert build.calls == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_several_rebuild_a_damaged_entry(tmp_path: Path, build: Builder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four threads that all found the damage: the first replaces the entry, and the others keep that one."""
+    zeroed(Cache(tmp_path).get({"data": "x"}, build) / "data.txt")
+    all_building = threading.Barrier(4, timeout=20)
+
+    def rebuild(folder: Path) -> None:
+        build(folder)
+        all_building.wait()
+
+    with ThreadPoolExecutor(4) as threads:
+        entries = set(threads.map(lambda _: Cache(tmp_path).get({"data": "x"}, rebuild), range(4)))
+    (entry,) = entries
+    assert (entry / "data.txt").read_text() == "words"
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(list(tmp_path.glob(".damaged-*"))) == 1
+    assert not list(tmp_path.glob(".draft-*"))
 
 
 def test_folders_that_cannot_be_written(tmp_path: Path, build: Builder) -> None:

@@ -147,6 +147,27 @@ def test_changed_data_are_refused(killed: Path, here: Path, capsys: pytest.Captu
     assert "data" in capsys.readouterr().err
 
 
+def test_changed_code_is_told_and_certified(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run continues, since a mended recipe is why runs are resumed; the change stays in its certificate."""
+    folder = here / "run"
+    shutil.copytree(only_folder(killed, "linear"), folder)
+    manifest = folder / FOLDER / NEWEST / "complete.json"
+    content = json.loads(manifest.read_text())
+    changed = {"code of tests.sweep.gated": "another", "code of tests.removed": "x", "runner": "0.0.9", "torch": "1.0"}
+    assert changed.keys() - content["identity"].keys() == {"code of tests.removed"}
+    manifest.write_text(json.dumps({**content, "identity": {**content["identity"], **changed}}))
+    assert run(f"resume={folder}", TRUST, "tracking=none") == 0
+    out = capsys.readouterr().out
+    (note, *_) = (line for line in out.splitlines() if line.startswith("note:"))
+    names = ("code of tests.sweep.gated", "code of tests.removed", "runner 0.0.9 →", "torch 1.0 →")
+    assert all(name in note for name in names)
+    assert any("code of tests.sweep.gated" in one for one in read(folder, "summary.json")["notes"])
+    certificate = read(folder, "certificate.json")
+    assert certificate["level"] == "comparable"
+    assert [one["level"] for one in certificate["segments"]] == ["equivalent", "comparable"]
+    assert len(certificate["segments"][1]["differs"]) == len(changed)
+
+
 def test_a_killed_run_continues(
     killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +202,7 @@ def test_a_killed_run_continues(
     segments = certificate["segments"]
     assert [(one["after_step"], one["until_step"], one["workers"]) for one in segments] == [(0, 4, 1), (4, STEPS, 2)]
     assert [one["differs"] for one in segments] == [[], ["world_size"]]
+    assert "changed since" not in out
     assert not any(path.name.startswith(".") for path in (folder / FOLDER).iterdir())
 
     whole = ["hydra.run.dir=whole", "tracking=none", "checkpoint=none"]

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from runner.backends import Backend
-from runner.config.schema import Checkpoint
+from runner.config.choices import SyncPolicyName
+from runner.config.schema import Checkpoint, Sync
 from runner.train import checkpoint
-from runner.train.checkpoint import FOLDER, Checkpoints, load, newest, remove_drafts, saved_folders
+from runner.train.checkpoint import FOLDER, Checkpoints, load, newest, remove_drafts, saved_folders, sync_digest
 from tests.resumed import same
 
 STATE = {
@@ -27,6 +28,8 @@ STATE = {
 }
 
 
+SYNC = Sync(SyncPolicyName.periodic, k=1)
+IDENTITY = {"data": "x", "sync": sync_digest(SYNC)}
 #: Whether each worker was asked to save and end.
 PREEMPTED = {0: False, 1: False}
 
@@ -36,7 +39,7 @@ def checkpoints_of(run: Path, rank: int = 0, workers: int = 1, **settings: Any) 
     alone = SimpleNamespace(
         rank=rank, world_size=workers, start_host_sum=lambda numbers, async_op: lambda: [float(one) for one in numbers]
     )
-    return Checkpoints(run, Checkpoint(**settings), cast(Backend, alone), {"data": "x"}, lambda: PREEMPTED[rank])
+    return Checkpoints(run, Checkpoint(**settings), cast(Backend, alone), IDENTITY, lambda: PREEMPTED[rank])
 
 
 def save(run: Path, *steps: int, **settings: Any) -> Checkpoints:
@@ -56,8 +59,8 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     save(tmp_path, 7)
     saved, _ = newest(tmp_path)
     assert saved is not None
-    assert (saved.step, saved.workers, saved.identity) == (7, 1, {"data": "x"})
-    assert same(load(saved, 0, 1), STATE)
+    assert (saved.step, saved.workers, saved.identity) == (7, 1, IDENTITY)
+    assert same(load(saved, 0, 1, SYNC), STATE)
     suffixes = {path.suffix for path in saved.folder.rglob("*") if path.is_file()}
     assert suffixes == {".json", ".safetensors"}
 
@@ -71,7 +74,7 @@ def test_the_state_is_copied_before_training_goes_on(tmp_path: Path, monkeypatch
     checkpoints.wait()
     saved, _ = newest(tmp_path)
     assert saved is not None
-    assert load(saved, 0, 1)["model"]["weight"].tolist() == [0, 0, 0]
+    assert load(saved, 0, 1, SYNC)["model"]["weight"].tolist() == [0, 0, 0]
     assert stalled == checkpoints.stall_seconds > 0
 
 
@@ -152,8 +155,8 @@ def test_all_workers_have_to_write(tmp_path: Path) -> None:
         one.wait()
     saved, _ = newest(tmp_path)
     assert saved is not None
-    assert same(load(saved, 0, 2), STATE)
-    assert same(load(saved, 1, 2), {**STATE, "random": "other"})
+    assert same(load(saved, 0, 2, SYNC), STATE)
+    assert same(load(saved, 1, 2, SYNC), {**STATE, "random": "other"})
     assert saved.for_any_workers
 
 

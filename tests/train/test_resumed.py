@@ -174,6 +174,19 @@ def test_other_numbers_of_workers_continue_local_phases(
     assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
 
 
+def test_another_sync_policy_continues_a_run(pool: WorkerPool, tmp_path: Path) -> None:
+    """From the common weights of local phases: then two workers train what one does, and DiLoCo goes on from there."""
+    for copy in ("on-1", "on-2", "diloco"):
+        results = pool.run(2, train_part, [*SGD, *EXACT, "sync.k=2"], tmp_path / copy, 4)
+        assert results[0]["synchronised"]
+    synchronous = [pool.run(n, train_part, [*SGD, *EXACT, "sync.k=1"], tmp_path / f"on-{n}", None)[0] for n in (1, 2)]
+    assert largest_difference(synchronous[0]["weights"], synchronous[1]["weights"]) < 1e-12
+    assert synchronous[0]["ledger"] == synchronous[1]["ledger"]
+    outer = pool.run(2, train_part, [*SGD, *EXACT, *DILOCO.overrides(), "sync.k=2"], tmp_path / "diloco", None)
+    assert outer[0]["ledger"] == synchronous[0]["ledger"]
+    assert largest_difference(outer[0]["weights"], synchronous[0]["weights"]) > 1e-6
+
+
 def test_optimizer_state_of_other_workers_is_their_mean(pool: WorkerPool) -> None:
     """A worker that has not stepped yet counts nowhere; open ledger entries and counts go to worker 0."""
     states = [
