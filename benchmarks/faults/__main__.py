@@ -71,10 +71,10 @@ def _planned(options: argparse.Namespace, experiment: str, done: list[Trial], pl
         for number in itertools.count():
             if sum(len(trial.faults) for trial in done if trial.experiment == "kills") >= options.faults:
                 return
-            yield str(number), partial(kills, number, seed, place)
+            yield f"{seed}-{number}", partial(kills, number, seed, place)
     elif experiment == "signals":
         for number in range(options.moments):
-            yield str(number), partial(signals, number, seed, place)
+            yield f"{seed}-{number}", partial(signals, number, seed, place)
     elif experiment == "hosts":
         for number, case in itertools.product(repetitions, CASES):
             yield f"{case} {number}", partial(hosts, case, number, seed, place)

@@ -38,7 +38,7 @@ def kills(number: int, seed: int, place: Place) -> Trial:
     """Run number `number` of the campaign, whose faults `seed` determines up to the machine's speed."""
     draw = random.Random(f"{seed}/{number}")
     variant = draw.choice(list(VARIANTS.values()))
-    expected, folder = reference(variant, place), place.work / "kills" / f"{number:05d}"
+    expected, folder = reference(variant, place), place.work / "kills" / f"{seed}-{number}"
     shutil.rmtree(folder, ignore_errors=True)
     with Processes(folder.with_suffix(".log"), place.environment) as processes:
         run = _Run(draw, variant, folder, processes, read_json(expected / "summary.json"), place.uri)
@@ -49,7 +49,7 @@ def kills(number: int, seed: int, place: Place) -> Trial:
     if not problems:
         shutil.rmtree(folder)
         folder.with_suffix(".log").unlink()
-    return Trial("kills", variant.name, str(number), run.faults, problems, details={"workers": run.workers})
+    return Trial("kills", variant.name, f"{seed}-{number}", run.faults, problems, details={"workers": run.workers})
 
 
 class _Run:

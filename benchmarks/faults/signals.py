@@ -22,7 +22,7 @@ def signals(number: int, seed: int, place: Place) -> Trial:
     """Send a signal at a random moment: to the parent or any other process, SIGINT to all as a terminal does."""
     draw = random.Random(f"{seed}/signals/{number}")
     kind, moment, to_parent = draw.choice(list(_CODES)), draw.random() * _MOMENTS_S, draw.random() < 0.7
-    folder = place.work / "signals" / f"{number:05d}"
+    folder = place.work / "signals" / f"{seed}-{number}"
     shutil.rmtree(folder, ignore_errors=True)
     with Processes(folder.with_suffix(".log"), place.environment) as processes:
         endless = [*VARIANTS["k=1, 2 workers"].start(2, folder, place.uri), "epochs=1000"]
@@ -48,4 +48,6 @@ def signals(number: int, seed: int, place: Place) -> Trial:
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".log").unlink()
     fault = {"target": role, "phase": now}
-    return Trial("signals", kind.name, str(number), [fault], problems, details={"moment_s": moment, "end_s": seconds})
+    return Trial(
+        "signals", kind.name, f"{seed}-{number}", [fault], problems, details={"moment_s": moment, "end_s": seconds}
+    )

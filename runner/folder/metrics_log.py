@@ -38,25 +38,31 @@ def _step_of(line: str) -> float:
 
 
 class MetricsLog:
-    """The writer, on rank 0. It appends to what an earlier part of the run has logged."""
+    """The writer, on rank 0. It appends to what an earlier part of the run has logged.
+
+    At its latest step a run can come to log a metric again: when it logs, saves and evaluates in one step, or when it
+    continues from a checkpoint of a step that it had evaluated already. The first value stays, as it does in MLflow.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE_NAME
         if path.exists():  # remove a line that a crash has cut off
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         found = MetricsReader(folder).read()
-        last = max((metric.step for metric in found), default=0)
-        #: Logged after the checkpoint of the step that the run continues from, such as the evaluation at its end.
-        self._known = {(metric.key, metric.step) for metric in found if metric.step == last}
+        self._latest = max((metric.step for metric in found), default=0)
+        self._keys = {metric.key for metric in found if metric.step == self._latest}
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Log values, except those that an earlier part of the run has logged at this step."""
+        if step > self._latest:
+            self._latest, self._keys = step, set()
+        if step == self._latest:
+            metrics = {key: value for key, value in metrics.items() if key not in self._keys}
+            self._keys |= metrics.keys()
         timestamp = time.time_ns() // 1_000_000
         lines = (
             json.dumps({"key": key, "value": value, "step": step, "timestamp": timestamp})
             for key, value in metrics.items()
-            if (key, step) not in self._known
         )
         self._file.write("".join(line + "\n" for line in lines))
         self._file.flush()  # another process reads along, and a crash must lose nothing

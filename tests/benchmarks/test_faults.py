@@ -42,13 +42,15 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
         made.append(number)
         if made == [0, 1]:
             raise KeyboardInterrupt
-        return Trial("signals", "SIGINT", str(number), [{"target": "parent", "phase": "end"}], ["lost"] * (number == 2))
+        return Trial(
+            "signals", "SIGINT", f"{seed}-{number}", [{"target": "parent", "phase": "end"}], ["lost"] * (number == 2)
+        )
 
     monkeypatch.setattr(faults, "signals", signals)
     command = ["signals", "--moments=3", f"--out={tmp_path}", f"--work={tmp_path}"]
     assert [faults.main(command), faults.main([*command, "--minutes=0"]), faults.main(command)] == [130, 0, 1]
     assert made == [0, 1, 1, 2]
-    assert [trial.name for trial in records.read(tmp_path / "trials.jsonl")] == ["0", "1", "2"]
+    assert [trial.name for trial in records.read(tmp_path / "trials.jsonl")] == ["0-0", "0-1", "0-2"]
     assert "lost" in (tmp_path / "problems.csv").read_text()
 
 

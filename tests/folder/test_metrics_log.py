@@ -51,15 +51,26 @@ def test_a_reader_returns_each_metric_once(tmp_path: Path) -> None:
     assert [m.key for m in MetricsReader(tmp_path).read()] == ["a", "b", "c"]
 
 
-def test_a_run_that_continues_logs_nothing_twice(tmp_path: Path) -> None:
-    """Killed after its last checkpoint and its last evaluation, it evaluates the same step again."""
+def test_a_metric_has_one_value_at_a_step(tmp_path: Path) -> None:
+    """The first one: of a step that is logged and saved, and of one that is evaluated again after a kill."""
     log = MetricsLog(tmp_path)
+    log.write(4, {"comm/bytes": 4.0})
     log.write(3, {"train/loss": 3.0})
-    log.write(4, {"train/loss": 2.0, "eval/loss": 1.0})
+    log.write(4, {"train/loss": 2.0, "comm/bytes": 5.0})
+    log.write(4, {"eval/loss": 1.0})
     log.close()
-    MetricsLog(tmp_path).write(4, {"eval/loss": 1.5, "step/other_s": 0.1})
+    log = MetricsLog(tmp_path)
+    log.write(4, {"eval/loss": 1.5, "step/other_s": 0.1})
+    log.write(5, {"eval/loss": 1.5})
     found = [(metric.key, metric.value, metric.step) for metric in MetricsReader(tmp_path).read()]
-    assert found[1:] == [("train/loss", 2.0, 4), ("eval/loss", 1.0, 4), ("step/other_s", 0.1, 4)]
+    assert found == [
+        ("comm/bytes", 4.0, 4),
+        ("train/loss", 3.0, 3),
+        ("train/loss", 2.0, 4),
+        ("eval/loss", 1.0, 4),
+        ("step/other_s", 0.1, 4),
+        ("eval/loss", 1.5, 5),
+    ]
 
 
 @pytest.mark.parametrize("cut", [1, 10, len(line("ä/loss", 2.0).encode()) - 1])
