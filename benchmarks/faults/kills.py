@@ -96,9 +96,9 @@ class _Run:
         """Wait for a random moment, hit a process, and wait until the run has ended or goes on."""
         kinds = _TORCHRUN if self._variant.torchrun else _LOCAL
         (target,) = self._draw.choices(list(kinds), list(kinds.values()))
-        # A worker of torchrun imports everything itself. Half of the training: so that several faults fit into a run.
-        imports = target != "worker" or self._variant.torchrun
-        seconds = self._draw.random() * (self._start_s * imports + self._train_s / 2)
+        # A worker of torchrun imports everything itself; others are hit often in one run, which starts only once.
+        cheap = target == "worker" and not self._variant.torchrun
+        seconds = self._draw.random() * (self._train_s / 6 if cheap else self._start_s + self._train_s)
         if target == "worker":
             wait_until(lambda: self._new_workers(command) or command.poll() is not None, _WHOLE_S)
         if wait_until(lambda: command.poll() is not None, seconds):
