@@ -15,7 +15,7 @@ from runner.folder.metrics_log import Metric, MetricsReader
 from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
-from runner.track.store import database_of
+from runner.track.store import database_of, make_database
 
 # Set before MLflow is imported. MLflow would repeat a request whose response was lost without asking whether it was
 # processed, and so create a second run; retries are decided here.
@@ -58,7 +58,7 @@ class Delivery:
         from mlflow.tracking import MlflowClient
 
         if (database := database_of(self._uri)) is not None:
-            database.parent.mkdir(parents=True, exist_ok=True)
+            make_database(database)
         self._client = MlflowClient(self._uri)
         run = self._client.get_run(self.card.into_run) if self.card.into_run is not None else self._find_or_create()
         run_id, self.experiment_id = run.info.run_id, run.info.experiment_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -103,6 +104,20 @@ def _check_server(uri: str, shown: str) -> None:
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise UserError(f"{shown} does not answer ({reason}): {fix}") from error
+
+
+def make_database(path: Path) -> None:
+    """Make MLflow's tables in a new SQLite file, all or none: a process killed meanwhile would leave half of them."""
+    from mlflow.tracking import MlflowClient
+
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    MlflowClient(f"{_SQLITE}{draft.absolute()}").search_experiments(max_results=1)
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        os.link(draft, path)
+    draft.unlink()
 
 
 def check_given_run(tracking: Tracking) -> None:
