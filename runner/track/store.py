@@ -9,6 +9,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from pathlib import Path
 
 from runner.config.choices import TrackerName
@@ -113,7 +114,7 @@ def make_database(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")  # MLflow makes no database twice in a process
     MlflowClient(f"{_SQLITE}{draft.absolute()}").search_experiments(max_results=1)
     with contextlib.suppress(FileExistsError):  # another process was faster
         os.link(draft, path)
