@@ -160,7 +160,8 @@ def test_a_database_is_made_at_once_or_not_at_all(tmp_path: Path, monkeypatch: p
     client = MlflowClient(f"sqlite:///{database}")
     made = client.create_experiment("first")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "exists", lambda self: False)
+        exists = Path.exists
+        patch.setattr(Path, "exists", lambda path: path != database and exists(path))
         make_database(database)
     assert client.get_experiment(made).name == "first"
     assert list(database.parent.glob(".mlflow.db-*")) == []
