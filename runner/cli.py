@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import UserError
+from runner.errors import RunFailed, UserError
 from runner.track.secrets import masked
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _report_failure(error: Exception, errors: Console) -> int:
     from runner.config.compose import composition_error  # imports Hydra
     from runner.launch.elastic import WorkerFailed  # as above
 
-    if isinstance(error, WorkerFailed):
+    if isinstance(error, (RunFailed, WorkerFailed)):
         errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
         return EXIT_FAILED
     if isinstance(error, (HydraException, OmegaConfBaseException)):

@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
+from runner.errors import RunFailed, UserError
 
 #: What every worker imports. The forkserver imports it once, while the parent composes the configuration.
 PRELOADED = [
@@ -63,8 +63,8 @@ def start_forkserver() -> None:
 def launch(entry: Callable[[dict[str, Any], str], Any], job: dict[str, Any], workers: int) -> Any:
     """Run `entry(job, rendezvous)` in `workers` processes; rank 0's result. `rendezvous`: a folder for this launch.
 
-    Raises UserError for a mistake that only a worker could find, WorkerFailed for any other error in one, and
-    KeyboardInterrupt when the launch is interrupted.
+    Raises UserError for a mistake that only a worker could find, RunFailed for a known reason, WorkerFailed for any
+    other error in one, and KeyboardInterrupt when the launch is interrupted.
     """
     # Imported here because torch takes seconds, in which the forkserver should be at work already.
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
@@ -107,14 +107,16 @@ def launch(entry: Callable[[dict[str, Any], str], Any], job: dict[str, Any], wor
 
 
 def _failure(error: Any, rendezvous: Path) -> BaseException:
-    """The exception for failed workers: a user's mistake if there is one, else the error that happened first.
+    """The exception for failed workers: a user's mistake or a known reason if there is one, else the first error.
 
     When one worker fails, the collectives of the others fail as well, and the launcher may see those first.
     """
     failures = [json.loads(path.read_text()) for path in rendezvous.glob(f"{ERROR_PREFIX}*.json")]
-    failures.sort(key=lambda one: (not one["user_error"], one["time_ns"]))
+    failures.sort(key=lambda one: (not one["user_error"], not one["run_failed"], one["time_ns"]))
     if failures and failures[0]["user_error"]:
         return UserError(failures[0]["message"])
+    if failures and failures[0]["run_failed"]:
+        return RunFailed(failures[0]["message"])
     if failures:
         return WorkerFailed(f"worker {failures[0]['rank']} failed\n{failures[0]['trace']}")
     rank, failure = error.get_first_failure()

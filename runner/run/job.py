@@ -32,7 +32,7 @@ from runner.run.resume import Resumption, prepare_resume, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, print_sentence, report
 from runner.track.card import card_of, continued
 from runner.track.secrets import masked, without_credentials
-from runner.track.tracker import build_tracker
+from runner.track.tracker import build_tracker, warn
 from runner.train.build import Job
 from runner.train.checkpoint import Saved, saved_folders
 from runner.train.result import RunResult
@@ -108,7 +108,7 @@ def run(
         card = continued(card, folder)
     tracker = build_tracker(config.tracking, card, folder, resumed=checkpoint is not None)
     closer = RunCloser(experiment, folder, started_at, console, role, tracker)
-    status, result = FAILED, None
+    status, result, failure = FAILED, None, None
     try:
         with ProgressDisplay(folder, experiment, tracker, console, role.progress):
             result = train(job)
@@ -117,18 +117,34 @@ def run(
         status = KILLED
         raise
     except Exception as error:
-        tracker.tag("error", masked(one_line(error)))
+        failure = error
         raise
     finally:
         with signals_ignored():
-            try:
-                summary = closer.close(status, result)
-            except BaseException:
-                tracker.finish(FAILED)  # otherwise the store would show the run as running for ever
-                raise
-            tracker.finish(status)
+            summary = _close(closer, status, result, failure)
     report(summary, experiment, folder, console)
     return summary, tracker.how_to_open()
+
+
+def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
+    """Record the end of a run in its folder and in the tracking store; the content of `summary.json`.
+
+    The store is told even if the folder cannot be written: it would show the run as running for ever.
+    """
+    summary: dict[str, Any] = {}
+    try:
+        summary = closer.close(status, result, failure)
+    except Exception as error:
+        if status != FINISHED:  # how training ended is the reason that counts
+            warn(masked(one_line(error)))
+        else:
+            status, failure = FAILED, error
+            raise
+    finally:
+        if failure is not None:
+            closer.tracker.tag("error", masked(one_line(failure)))
+        closer.tracker.finish(status)
+    return summary
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ LATEST = "latest"
 _GROUPS = ("device", "accumulation", "precision", "checkpoint", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
-    *("cache_dir", "trusted_packages"),
+    *("nonfinite_steps", "cache_dir", "trusted_packages"),
 )
 
 

@@ -127,6 +127,11 @@ def check_given_run(tracking: Tracking) -> None:
 
 
 def error_summary(error: Exception | None) -> str:
-    """The first line of a store's error, without credentials and without the page of a server that is no MLflow."""
+    """The first line of a store's error, without credentials and without the page of a server that is no MLflow.
+
+    Without SQLAlchemy's remark about when it found out, too, which can precede the error.
+    """
     line = first_line(error) if error is not None else "no answer"
+    if line.startswith("(raised as a result of "):
+        line = str(error).strip().partition("\n")[2].partition("\n")[0]
     return masked(re.split(r"\W*(?:Response body\W*)?<[!a-z]", line)[0])[:200] or "an HTML page"
