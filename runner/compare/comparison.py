@@ -102,6 +102,11 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, g
     result = dataclasses.replace(_alone(setup), comparability=level)
     if level is not None and level.forbids:
         return dataclasses.replace(result, verdict=Verdict(NONE, "not comparable"))
+    if setup.diverged or baseline.diverged:
+        which = setup if setup.diverged else baseline
+        seeds = ", ".join(str(run.seed) for run in which.diverged)
+        whose = "" if setup.diverged else " of the baseline"
+        return dataclasses.replace(result, verdict=Verdict(NONE, f"seed {seeds}{whose} diverged"))
     estimate = difference(setup.metrics, baseline.metrics)
     values = {*setup.metrics.values(), *baseline.metrics.values()}
     paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
+from runner.errors import UserError, first_line
+from runner.folder.files import is_from_disk
 
 #: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
 LAYOUT_VERSION = 2
@@ -58,9 +59,12 @@ class Cache:
             (draft / "key.json").write_text(text)
             draft.chmod(0o755)  # temporary folders are private, but a cache may be shared
             os.replace(draft, entry)
-        except OSError:
-            if not entry.is_dir():  # otherwise another run finished the same entry first
+        except Exception as error:
+            if not is_from_disk(error):
                 raise
+            if not entry.is_dir():  # otherwise another run finished the same entry first
+                reason = f"cache_dir={self.root} does not take the tokenised data ({first_line(error)})"
+                raise UserError(f"{reason}: free space there, or set another cache_dir") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return entry

@@ -14,9 +14,6 @@ from typing import Any
 
 from runner.errors import RunFailed, UserError, first_line
 
-#: Bytes that a folder must be able to take before a run starts in it.
-_TRIAL = 2**16
-
 
 def strict_json(content: Any, **options: Any) -> str:
     """`json.dumps` for any reader of JSON, which has no such numbers as NaN.
@@ -74,8 +71,8 @@ def sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def check_folder(setting: str, folder: str | Path) -> None:
-    """Refuse a folder that cannot be made or written to, and leave nothing behind. Raises UserError."""
+def check_folder(setting: str, folder: str | Path, size: int = 0) -> None:
+    """Refuse a folder that cannot be made or take `size` bytes, and leave nothing behind. Raises UserError."""
     path = existing = Path(folder).expanduser().absolute()
     try:
         while not existing.exists() and existing != existing.parent:
@@ -83,10 +80,16 @@ def check_folder(setting: str, folder: str | Path) -> None:
         # Permissions say too little: root may write anywhere, except to a read-only file system or below /proc.
         with tempfile.TemporaryDirectory(prefix=".runner-", dir=existing) as trial:
             (Path(trial) / path.relative_to(existing)).mkdir(parents=True, exist_ok=True)
-            (Path(trial) / ".trial").write_bytes(bytes(_TRIAL))
+            if size:
+                (Path(trial) / ".trial").write_bytes(bytes(size))
     except OSError as error:
         reason = f"{existing} is a file" if existing.is_file() else error.strerror or first_line(error)
         raise UserError(f"{setting}={folder} cannot be written to ({reason}): choose another folder") from error
+
+
+def is_from_disk(error: Exception) -> bool:
+    """Whether a disk that is full, read-only or gone is the cause; libraries written in Rust say so in their text."""
+    return isinstance(error, OSError) or "(os error " in str(error)
 
 
 def started_ms(folder: Path) -> int:

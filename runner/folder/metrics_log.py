@@ -5,6 +5,7 @@ A value that is not finite is one of the strings `NaN`, `Infinity` and `-Infinit
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import first_line
+from runner.errors import RunFailed
 from runner.folder.files import strict_json, write_text
 
 FILE_NAME = "metrics.jsonl"
@@ -46,11 +47,15 @@ class MetricsLog:
     """The writer, on rank 0. A disk that takes nothing does not end a run: lines wait until it does."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises RunFailed if the file cannot be opened."""
         path = folder / FILE_NAME
-        if path.exists():  # remove a line that a crash has cut off
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        # Unbuffered: another process reads along, a crash must lose nothing, and what was not written is known.
-        self._file = path.open("ab", buffering=0)
+        try:
+            if path.exists():  # remove a line that a crash has cut off
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            # Unbuffered: another process reads along, a crash must lose nothing, and what was not written is known.
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise RunFailed(f"{path} cannot be opened ({error.strerror}): repair the folder") from error
         self._unwritten = b""
         self._warned = False
 
@@ -62,18 +67,20 @@ class MetricsLog:
         )
         self._unwritten += "".join(line + "\n" for line in lines).encode()
         try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was removed")
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                reason = f"{FILE_NAME} cannot be written ({error.strerror or first_line(error)})"
+                reason = f"{FILE_NAME} cannot be written ({error.strerror})"
                 sys.stderr.write(f"warning: {reason}: the run continues, and tries again with each metric\n")
 
     def warning(self) -> str | None:
         """One sentence if values are missing in the file."""
         lost = self._unwritten.count(b"\n")
-        return f"{FILE_NAME} lacks the last {lost} values, which the disk did not take" if lost else None
+        return f"{FILE_NAME} lacks the last {lost} values, which could not be written" if lost else None
 
     def close(self) -> None:
         self._file.close()

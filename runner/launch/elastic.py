@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RunFailed, UserError
+from runner.errors import Diverged, RunFailed, UserError
 
 #: What every worker imports. The forkserver imports it once, while the parent composes the configuration.
 PRELOADED = [
@@ -116,7 +116,8 @@ def _failure(error: Any, rendezvous: Path) -> BaseException:
     if failures and failures[0]["user_error"]:
         return UserError(failures[0]["message"])
     if failures and failures[0]["run_failed"]:
-        return RunFailed(failures[0]["message"])
+        kind = Diverged if failures[0]["diverged"] else RunFailed
+        return kind(failures[0]["message"])
     if failures:
         return WorkerFailed(f"worker {failures[0]['rank']} failed\n{failures[0]['trace']}")
     rank, failure = error.get_first_failure()

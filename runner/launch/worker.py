@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runner.errors import RunFailed, UserError
+from runner.errors import Diverged, RunFailed, UserError
 from runner.folder.files import write_json
 from runner.launch.elastic import ERROR_PREFIX
 from runner.train.build import Job, connect, train
@@ -57,6 +57,7 @@ def launched(rendezvous: str) -> Iterator[Rank]:
             "time_ns": time.time_ns(),
             "user_error": isinstance(error, UserError),
             "run_failed": isinstance(error, RunFailed),
+            "diverged": isinstance(error, Diverged),
             "message": str(error),
             "trace": traceback.format_exc(),
         }

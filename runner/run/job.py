@@ -17,6 +17,7 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
+from runner.errors import Diverged
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.elastic import launch
@@ -30,7 +31,7 @@ from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.resume import Resumption, prepare_resume, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, Role, note_failure, one_line, print_sentence, report
-from runner.track.card import card_of, continued
+from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker, warn
 from runner.train.build import Job
@@ -143,6 +144,8 @@ def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Ex
     finally:
         if failure is not None:
             closer.tracker.tag("error", masked(one_line(failure)))
+            if isinstance(failure, Diverged):
+                closer.tracker.tag(DIVERGED_TAG, "true")
         closer.tracker.finish(status)
     return summary
 

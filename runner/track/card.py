@@ -31,6 +31,8 @@ FILE_NAME = "tracking.json"
 KEY_TAG = "runner.key"
 #: The tag that is equal for runs which differ only in the seed.
 DIGEST_TAG = "setup.digest"
+#: The tag of a run that failed because its numbers were not finite.
+DIVERGED_TAG = "diverged"
 #: The tag of an evaluation of a saved model, which is not a training run: the model.
 EVALUATED_TAG = "evaluation.model"
 

@@ -24,7 +24,7 @@ from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Prepared, Recipe
 from runner.errors import RunFailed, UserError, first_line
 from runner.exact import check_model, exact_streams, standard_streams
-from runner.folder.files import require_space, write_json
+from runner.folder.files import is_from_disk, require_space, write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.plan import Plan
@@ -198,7 +198,7 @@ def _save(loop: Loop, folder: Path) -> None:
         draft.rename(folder / "model")
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
-        if not isinstance(error, OSError) and "(os error " not in str(error):  # of the libraries written in Rust
+        if not is_from_disk(error):
             raise
         raise RunFailed(f"the model cannot be written to {folder} ({first_line(error)})") from error
 

@@ -326,7 +326,10 @@ def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     library = _library()
-    library.save(tensors, storage_writer=library.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    try:
+        library.save(tensors, storage_writer=library.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    except library.CheckpointException as error:  # no `Exception`, and it says the reason on another line
+        raise OSError(first_line(next(iter(error.failures.values()))[0])) from error
 
 
 def _read(saved: Saved, rank: int) -> State:

@@ -77,12 +77,14 @@ class FiniteNumbers:
             raise self._all_skipped(f"all {self.skipped_steps:,} optimizer steps")
         for name, value in metrics.items():
             if (name in losses or name == self._config.evaluation.metric) and not math.isfinite(value):
-                raise Diverged(f"the metric {name} is {value} at the end of the run: {self._advice()}")
+                done = self.applied_steps + self.skipped_steps
+                skipped = f", of whose {done:,} optimizer steps fp16 skipped {self.skipped_steps:,}"
+                end = f"at the end of the run{skipped if self.skipped_steps else ''}"
+                raise Diverged(f"the metric {name} is {value} {end}: {self._advice()}")
 
     def _all_skipped(self, steps: str) -> Diverged:
         return Diverged(
-            f"precision=fp16: the loss scaler skipped {steps}, since gradients were not finite at any loss scale: "
-            f"{self._advice()}"
+            f"precision=fp16: the loss scaler skipped {steps}, whose gradients were not finite: {self._advice()}"
         )
 
     def _advice(self) -> str:
