@@ -83,7 +83,7 @@ def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[Setu
     ]
     if len(plain) == 1:
         return plain[0], f"{missing}{plain[0].name} is used" if missing else ""
-    first = min(plain or setups, key=lambda setup: setup.first.workers)
+    first = min(plain or setups, key=lambda setup: (bool(setup.diverged), setup.first.workers))
     candidates = f"{len(plain) or 'no'} setup{'s' if len(plain) > 1 else ''}"
     why = f"{candidates} with one worker, no accumulation and fp32 (choose another with --baseline)"
     return first, f"{missing}{first.name}, the first setup with the fewest workers: {why}"
