@@ -60,11 +60,12 @@ class Cache:
             draft.chmod(0o755)  # temporary folders are private, but a cache may be shared
             os.replace(draft, entry)
         except Exception as error:
-            if not is_from_disk(error):
+            if isinstance(error, OSError) and entry.is_dir():  # another run finished the same entry first
+                return entry
+            if isinstance(error, UserError) or not is_from_disk(error, self.root):
                 raise
-            if not entry.is_dir():  # otherwise another run finished the same entry first
-                reason = f"cache_dir={self.root} does not take the tokenised data ({first_line(error)})"
-                raise UserError(f"{reason}: free space there, or set another cache_dir") from error
+            reason = f"cache_dir={self.root} does not take the tokenised data ({first_line(error)})"
+            raise UserError(f"{reason}: free space there, or set another cache_dir") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunFailed, UserError, first_line
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+#: Bytes: a disk with less is full.
+_FULL = 2**20
 
 
 def strict_json(content: Any, **options: Any) -> str:
@@ -87,9 +93,11 @@ def check_folder(setting: str, folder: str | Path, size: int = 0) -> None:
         raise UserError(f"{setting}={folder} cannot be written to ({reason}): choose another folder") from error
 
 
-def is_from_disk(error: Exception) -> bool:
-    """Whether a disk that is full, read-only or gone is the cause; libraries written in Rust say so in their text."""
-    return isinstance(error, OSError) or "(os error " in str(error)
+def is_from_disk(error: Exception, folder: Path) -> bool:
+    """Whether the disk of `folder`, full, read-only or gone, is the cause: NumPy and tokenizers give no number."""
+    if getattr(error, "errno", None) in _DISK_ERRORS or not folder.exists():
+        return True
+    return shutil.disk_usage(folder).free < _FULL
 
 
 def started_ms(folder: Path) -> int:

@@ -198,7 +198,7 @@ def _save(loop: Loop, folder: Path) -> None:
         draft.rename(folder / "model")
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
-        if not is_from_disk(error):
+        if not is_from_disk(error, folder):
             raise
         raise RunFailed(f"the model cannot be written to {folder} ({first_line(error)})") from error
 

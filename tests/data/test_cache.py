@@ -110,7 +110,7 @@ def test_a_full_disk_is_a_sentence(small_disk: Path) -> None:
     """It names the setting, and leaves no part of an entry."""
 
     def build(folder: Path) -> None:
-        (folder / "rows").write_bytes(bytes(2**21))
+        (folder / "rows").write_bytes(bytes(2**23))
 
     with pytest.raises(UserError, match="cache_dir="):
         Cache(small_disk).get({"x": 1}, build)

@@ -115,7 +115,7 @@ def test_a_folder_that_is_removed(here: Path, capfd: pytest.CaptureFixture[str])
 def test_a_model_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused with the numbers before the first step; a disk that is full already, before a folder is made."""
     given = [f"hydra.run.dir={small_disk / 'run'}", "device=cpu"]
-    assert run(*given, "recipe.model.hidden_size=256", "recipe.model.feed_forward_size=512") == cli.EXIT_FAILED
+    assert run(*given, "recipe.model.hidden_size=512", "recipe.model.feed_forward_size=1024") == cli.EXIT_FAILED
     (line,) = capsys.readouterr().err.splitlines()
     assert " bytes" in line
     assert read(small_disk / "run", "summary.json")["error"] in line
