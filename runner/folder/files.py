@@ -15,7 +15,6 @@ from typing import Any
 
 from runner.errors import RunFailed, UserError, first_line
 
-
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 #: Bytes: a disk with less is full.
 _FULL = 2**20
