@@ -107,7 +107,7 @@ def warnings_of_all(backend: TorchBackend, said: list[str | None]) -> list[str]:
     loop = replicas.make_loop(Compiling(backend), [])
     loop.compilations.warning = lambda: said[backend.rank]  # type: ignore[method-assign]
     loop.policy.close()
-    return _gather_warnings(loop)
+    return list(_gather_warnings(loop, None))
 
 
 def optimizer_is_fused(backend: TorchBackend, overrides: list[str], compiles: bool) -> set[bool]:
