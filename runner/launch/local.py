@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.errors import Preempted, RunFailed, UserError
+from runner.errors import Preempted, RunFailed, UserError, printable
 from runner.launch.signals import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
@@ -210,6 +210,7 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             break
         if not forwarded:
             forwarded = True
+            sys.stderr.write(printable("preempted: the workers save their state; a second signal ends them at once\n"))
             for worker in running:
                 worker.signal(signal.SIGUSR1)
     for worker in workers:

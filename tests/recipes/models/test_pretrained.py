@@ -164,7 +164,7 @@ def test_weights_of_another_shape_are_named(bert: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(bert, tmp_path / "copy"))
     reconfigure(copy, max_position_embeddings=24)
     Pretrained(str(copy)).check()
-    with pytest.raises(UserError, match=r"position_embeddings.* \[32, 16\], not \[24, 16\]"):
+    with pytest.raises(UserError, match=r"position_embeddings.* \[\d+, 16\], not \[24, 16\]"):
         Pretrained(str(copy)).build_classifier(2, 9, 0)
 
 
