@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import Preempted, Terminal, UserError, printable
+from runner.errors import Preempted, RunFailed, Terminal, UserError, printable
 from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from runner.track.secrets import masked
 
@@ -127,7 +127,7 @@ def _report_failure(error: Exception, errors: Console) -> int:
     from runner.config.compose import composition_error  # imports Hydra
     from runner.launch.local import WorkerFailed  # as above
 
-    if isinstance(error, WorkerFailed):
+    if isinstance(error, (RunFailed, WorkerFailed)):
         errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
         return EXIT_FAILED
     if isinstance(error, (HydraException, OmegaConfBaseException)):

@@ -36,6 +36,18 @@ class Preempted(KeyboardInterrupt):
         self.step = step
 
 
+class RunFailed(Exception):
+    """A run that cannot go on although its settings are valid: a loss that is not finite, a full disk.
+
+    The message is one sentence that says why and what to try. The command line prints it without a traceback and exits
+    with code 1.
+    """
+
+
+class Diverged(RunFailed):
+    """Losses, gradients, weights or metrics that are not finite."""
+
+
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Raise UserError unless `ok`. `rule` follows "is invalid: ", such as "use at least 1 sample"."""
     if not ok:

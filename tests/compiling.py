@@ -102,12 +102,12 @@ def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless
     return compiled.count, loop.compilations.warning()
 
 
-def warnings_of_all(backend: TorchBackend, said: list[str | None]) -> list[str]:
+def warnings_of_all(backend: TorchBackend, said: list[str | None]) -> tuple[str, ...]:
     """What a run's summary is told of compilations, if the workers have this to say."""
     loop = replicas.make_loop(Compiling(backend), [])
     loop.compilations.warning = lambda: said[backend.rank]  # type: ignore[method-assign]
     loop.policy.close()
-    return _gather_warnings(loop)
+    return _gather_warnings(loop, None)
 
 
 def optimizer_is_fused(backend: TorchBackend, overrides: list[str], compiles: bool) -> set[bool]:

@@ -5,7 +5,9 @@ What a recipe changes outside itself it changes in the process of a worker, whic
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +83,61 @@ class BlocksSummary(SequenceClassification):
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         super().save(model, prepared, folder)
         (folder.parent / "summary.json" / "in the way").mkdir(parents=True)
+
+
+@dataclass(frozen=True)
+class Overflows(SequenceClassification):
+    """Gradients beyond fp16 at any loss scale, and finite in fp32."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss_sum, count = super().loss(model, batch)
+        return 1e12 * loss_sum, count
+
+
+@dataclass(frozen=True)
+class LastGradientInfinite(SequenceClassification):
+    """In the step of at most four samples, which is the last of an epoch: the loss is finite, its gradient is not."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss_sum, count = super().loss(model, batch)
+        if len(batch["labels"]) <= 4:
+            loss_sum = loss_sum + (loss_sum - loss_sum.detach()).abs().sqrt()
+        return loss_sum, count
+
+
+#: A file in the current folder that names a folder, for the two recipes below.
+DISK = "disk.txt"
+
+
+@dataclass(frozen=True)
+class FillsDisk(SequenceClassification):
+    """Leaves no byte on the folder's file system from the eighth micro-batch of worker 0 on."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        calls = vars(self).setdefault("calls", [])
+        calls.append(len(batch))
+        if len(calls) == 8 and os.environ["RANK"] == "0":
+            fill(Path(Path(DISK).read_text()))
+        return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class RemovesFolder(SequenceClassification):
+    """Removes the folder when worker 0 comes to its eighth micro-batch."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        calls = vars(self).setdefault("calls", [])
+        calls.append(len(batch))
+        if len(calls) == 8 and os.environ["RANK"] == "0":
+            folder = Path(Path(DISK).read_text())
+            shutil.rmtree(folder.rename(folder.with_name("gone")))  # at once: others write into it
+        return super().loss(model, batch)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 @dataclass(frozen=True)

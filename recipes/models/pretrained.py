@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ _MODEL_FILES = {
 
 #: Tokenizer files on the Hub, where patterns cannot be used.
 _HUB_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+#: Settings of a model that are the size of some weight in most architectures, but not in all.
+_USUALLY_A_DIMENSION = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "d_ff", "type_vocab_size")
 
 #: Suffixes of the files in a model's folder that define its tokenizer. Weights have others.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".model")
@@ -129,24 +131,47 @@ class Pretrained:
         """Read the headers of the weights: they must be complete, and their sizes those of the configuration."""
         from safetensors import SafetensorError, safe_open
 
-        index, shapes = folder / "model.safetensors.index.json", []
+        index, shapes = folder / "model.safetensors.index.json", dict[str, list[int]]()
         names = {"model.safetensors"}
         if not (folder / "model.safetensors").exists() and index.exists():
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         for file in sorted(folder / name for name in names if index.exists() or (folder / name).exists()):
             try:
                 with safe_open(file, framework="numpy") as weights:
-                    shapes += [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+                    shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
             except (SafetensorError, OSError) as error:
                 raise UserError(
                     f"recipe.model.name={self.name} has weights that cannot be read: {file.name} is damaged or missing "
                     f"({first_line(error)}); copy it again"
                 ) from error
-        sizes = {size for shape in shapes for size in shape}
+        sizes = {size for shape in shapes.values() for size in shape}
         for name in ("vocab_size", "hidden_size", "n_embd", "dim"):
             size = self._known().get(name)
             rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
             require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
+        others = [self._known().get(name) for name in _USUALLY_A_DIMENSION]
+        if sizes and any(isinstance(size, int) and size not in sizes for size in others):
+            self._compare_shapes(shapes)
+
+    def _compare_shapes(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Compare the shapes of the weights with those of the configured model. It takes seconds to import."""
+        from transformers import MODEL_MAPPING, AutoModel
+
+        config = self._config()
+        if type(config) not in MODEL_MAPPING:
+            return
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+        for name, tensor in model.state_dict().items():
+            for key in (name, f"{model.base_model_prefix}.{name}"):
+                if key in shapes and list(shapes[key]) != list(tensor.shape):
+                    raise self._other_shape(key, shapes[key], tensor.shape)
+
+    def _other_shape(self, key: str, found: Sequence[int], wanted: Sequence[int]) -> UserError:
+        return UserError(
+            f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
+            f"not {list(wanted)}; give the configuration of these weights"
+        )
 
     def longest_input(self) -> int | None:
         config = self._known()
@@ -317,10 +342,7 @@ class Pretrained:
                     **settings,
                 )
                 for key, found, wanted in sorted(loading["mismatched_keys"]):
-                    raise UserError(
-                        f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
-                        f"not {list(wanted)}; give the configuration of these weights"
-                    )
+                    raise self._other_shape(key, found, wanted)
                 if self.complete and (missing := sorted(loading["missing_keys"])):
                     raise UserError(
                         f"{self.name} lacks {missing[0]}, which a {type(model).__name__} has: choose the recipe that "

@@ -83,7 +83,7 @@ def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[Setu
     ]
     if len(plain) == 1:
         return plain[0], f"{missing}{plain[0].name} is used" if missing else ""
-    first = min(plain or setups, key=lambda setup: setup.first.workers)
+    first = min(plain or setups, key=lambda setup: (bool(setup.diverged), setup.first.workers))
     candidates = f"{len(plain) or 'no'} setup{'s' if len(plain) > 1 else ''}"
     why = f"{candidates} with one worker, no accumulation and fp32 (choose another with --baseline)"
     return first, f"{missing}{first.name}, the first setup with the fewest workers: {why}"
@@ -102,6 +102,11 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, g
     result = dataclasses.replace(_alone(setup), comparability=level)
     if level is not None and level.forbids:
         return dataclasses.replace(result, verdict=Verdict(NONE, "not comparable"))
+    if setup.diverged or baseline.diverged:
+        which = setup if setup.diverged else baseline
+        seeds = ", ".join(str(run.seed) for run in which.diverged)
+        whose = "" if setup.diverged else " of the baseline"
+        return dataclasses.replace(result, verdict=Verdict(NONE, f"seed {seeds}{whose} diverged"))
     estimate = difference(setup.metrics, baseline.metrics)
     values = {*setup.metrics.values(), *baseline.metrics.values()}
     paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2

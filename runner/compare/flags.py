@@ -142,9 +142,11 @@ def _spread_timings(block: Block, setups: Sequence[SetupRuns], with_outlier: set
 def _collapsed(block: Block, setup: SetupRuns) -> Iterator[Flag]:
     """Seeds that are far worse than the other seeds of the setup, or than half of the baseline."""
     name = _full_name(block, setup)
-    diverged = [run for run in setup.runs if not math.isfinite(run.metric)]
-    if diverged:
-        text = f"{name}, {_seeds(diverged)}: {block.key.metric} is NaN or infinite, so the setup has no mean"
+    if diverged := setup.diverged:
+        reasons = dict.fromkeys(run.diverged or f"{block.key.metric} is {run.metric}" for run in diverged)
+        text = (
+            f"{name}, {_seeds(diverged)} diverged, so the setup has no mean and gets no verdict: {'; '.join(reasons)}"
+        )
         yield Flag("diverged", text, (setup.name,), tuple(run.source for run in diverged), doubtful=True)
         return
     sign = 1.0 if block.key.goal == "max" else -1.0
@@ -236,7 +238,9 @@ def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
     if rehearsed := [(setup, run) for setup, run in runs if run.rehearsed]:
         text = f"run on other hardware than named: {', '.join(_names(rehearsed))}; compared by metric, not by speed"
         yield Flag("rehearsed", text, _names(rehearsed), _sources(rehearsed))
-    if untimed := [(setup, run) for setup, run in runs if run.seconds is None and not run.rehearsed]:
+    if untimed := [
+        (setup, run) for setup, run in runs if run.seconds is None and not run.rehearsed and not run.diverged
+    ]:
         text = f"too short to time, or without a time: {_count(untimed)} of {', '.join(_names(untimed))}"
         yield Flag("no time", text, _names(untimed), _sources(untimed))
 

@@ -107,7 +107,7 @@ def _read(source: str, path: Path) -> _RunFiles:
         if "evaluated" in summary:
             raise _NotARun("an evaluation of a saved model")
         status = summary.get("status", "no status in summary.json")
-        if status != "FINISHED":
+        if status != "FINISHED" and not summary.get("diverged"):
             raise _NotARun(str(status))
         certificate = path / "certificate.json"
         return _RunFiles(
@@ -126,7 +126,9 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     """Raises _NotARun without the metric, and other exceptions for files of another tool."""
     config, plan, summary = files.config, files.plan, files.summary
     metric, goal = _objective(files, chosen_metric)
-    value = (summary.get("eval") or {}).get(metric)
+    value, diverged = (summary.get("eval") or {}).get(metric), _divergence(summary, metric)
+    if diverged is not None:
+        value = math.nan
     if not isinstance(value, (int, float)):
         raise _NotARun(f"has no metric {metric}")
     settings = {name: setting for name, setting in config.items() if name not in NOT_THE_SETUP}
@@ -158,9 +160,22 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         withdrawn=files.certificate.get("withdrawn"),
         phases=_phases(summary, seconds),
         curve=_curve(files.path),
+        diverged=diverged,
         mlflow_run_id=summary.get("mlflow_run_id"),
         order=f"{started_ms(files.path):020d}",
     )
+
+
+def _divergence(summary: Mapping[str, Any], metric: str) -> str | None:
+    """Why a run has no result: what ended it, or, if it is older, a number in its summary that is not finite."""
+    if summary.get("diverged"):
+        return str(summary["error"])
+    metrics = (summary.get("eval") or {}).items()
+    numbers = [(name, value) for name, value in metrics if name == metric or LOWER_IS_BETTER.search(name)]
+    for name, value in (("train_loss", summary.get("train_loss")), *numbers):
+        if value is not None and not math.isfinite(float(value)):  # a number, or its name in strict JSON
+            return f"{name} is {value}"
+    return None
 
 
 def _objective(files: _RunFiles, chosen: str | None) -> tuple[str, str]:

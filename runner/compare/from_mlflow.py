@@ -14,7 +14,7 @@ from typing import Any
 from runner.compare.from_folders import FILES, read_folders
 from runner.compare.runs import FoundRuns, SkippedRun
 from runner.errors import UserError, did_you_mean
-from runner.track.card import EVALUATED_TAG
+from runner.track.card import DIVERGED_TAG, EVALUATED_TAG
 from runner.track.secrets import masked
 from runner.track.store import default_store, error_summary
 
@@ -66,7 +66,7 @@ class ExistingStore:
         # A server that does not answer must not block the command, and progress bars would break the tables.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         from mlflow.tracking import MlflowClient
 
@@ -132,7 +132,7 @@ class ExistingStore:
                     skipped.append(SkippedRun(name, "the parent of a sweep"))
                 elif _is_evaluation(run):
                     skipped.append(SkippedRun(name, "an evaluation of a saved model"))
-                elif run.info.status != "FINISHED":
+                elif run.info.status != "FINISHED" and DIVERGED_TAG not in run.data.tags:
                     skipped.append(SkippedRun(name, run.info.status))
                 else:
                     folders.append((run_id, self._download(run_id, Path(temporary) / run_id)))

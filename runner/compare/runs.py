@@ -69,13 +69,14 @@ class CertificateProperty:
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run.
+    """One run that has finished or diverged.
 
     `source`: folder, MLflow run id or line of a file; `setup`: name of its setup, without the seed; `digest`: equal for
     runs that differ only in the seed; `seconds`: training time for all planned samples without start-up and evaluation,
     None if the run was too short to time; `values`: every setting, flattened; `varied`: settings that the sweep varied;
     `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
-    `order`: of two runs with the same setup and seed, the greater is the newer.
+    `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the
+    greater is the newer.
     """
 
     source: str
@@ -99,6 +100,7 @@ class Run:
     withdrawn: str | None = None
     phases: Phases | None = None
     curve: tuple[tuple[float, float], ...] = ()
+    diverged: str | None = None
     mlflow_run_id: str | None = None
     order: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,11 @@ class SetupRuns:
     def seconds(self) -> dict[int, float]:
         """Training time by seed, without rehearsed runs: their time says nothing about the named device."""
         return {run.seed: run.seconds for run in self.runs if run.seconds is not None and not run.rehearsed}
+
+    @property
+    def diverged(self) -> tuple[Run, ...]:
+        """The runs without a finite metric."""
+        return tuple(run for run in self.runs if run.diverged is not None or not math.isfinite(run.metric))
 
     @property
     def rehearsed(self) -> bool:

@@ -409,7 +409,10 @@ class PlanOverrides:
 
 
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
-NOT_THE_SETUP = ("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "cache_dir", "plan")
+NOT_THE_SETUP = (
+    *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch"),
+    *("nonfinite_steps", "cache_dir", "plan"),
+)
 
 
 @dataclass(frozen=True)
@@ -424,6 +427,7 @@ class Config:
     compile: bool = False
     gradient_checkpointing: bool = False
     ledger: LedgerMode = LedgerMode.fail
+    nonfinite_steps: int = 1
     cache_dir: str = MISSING
     trusted_packages: list[str] = field(default_factory=list)
     recipe: Any = MISSING
@@ -449,6 +453,7 @@ class Config:
         rule = "use at least 1 optimizer step, or null for whole epochs"
         require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, rule)
         require(self.log_every >= 1, "log_every", self.log_every, "use at least 1 optimizer step")
+        require(self.nonfinite_steps >= 1, "nonfinite_steps", self.nonfinite_steps, "use at least 1 optimizer step")
         local_gradients = self.sync.policy is SyncPolicyName.gradients and not self.sync.always_synchronous
         rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
         ok = not (local_gradients and self.precision.name is PrecisionName.fp16)

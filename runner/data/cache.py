@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError, first_line, printable
-from runner.folder.files import checksums, damage
+from runner.folder.files import checksums, damage, is_from_disk
 
 #: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
 LAYOUT_VERSION = 3
@@ -64,6 +64,11 @@ class Cache:
             (draft / _CHECKSUMS).write_text(json.dumps(written))
             draft.chmod(0o755)  # temporary folders are private, but a cache may be shared
             self._place(draft, entry)
+        except Exception as error:
+            if isinstance(error, UserError) or not is_from_disk(error, self.root):
+                raise
+            reason = f"cache_dir={self.root} does not take the tokenised data ({first_line(error)})"
+            raise UserError(f"{reason}: free space there, or set another cache_dir") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return entry

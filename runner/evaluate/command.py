@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import tempfile
 import threading
@@ -30,7 +29,7 @@ from runner.errors import UserError
 from runner.evaluate.prepared import Evaluation, prepare
 from runner.evaluate.result import card_of, write_result
 from runner.evaluate.worker import PREDICTIONS, EvaluationJob, run_launched
-from runner.folder.files import check_folder
+from runner.folder.files import check_folder, strict_json
 from runner.folder.phase_progress import phase_under_way
 from runner.launch.local import launch
 from runner.launch.signals import handle_signals, signals_ignored
@@ -157,7 +156,7 @@ def _write_predictions(evaluation: Evaluation, predictions: np.ndarray, output: 
     if output.suffix.lower() == ".csv":
         table.to_csv(draft, index=False, float_format="%.6g")
     else:
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_dict("records"))
+        lines = (strict_json(row, ensure_ascii=False) + "\n" for row in table.to_dict("records"))
         draft.write_text("".join(lines), encoding="utf-8")
     draft.rename(output)
 

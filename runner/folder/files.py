@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError, first_line
+from runner.errors import RunFailed, UserError, first_line
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+#: Bytes: a disk with less is full.
+_FULL = 2**20
+
+
+def strict_json(content: Any, **options: Any) -> str:
+    """`json.dumps` for any reader of JSON, which has no such numbers as NaN.
+
+    They become the strings `NaN`, `Infinity` and `-Infinity`, as in protobuf's JSON. Python's `float` reads them.
+    """
+    return json.dumps(_with_names(content), allow_nan=False, **options)
+
+
+def _with_names(content: Any) -> Any:
+    if isinstance(content, float) and not math.isfinite(content):
+        return "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"
+    if isinstance(content, Mapping):
+        return {key: _with_names(value) for key, value in content.items()}
+    return [_with_names(item) for item in content] if isinstance(content, (list, tuple)) else content
+
 
 #: Bytes that are hashed at once.
 _BLOCK = 2**22
@@ -20,18 +45,33 @@ Checksums = Mapping[str, tuple[int, str]]
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file atomically: readers, and a process killed meanwhile, leave either the old or the new content."""
-    write_text(path, json.dumps(content, indent=1))
+    """Write a file atomically: readers, and a process killed meanwhile, leave either the old or the new content.
+
+    Raises RunFailed if the disk does not take it.
+    """
+    write_text(path, strict_json(content, indent=1))
 
 
 def write_text(path: Path, text: str) -> None:
     """The same for text."""
     draft = path.with_name(f".{path.name.lstrip('.')}-{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # a machine that crashes could keep the name and lose the content
-    draft.rename(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a machine that crashes could keep the name and lose the content
+        draft.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise RunFailed(f"{path} cannot be written ({error.strerror}): repair the folder, or free space") from error
+
+
+def require_space(folder: Path, size: int, what: str) -> None:
+    """Raises RunFailed, with the numbers, if `what` of `size` bytes has no room in `folder`."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise RunFailed(f"{what} needs {size:,} bytes, and {folder} has {free:,} left: free space there")
 
 
 def sync_folder(folder: Path) -> None:
@@ -73,8 +113,8 @@ def damage(folder: Path, written: Checksums) -> str | None:
     return None
 
 
-def check_folder(setting: str, folder: str | Path) -> None:
-    """Refuse a folder that cannot be made or written to, and leave nothing behind. Raises UserError."""
+def check_folder(setting: str, folder: str | Path, size: int = 0) -> None:
+    """Refuse a folder that cannot be made or take `size` bytes, and leave nothing behind. Raises UserError."""
     path = existing = Path(folder).expanduser().absolute()
     try:
         while not existing.exists() and existing != existing.parent:
@@ -82,9 +122,18 @@ def check_folder(setting: str, folder: str | Path) -> None:
         # Permissions say too little: root may write anywhere, except to a read-only file system or below /proc.
         with tempfile.TemporaryDirectory(prefix=".runner-", dir=existing) as trial:
             (Path(trial) / path.relative_to(existing)).mkdir(parents=True, exist_ok=True)
+            if size:
+                (Path(trial) / ".trial").write_bytes(bytes(size))
     except OSError as error:
         reason = f"{existing} is a file" if existing.is_file() else error.strerror or first_line(error)
         raise UserError(f"{setting}={folder} cannot be written to ({reason}): choose another folder") from error
+
+
+def is_from_disk(error: Exception, folder: Path) -> bool:
+    """Whether the disk of `folder`, full, read-only or gone, is the cause: NumPy and tokenizers give no number."""
+    if getattr(error, "errno", None) in _DISK_ERRORS or not folder.exists():
+        return True
+    return shutil.disk_usage(folder).free < _FULL
 
 
 def started_ms(folder: Path) -> int:

@@ -22,17 +22,17 @@ _GRACE_S, _SIGTERM_S = 5.0, 60.0
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder for this process. Raises BlockingIOError if another process holds the lock."""
     # Opened without truncating it: until the lock is ours the file names its owner.
-    with (folder / LOCK_FILE).open("a") as lock:
+    with (folder / LOCK_FILE).open("ab", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        lock.truncate(0)
         owner = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "slurm_job": os.environ.get("SLURM_JOB_ID"),
             "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
         }
-        lock.write(json.dumps(owner))
-        lock.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the owner's name
+            lock.truncate(0)
+            lock.write(json.dumps(owner).encode())
         yield
 
 

@@ -1,15 +1,21 @@
-"""`metrics.jsonl`: every logged metric, one JSON object per line, appended by rank 0 and independent of the tracker."""
+"""`metrics.jsonl`: every logged metric, one JSON object per line, appended by rank 0 and independent of the tracker.
+
+A value that is not finite is one of the strings `NaN`, `Infinity` and `-Infinity`.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.folder.files import write_text
+from runner.errors import RunFailed, printable
+from runner.folder.files import strict_json, write_text
 
 FILE_NAME = "metrics.jsonl"
 
@@ -40,18 +46,26 @@ def _step_of(line: str) -> float:
 class MetricsLog:
     """The writer, on rank 0. It appends to what an earlier part of the run has logged.
 
-    At its latest step a run can come to log a metric again: when it logs, saves and evaluates in one step, or when it
-    continues from a checkpoint of a step that it had evaluated already. The first value stays, as it does in MLflow.
+    A disk that takes nothing does not end a run: lines wait until it does. At its latest step a run can come to log a
+    metric again: when it logs, saves and evaluates in one step, or when it continues from a checkpoint of a step that
+    it had evaluated already. The first value stays, as it does in MLflow.
     """
 
     def __init__(self, folder: Path) -> None:
+        """Raises RunFailed if the file cannot be opened."""
         path = folder / FILE_NAME
-        if path.exists():  # remove a line that a crash has cut off
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        found = MetricsReader(folder).read()
+        try:
+            if path.exists():  # remove a line that a crash has cut off
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            found = MetricsReader(folder).read()
+            # Unbuffered: another process reads along, a crash must lose nothing, and what was not written is known.
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise RunFailed(f"{path} cannot be opened ({error.strerror}): repair the folder") from error
         self._latest = max((metric.step for metric in found), default=0)
         self._keys = {metric.key for metric in found if metric.step == self._latest}
-        self._file = path.open("a", encoding="utf-8")
+        self._unwritten = b""
+        self._warned = False
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         if step > self._latest:
@@ -61,11 +75,25 @@ class MetricsLog:
             self._keys |= metrics.keys()
         timestamp = time.time_ns() // 1_000_000
         lines = (
-            json.dumps({"key": key, "value": value, "step": step, "timestamp": timestamp})
+            strict_json({"key": key, "value": value, "step": step, "timestamp": timestamp})
             for key, value in metrics.items()
         )
-        self._file.write("".join(line + "\n" for line in lines))
-        self._file.flush()  # another process reads along, and a crash must lose nothing
+        self._unwritten += "".join(line + "\n" for line in lines).encode()
+        try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was removed")
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                reason = f"{FILE_NAME} cannot be written ({error.strerror})"
+                sys.stderr.write(printable(f"warning: {reason}: the run continues, and tries again with each metric\n"))
+
+    def warning(self) -> str | None:
+        """One sentence if values are missing in the file."""
+        lost = self._unwritten.count(b"\n")
+        return f"{FILE_NAME} lacks the last {lost} values, which could not be written" if lost else None
 
     def close(self) -> None:
         self._file.close()
@@ -94,4 +122,9 @@ class MetricsReader:
             data = file.read()
         complete = data.rfind(b"\n") + 1  # the last line may be incomplete
         self._offset += complete
-        return [Metric(**json.loads(line)) for line in data[:complete].splitlines()]
+        return [_metric(line) for line in data[:complete].splitlines()]
+
+
+def _metric(line: bytes) -> Metric:
+    content = json.loads(line)
+    return Metric(**{**content, "value": float(content["value"])})

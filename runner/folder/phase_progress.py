@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from runner.errors import RunFailed
 from runner.folder.files import write_json
 
 #: Hidden files are not uploaded to a tracking store.
@@ -37,11 +38,13 @@ class PhaseProgress:
         now = time.monotonic()
         if done == 0:
             self._next = now + _NOTE_EVERY
-        elif done == total:
-            (self._folder / _FILE).unlink(missing_ok=True)
-        elif now >= self._next:
-            self._next = now + _NOTE_EVERY
-            write_json(self._folder / _FILE, Phase(self._name, done, total, self._unit))
+            return
+        with contextlib.suppress(RunFailed, OSError):  # progress that cannot be shown ends no run
+            if done == total:
+                (self._folder / _FILE).unlink(missing_ok=True)
+            elif now >= self._next:
+                self._next = now + _NOTE_EVERY
+                write_json(self._folder / _FILE, Phase(self._name, done, total, self._unit))
 
 
 def phase_under_way(folder: Path) -> Phase | None:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.errors import Preempted, UserError
+from runner.errors import Preempted, RunFailed, UserError, printable
 from runner.launch.signals import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
@@ -47,7 +47,7 @@ _FORKSERVER_ENDED = 255
 _POLL_S, _CAUSE_S = 0.1, 1.0
 
 #: What a worker tells its parent.
-_TRAINING, _RESULT, _SAVED, _USER_ERROR, _FAILED, _LOST = "training", "result", "saved", "user error", "failed", "lost"
+_TRAINING, _RESULT, _SAVED, _KNOWN, _FAILED, _LOST = "training", "result", "saved", "known", "failed", "lost"
 
 
 class WorkerFailed(Exception):
@@ -108,8 +108,8 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
 
     `grace_s`: seconds that preempted workers have to save their state.
 
-    Raises UserError for a mistake that only a worker could find, WorkerLost, WorkerFailed for any other error in one,
-    KeyboardInterrupt or Preempted when the launch is interrupted. No worker is left then.
+    Raises UserError for a mistake that only a worker could find, RunFailed, WorkerLost, WorkerFailed for any other
+    error, and KeyboardInterrupt or Preempted when the launch is interrupted. No worker is left then.
     """
     start_forkserver()
     with tempfile.TemporaryDirectory(prefix="runner-", ignore_cleanup_errors=True) as rendezvous:
@@ -210,6 +210,7 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             break
         if not forwarded:
             forwarded = True
+            sys.stderr.write(printable("preempted: the workers save their state; a second signal ends them at once\n"))
             for worker in running:
                 worker.signal(signal.SIGUSR1)
     for worker in workers:
@@ -232,10 +233,11 @@ def _wait_for_cause(workers: Sequence[_Worker]) -> None:
 
 
 def _failure(workers: Sequence[_Worker]) -> BaseException | None:
-    """The exception for failed workers: a user's mistake, else what the others' failures followed from."""
+    """The exception for failed workers: a reason that one knows, else what the others' failures followed from."""
     for worker in workers:
-        if _USER_ERROR in worker.messages:
-            return UserError(worker.messages[_USER_ERROR])
+        if _KNOWN in worker.messages:
+            known: Exception = worker.messages[_KNOWN]
+            return known
     failed = [worker for worker in workers if not worker.killed and worker.exit_code != 0]
     if any(worker.exit_code == EXIT_INTERRUPTED for worker in failed):
         return KeyboardInterrupt()
@@ -277,8 +279,8 @@ def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
     except Preempted as request:
         pipe.send((_SAVED, request.step))
         _exit(EXIT_PREEMPTED)
-    except UserError as error:
-        pipe.send((_USER_ERROR, str(error)))
+    except (UserError, RunFailed) as error:
+        pipe.send((_KNOWN, error))
         _exit(1)
     except WorkerLost as error:
         pipe.send((_LOST, (time.time_ns(), str(error))))

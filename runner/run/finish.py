@@ -16,7 +16,7 @@ from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.plan.certificate import NOT_COMPARABLE, after_stopping, ended_at, with_batch_statistics, with_segments
 from runner.plan.experiment import Experiment, baseline_of
-from runner.run.summary import FAILED, Role, summary_of, write_summary
+from runner.run.summary import FAILED, Role, failure_of, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
 from runner.track.description import NOTE_TAG, run_description
 from runner.track.tracker import Tracker
@@ -38,12 +38,17 @@ class RunCloser:
     tracker: Tracker
     restarts: Sequence[str]
 
-    def close(self, status: str, result: RunResult | None) -> dict[str, Any]:
-        """Write `summary.json` and return its content. `result`: None if training did not reach its end."""
+    def close(self, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
+        """Write `summary.json` and return its content. `result`: None if training did not reach its end.
+
+        `failure`: why it failed. Raises RunFailed if the disk does not take the file.
+        """
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
         run_id = self.tracker.wait_until_open()
         summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts)
+        if failure is not None:
+            summary |= failure_of(failure)
         summary |= speed_of(experiment, result, summary["wall_s"], self.folder, self.role.at_once)
         if not _ledger_is_sound(self.folder):
             summary["certificate"] = NOT_COMPARABLE

@@ -18,7 +18,7 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
-from runner.errors import Preempted, Terminal
+from runner.errors import Diverged, Preempted, Terminal
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.local import WorkerLost, launch
@@ -33,9 +33,9 @@ from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.resume import Resumption, may_change, prepare_resume, restarted, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
-from runner.track.card import card_of, continued
+from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
-from runner.track.tracker import build_tracker
+from runner.track.tracker import build_tracker, warn
 from runner.train.build import Job
 from runner.train.checkpoint import saved_folders
 from runner.train.result import RunResult
@@ -125,7 +125,7 @@ def run(
         card = continued(card, folder)
     tracker = build_tracker(config.tracking, card, folder, resumed=resumed)
     training = _Training(experiment, job, train, console)
-    status, result = FAILED, None
+    status, result, failure = FAILED, None, None
     try:
         with ProgressDisplay(folder, experiment, tracker, console, role.progress):
             result = training.run()
@@ -137,17 +137,12 @@ def run(
         status = KILLED
         raise
     except Exception as error:
-        tracker.tag("error", masked(one_line(error)))
+        failure = error
         raise
     finally:
         with signals_ignored():
             closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
-            try:
-                summary = closer.close(status, result)
-            except BaseException:
-                tracker.finish(FAILED)  # otherwise the store would show the run as running for ever
-                raise
-            tracker.finish(status)
+            summary = _close(closer, status, result, failure)
     report(summary, experiment, folder, console)
     return summary, tracker.how_to_open()
 
@@ -180,6 +175,29 @@ class _Training:
         checkpoint = saved.folder.resolve() if saved is not None else None
         self._job = dataclasses.replace(self._job, checkpoint=checkpoint, started_at=time.time())
         self.restarts.append(f"{one_line(error)}; started again from step {saved.step if saved is not None else 0:,}")
+
+
+def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
+    """Record the end of a run in its folder and in the tracking store; the content of `summary.json`.
+
+    The store is told even if the folder cannot be written: it would show the run as running for ever.
+    """
+    summary: dict[str, Any] = {}
+    try:
+        summary = closer.close(status, result, failure)
+    except Exception as error:
+        if status != FINISHED:  # how training ended is the reason that counts
+            warn(masked(one_line(error)))
+        else:
+            status, failure = FAILED, error
+            raise
+    finally:
+        if failure is not None:
+            closer.tracker.tag("error", masked(one_line(failure)))
+            if isinstance(failure, Diverged):
+                closer.tracker.tag(DIVERGED_TAG, "true")
+        closer.tracker.finish(status)
+    return summary
 
 
 @contextlib.contextmanager

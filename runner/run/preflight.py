@@ -18,6 +18,9 @@ from runner.run.progress import progress_bar
 from runner.track.names import setting_labels
 from runner.track.store import check_given_run, check_tracking
 
+#: Bytes of the files that a run writes before its first step, generously.
+_FILES_SIZE = 2**16
+
 
 def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     """The experiment that a command asks for, and the folder for it, which is not made yet. Raises UserError."""
@@ -32,7 +35,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     with reading_data() as progress:
         experiment = prepare(config, progress, varied, typed)
     folder = Path(cfg.hydra.run.dir)
-    check_folder("hydra.run.dir", str(folder))
+    check_folder("hydra.run.dir", str(folder), size=_FILES_SIZE)
     refuse_used_folder(folder)
     check_tracking(config.tracking)
     check_given_run(config.tracking)

@@ -44,7 +44,7 @@ LATEST = "latest"
 _GROUPS = ("device", "accumulation", "precision", "sync", "checkpoint", "launch", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
-    *("cache_dir", "trusted_packages"),
+    *("nonfinite_steps", "cache_dir", "trusted_packages"),
 )
 
 

@@ -14,12 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from runner.errors import UserError, first_line
+from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.launch.local import WorkerFailed
 from runner.plan.experiment import Experiment
 from runner.speed.figures import efficiency_words
 from runner.track.secrets import masked
+from runner.track.tracker import warn
 from runner.train.result import RunResult
 
 #: How a run ended. PREEMPTED: it was asked to make room, and can be resumed.
@@ -113,12 +114,20 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     write_json(folder / "summary.json", summary)
 
 
+def failure_of(error: Exception) -> dict[str, Any]:
+    """What `summary.json` says about why a run failed. `diverged`: because numbers were not finite."""
+    kinds = {"user_error": UserError, "diverged": Diverged}
+    return {"error": masked(one_line(error)), **{name: isinstance(error, kind) for name, kind in kinds.items()}}
+
+
 def note_failure(folder: Path, error: Exception) -> None:
     """Record in a run's `summary.json` why it failed; the file may not exist yet."""
     path = folder / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {"status": FAILED}
-    failure = {"error": masked(one_line(error)), "user_error": isinstance(error, UserError)}
-    write_summary(folder, {**summary, **failure})
+    try:
+        write_summary(folder, {**summary, **failure_of(error)})
+    except RunFailed as problem:  # the failure itself is reported by whoever caught it
+        warn(str(problem))
 
 
 def one_line(error: Exception) -> str:
@@ -139,10 +148,11 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
     facts = experiment.facts
     over = f"  over {facts.eval_groups:,} {facts.groups}" if facts.eval_groups is not None else ""
     print_sentence(console, f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}")
+    skipped = f", of which fp16 skipped {summary['skipped_steps']:,}" if summary["skipped_steps"] else ""
     print_sentence(
         console,
-        f"  {summary['optimizer_steps']:,} optimizer steps, {summary['samples_seen']:,} {facts.unit}, {speed}, "
-        f"{summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s",
+        f"  {summary['optimizer_steps']:,} optimizer steps{skipped}, {summary['samples_seen']:,} {facts.unit}, "
+        f"{speed}, {summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s",
     )
     if comparison := efficiency_words(summary, experiment.plan.world_size, folder):
         print_sentence(console, f"  {escape(comparison)}")

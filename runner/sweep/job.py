@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from runner.config.compose import register, settings, tracking_of
 from runner.config.schema import Tracking
-from runner.errors import Terminal, UserError, printable
+from runner.errors import RunFailed, Terminal, UserError, printable
 from runner.folder.lock import is_locked, locked
 from runner.launch.local import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals, requests
@@ -144,7 +144,7 @@ def _in_one_line(experiment: Experiment) -> str:
 def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role, name: str) -> None:
     """Report the error on the terminal, in the job's folder, and in the tracking store even if it has no run yet."""
     note_failure(folder, error)
-    if isinstance(error, (UserError, WorkerFailed)):
+    if isinstance(error, (UserError, RunFailed, WorkerFailed)):
         errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
         errors.print(f"[bold red]error:[/] {escape(masked(str(error)))}")
     else:

@@ -86,6 +86,7 @@ class ParentRun:
         self._delivery.mark_ended(status, {"sweep.jobs": str(sum(counts.values())), **tags})
         self._delivery.close()
         self._close_killed_jobs()
+        self._delivery.require_card()
 
     def _close_killed_jobs(self) -> None:
         """Send the end of jobs whose process was killed before it had sent it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner.config.arguments import RESUME_SWEEP as KEY
-from runner.errors import UserError, did_you_mean
+from runner.errors import RunFailed, UserError, did_you_mean
 from runner.folder.lock import is_locked, locked
 from runner.run.summary import KILLED, write_summary
 from runner.sweep.sweep import FILE_NAME, attempts, read_summary
@@ -61,13 +61,12 @@ def mark_killed_jobs(folder: Path) -> None:
         if is_locked(state.folder):
             continue
         status = read_summary(state.folder).get("status")  # read now: the job may have ended in the meantime
-        if status is None:
-            write_summary(state.folder, {"status": KILLED, "error": "the process was killed", "eval": {}})
-        if (state.folder / CARD_FILE).exists():
-            try:
+        try:
+            if status is None:
+                write_summary(state.folder, {"status": KILLED, "error": "the process was killed", "eval": {}})
+            if (state.folder / CARD_FILE).exists():
                 card = RunCard.read(state.folder)
-            except UserError as error:  # the sweep can continue without it
-                warn(f"the tracking store will not show how this run ended: {error}")
-                continue
-            if card.status is None:
-                card.mark_ended(state.folder, status or KILLED)
+                if card.status is None:
+                    card.mark_ended(state.folder, status or KILLED)
+        except (UserError, RunFailed) as error:  # the sweep can continue without it
+            warn(f"folder and tracking store will not show how this run ended: {error}")

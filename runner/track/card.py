@@ -31,6 +31,8 @@ FILE_NAME = "tracking.json"
 KEY_TAG = "runner.key"
 #: The tag that is equal for runs which differ only in the seed.
 DIGEST_TAG = "setup.digest"
+#: The tag of a run that failed because its numbers were not finite.
+DIVERGED_TAG = "diverged"
 #: The tag of an evaluation of a saved model, which is not a training run: the model.
 EVALUATED_TAG = "evaluation.model"
 
@@ -73,9 +75,13 @@ class RunCard:
         card.write(folder)
         return card
 
+    def ended_now(self, status: str, tags: Mapping[str, str] | None = None) -> RunCard:
+        """A copy for a run that ends now. `tags`: set or changed at its end."""
+        return dataclasses.replace(self, status=status, last_tags=dict(tags or {}), ended=int(time.time() * 1000))
+
     def mark_ended(self, folder: Path, status: str, tags: Mapping[str, str] | None = None) -> RunCard:
-        """The same for a run that ends now. `tags`: set or changed at its end."""
-        return self.update(folder, status=status, last_tags=dict(tags or {}), ended=int(time.time() * 1000))
+        """The same, written to the run's folder."""
+        return self.ended_now(status, tags).update(folder)
 
     @staticmethod
     def read(folder: Path) -> RunCard:

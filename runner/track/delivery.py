@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
+from runner.errors import RunFailed, UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
 from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
-from runner.track.store import database_of
+from runner.track.store import database_of, make_database
 
 # Set before MLflow is imported. MLflow would repeat a request whose response was lost without asking whether it was
 # processed, and so create a second run; retries are decided here.
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-# No messages about the creation of a new store.
-os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+# Neither messages about the creation of a new store, nor a traceback for each error, which is also raised.
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
 
 #: MLflow accepts at most this many metrics in one request.
 _BATCH = 1000
@@ -49,6 +50,8 @@ class Delivery:
         #: Metrics and steps that the store was found to have.
         self._stored: set[tuple[str, int]] = set()
         self._client: Any = None
+        #: Why the card could not be written last, if it could not: what the store is told matters more.
+        self.card_error: str | None = None
         self.experiment_id: str | None = None
         self.run_id: str | None = None
 
@@ -58,7 +61,7 @@ class Delivery:
         from mlflow.tracking import MlflowClient
 
         if (database := database_of(self._uri)) is not None:
-            database.parent.mkdir(parents=True, exist_ok=True)
+            make_database(database)
         self._client = MlflowClient(self._uri)
         run = self._client.get_run(self.card.into_run) if self.card.into_run is not None else self._find_or_create()
         run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
@@ -164,16 +167,28 @@ class Delivery:
 
     def mark_ended(self, status: str, tags: Mapping[str, str]) -> None:
         """Record the run's status on its card; `close` sends it. No request is made: the store may be down."""
-        with self._card_lock:
-            self.card = self.card.mark_ended(self._folder, status, tags)
+        self._change_card(lambda card: card.ended_now(status, tags))
 
     def _update_card(self, **changes: Any) -> None:
+        self._change_card(lambda card: dataclasses.replace(card, **changes))
+
+    def _change_card(self, change: Callable[[RunCard], RunCard]) -> None:
         with self._card_lock:
-            self.card = self.card.update(self._folder, **changes)
+            self.card = change(self.card)
+            try:
+                self.card.write(self._folder)
+                self.card_error = None
+            except RunFailed as error:
+                self.card_error = str(error)
+
+    def require_card(self) -> None:
+        """Raises RunFailed if the card in the folder does not say what has been delivered."""
+        if self.card_error is not None:
+            raise RunFailed(self.card_error)
 
     def close(self) -> None:
         """Send the files, the tags set at the end of the run, and its status."""
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self._folder.glob("*")):  # none if the folder is gone
             if path.is_file() and path.name != CARD_FILE and not path.name.startswith("."):
                 self._client.log_artifact(self.run_id, str(path))
         for name, value in self._own(self.card.last_tags, self._client.get_run(self.run_id)).items():
@@ -212,4 +227,5 @@ def deliver(folder: Path, uri: str, status: str | None = None) -> RunCard:
         delivery.mark_ended(status, {})
     if delivery.card.status is not None:
         delivery.close()
+    delivery.require_card()
     return delivery.card

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from pathlib import Path
 
 from runner.config.choices import TrackerName
@@ -105,6 +107,22 @@ def _check_server(uri: str, shown: str) -> None:
         raise UserError(f"{shown} does not answer ({reason}): {fix}") from error
 
 
+def make_database(path: Path) -> None:
+    """Make MLflow's tables in a new SQLite file, all or none: a process killed meanwhile would leave half of them."""
+    from mlflow.tracking import MlflowClient
+
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")  # MLflow makes no database twice in a process
+    try:
+        MlflowClient(f"{_SQLITE}{draft.absolute()}").search_experiments(max_results=1)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def check_given_run(tracking: Tracking) -> None:
     """Refuse an MLFLOW_RUN_ID that is not an active run of the store. Raises UserError."""
     run_id, uri = os.environ.get("MLFLOW_RUN_ID"), store_of(tracking)
@@ -127,6 +145,11 @@ def check_given_run(tracking: Tracking) -> None:
 
 
 def error_summary(error: Exception | None) -> str:
-    """The first line of a store's error, without credentials and without the page of a server that is no MLflow."""
+    """The first line of a store's error, without credentials and without the page of a server that is no MLflow.
+
+    Without SQLAlchemy's remark about when it found out, too, which can precede the error.
+    """
     line = first_line(error) if error is not None else "no answer"
+    if line.startswith("(raised as a result of "):
+        line = str(error).strip().partition("\n")[2].partition("\n")[0]
     return masked(re.split(r"\W*(?:Response body\W*)?<[!a-z]", line)[0])[:200] or "an HTML page"

@@ -65,7 +65,7 @@ class Tracker:
             action()
         except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
             if self._error is None and not self._finishing.is_set():
-                warn(f"MLflow cannot be reached ({error_summary(error)}): the run continues, metrics.jsonl is complete")
+                warn(f"MLflow cannot be reached ({error_summary(error)}): the run continues, and keeps metrics.jsonl")
             self._error = error
             return False
         self._error = None
@@ -94,15 +94,19 @@ class Tracker:
     def finish(self, status: str) -> None:
         """Send the remaining metrics and the run's files, and close it as FINISHED, FAILED, KILLED or PREEMPTED."""
         self._delivery.mark_ended(status, self._last_tags)
-        if self._uri is None:
-            return
+        if self._uri is not None:
+            self._send_the_end(status)
+        if self._delivery.card_error is not None:
+            warn(self._delivery.card_error)
+
+    def _send_the_end(self, status: str) -> None:
         self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
         self._finishing.set()
         # The upload of a model has no time limit; a request that hangs has one.
         self._thread.join(None if self._delivery.card.log_model else 2 * self._finish_timeout_s)
         if self._error is not None or self._thread.is_alive():
             warn(
-                f"MLflow did not receive everything ({error_summary(self._error)}); metrics.jsonl is complete: "
+                f"MLflow did not receive everything ({error_summary(self._error)}); the run's folder has it: "
                 f"python -m runner.track sync {self._folder} sends what is missing"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -23,9 +24,9 @@ from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Prepared, Recipe
-from runner.errors import UserError
+from runner.errors import RunFailed, UserError, first_line
 from runner.exact import check_model, exact_streams, standard_streams
-from runner.folder.files import write_json
+from runner.folder.files import is_from_disk, require_space, write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.plan import Plan
@@ -191,6 +192,9 @@ def train(
     if backend.rank == 0:  # which writes it down
         identity |= code_of(job.config)
     checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity, preempted)
+    model_bytes = sum(tensor.nbytes for tensor in loop.model.state_dict().values())
+    if log is not None:  # found out at the end, it would be too late
+        require_space(job.folder, model_bytes, "the model")
     try:
         with watched(loop):
             loop.train()
@@ -201,7 +205,7 @@ def train(
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             write_json(job.folder / "ledger.json", ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups))
     loop.policy.close()
-    warnings = _gather_warnings(loop)
+    warnings = _gather_warnings(loop, log.warning() if log is not None else None)
     tokens = over_all_workers(loop.tokens, backend)
     if log is None:
         return None
@@ -209,14 +213,30 @@ def train(
     if loop.best.weights is not None:
         loop.model.load_state_dict(loop.best.weights)
     result = _result(loop, job, tokens, warnings)
-    loop.recipe.save(to_device(loop.model, torch.device("cpu")), loop.prepared, job.folder / "model")
+    require_space(job.folder, model_bytes, "the model")
+    _save(loop, job.folder)
     return result
 
 
-def _gather_warnings(loop: Loop) -> tuple[str, ...]:
-    """All workers' warnings about compilation and checkpoints. A collective."""
+def _save(loop: Loop, folder: Path) -> None:
+    """Write the folder `model`, all of it or nothing. Raises RunFailed if the disk does not take it."""
+    model, draft = to_device(loop.model, torch.device("cpu")), folder / ".model"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        loop.recipe.save(model, loop.prepared, draft)
+        shutil.rmtree(folder / "model", ignore_errors=True)  # of a run that ended while it was saved
+        draft.rename(folder / "model")
+    except Exception as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not is_from_disk(error, folder):
+            raise
+        raise RunFailed(f"the model cannot be written to {folder} ({first_line(error)})") from error
+
+
+def _gather_warnings(loop: Loop, own: str | None) -> tuple[str, ...]:
+    """All workers' warnings about compilation and checkpoints, and this worker's `own`. A collective."""
     not_saved = loop.checkpoints.warning() if loop.checkpoints is not None else None
-    texts = loop.backend.all_gather_object((loop.compilations.warning(), not_saved))
+    texts = loop.backend.all_gather_object((loop.compilations.warning(), not_saved, own))
     return tuple(f"worker {rank}: {text}" for rank, own in enumerate(texts) for text in own if text)
 
 
@@ -251,6 +271,8 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
     meter, stats, best = loop.meter, loop.policy.stats(), loop.best
     return RunResult(
         optimizer_steps=loop.optimizer_step,
+        applied_steps=loop.finite.applied_steps,
+        skipped_steps=loop.finite.skipped_steps,
         samples_seen=sum(record.samples_seen for record in loop.ledger.epochs),
         samples_per_s=meter.timed_samples / meter.timed_seconds if meter.timed_seconds else None,
         first_step_s=(loop.first_step_at or time.time()) - job.started_at,
@@ -265,7 +287,7 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
         tokens=tokens,
         compilations=loop.compilations.total(),
         train_loss=meter.loss_total / max(meter.count_total, 1),
-        eval=best.metrics if best.weights is not None else loop.eval_metrics,
+        eval=loop.final_metrics,
         best={"step": best.step, job.config.evaluation.metric: best.value},
         batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
         truncated=loop.prepared.properties.get("truncated"),

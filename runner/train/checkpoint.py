@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 import shutil
 import sys
@@ -30,14 +31,17 @@ from runner.backends import Backend
 from runner.config.plain import to_plain
 from runner.config.schema import Checkpoint as CheckpointConfig
 from runner.config.schema import Sync
-from runner.errors import first_line, printable
-from runner.folder.files import Checksums, checksums, damage, sync_folder, write_json
+from runner.errors import Diverged, first_line, printable
+from runner.folder.files import Checksums, checksums, damage, require_space, sync_folder, write_json
 
 FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
 #: Seconds that worker 0 waits for the files of the others after its own.
 _OTHERS_TIMEOUT_S = 300.0
 #: About how often workers ask each other whether to save. A collective of a few bytes in every step would be noticed.
 _AGREE_EVERY_S = 1.0
+
+#: The tensors without whose values a checkpoint is worth nothing.
+_FINITE = ("/model/", "/optimizer/")
 
 #: A loop's state: tensors, numbers, text, and dicts, lists and tuples of them.
 State = dict[str, Any]
@@ -179,7 +183,11 @@ class Checkpoints:
 
     def _write(self, draft: Path, plain: Any, tensors: dict[str, Tensor]) -> None:
         own = draft / _worker(self._rank)
+        for name, tensor in tensors.items():
+            if name.startswith(_FINITE) and not tensor.isfinite().all():
+                raise Diverged(f"{name.lstrip('/')} is not finite")  # it must not replace a checkpoint that is
         own.mkdir(parents=True)
+        require_space(draft, sum(tensor.nbytes for tensor in tensors.values()), "it")
         _write_tensors(own, tensors)
         write_json(own / _STATE, plain)
         files = checksums(draft, sorted(own.iterdir()))
@@ -333,7 +341,7 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return {type(value).__name__: [_split(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]}
     assert value is None or isinstance(value, (bool, int, float, str)), (name, type(value))
-    return value
+    return {"float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -343,6 +351,8 @@ def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     ((kind, content),) = plain.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "float":
+        return float(content)
     if kind == "dict":
         return {key: _join(item, tensors) for key, item in content}
     items = [_join(item, tensors) for item in content]
@@ -351,7 +361,10 @@ def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     library = _library()
-    library.save(tensors, storage_writer=library.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    try:
+        library.save(tensors, storage_writer=library.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+    except library.CheckpointException as error:  # no `Exception`, and it says the reason on another line
+        raise OSError(first_line(next(iter(error.failures.values()))[0])) from error
 
 
 def _read(saved: Saved, rank: int) -> State:

@@ -26,15 +26,17 @@ from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy
+from runner.sync.telemetry import SyncStats
 from runner.train.checkpoint import Checkpoints
 from runner.train.compilation import CompilationWatch
 from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import evaluate
+from runner.train.finite import FiniteNumbers
 from runner.train.ledger import Ledger, LedgerError
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
 from runner.train.seeds import random_state, restore_random_state
-from runner.train.throughput import Meter, StepLoss
+from runner.train.throughput import Meter, StepLoss, StepRecord
 from runner.train.tokens import Tokens, tokens_of
 
 #: Called on rank 0 with (optimizer step, metrics).
@@ -44,7 +46,7 @@ LogMetrics = Callable[[int, dict[str, float]], None]
 _MAX_FAILURES = 10
 
 #: The parts of a loop that save and restore their own state; the model and the optimizer are saved besides.
-_STATEFUL = ("scaler", "learning_rate", "order", "policy", "ledger", "meter", "best")
+_STATEFUL = ("scaler", "learning_rate", "order", "policy", "ledger", "meter", "finite", "best")
 
 
 class Loop:
@@ -77,6 +79,7 @@ class Loop:
         self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
         self.ledger = Ledger(prepared.train.groups())
         self.meter = Meter(backend)
+        self.finite = FiniteNumbers(config, backend)
         self.tokens = Tokens()
         self.compilations = CompilationWatch(backend)
         #: The synchronisations that ended a local phase, as logged; on rank 0 only.
@@ -126,6 +129,12 @@ class Loop:
         if changed or self._evaluated_at != self.optimizer_step:
             self._evaluate()
         self.close_ledger()
+        self.finite.require_result(self.final_metrics, self.recipe.minimised)
+
+    @property
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics of the weights that are saved at the end."""
+        return self.best.metrics if self.config.evaluation.keep_best else self.eval_metrics
 
     def close_ledger(self) -> None:
         """Close the ledger of an unfinished epoch. A collective. Raises LedgerError."""
@@ -158,7 +167,7 @@ class Loop:
         divisor = policy.loss_divisor(facts)
         step_loss = torch.zeros((), dtype=self._parameters[0].dtype, device=self.backend.device)
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
-        skipped = False
+        gradient_norm, applied, skipped = None, False, False
         trained: list[np.ndarray] = []
 
         meter.begin("data")
@@ -180,7 +189,8 @@ class Loop:
         meter.begin("communication")
         if policy.before_optimizer_step(facts):
             meter.begin("optimizer")
-            skipped = self._optimizer_step()
+            gradient_norm, skipped = self._optimizer_step()
+            applied = not skipped
         self.optimizer.zero_grad(set_to_none=True)
         self.backend.mark_step()
         meter.begin("other")
@@ -195,7 +205,8 @@ class Loop:
             self.scaler.update(min(self.backend.all_gather_object(self.scaler.get_scale())))
         meter.begin("other")
         seen = samples_seen + step.samples
-        meter.add(StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen))
+        loss = StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen)
+        meter.add(dataclasses.replace(loss, gradient_norm=gradient_norm, applied=applied))
         self.compilations.after_step(self.optimizer_step, batch)
 
     def _step_facts(self, step: Step, ids: list[np.ndarray], lr: float) -> StepFacts:
@@ -204,15 +215,19 @@ class Loop:
         global_count = int(self._counts[permutation[step.start : step.stop]].sum())
         return StepFacts(self.optimizer_step, local_count, global_count, lr)
 
-    def _optimizer_step(self) -> bool:
-        """Clip gradients, step the optimizer and update the loss scale; whether the fp16 scaler skipped the step."""
+    def _optimizer_step(self) -> tuple[torch.Tensor | None, bool]:
+        """Clip gradients, step the optimizer and update the loss scale.
+
+        Returns the norm of the gradients, if they are clipped, and whether the fp16 scaler skipped the step.
+        """
         self.scaler.unscale_(self.optimizer)
+        norm = None
         if self.config.optimizer.clip_norm is not None:
-            clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
+            norm = clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return self.scaler.is_enabled() and self.scaler.get_scale() < scale
+        return norm, self.scaler.is_enabled() and not self.scaler.get_scale() >= scale > 0
 
     def _after_step(self) -> None:
         """Log, evaluate, close the epoch and save if this step is due for it."""
@@ -262,8 +277,11 @@ class Loop:
                     f"{record.planned} were planned"
                 )
         self._log_synchronisations()
-        if self.backend.rank != 0 or not records:
-            return
+        if self.backend.rank == 0 and records:
+            self._log_training(records, stats)
+        self.finite.check(records)
+
+    def _log_training(self, records: list[StepRecord], stats: SyncStats) -> None:
         for record in records:
             self._log(
                 record.step,
@@ -295,6 +313,7 @@ class Loop:
         self.meter.pause()
         on_host, on_device = random_state(), self.backend.random_state()
         with self.policy.common_weights():
+            self.finite.require_weights(self._parameters, self.optimizer_step)
             metrics = evaluate(
                 self.recipe,
                 self.prepared,

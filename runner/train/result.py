@@ -18,7 +18,8 @@ _NOT_IN_SUMMARY = ("tokens", "batch_statistics")
 class RunResult:
     """The measurements of rank 0 at the end of training; None: unknown, as in a run that failed.
 
-    `optimizer_steps`, `samples_seen`: completed. `samples_per_s`: over all workers, after the first step.
+    `optimizer_steps`, `samples_seen`: completed. `applied_steps`, `skipped_steps`: optimizer steps that changed the
+    weights, and those that the fp16 loss scaler skipped. `samples_per_s`: over all workers, after the first step.
     `first_step_s`: from the start of the command to the end of the first step. `comm_*`: of this worker's collectives
     for training. `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases.
     `step_s`: seconds of an optimizer step by phase. `evaluation_s`: of all evaluations. `train_loss`: mean over the
@@ -28,6 +29,8 @@ class RunResult:
     """
 
     optimizer_steps: int | None = None
+    applied_steps: int | None = None
+    skipped_steps: int | None = None
     samples_seen: int | None = None
     samples_per_s: float | None = None
     first_step_s: float | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from runner.backends import Backend
@@ -22,6 +23,8 @@ class StepLoss:
 
     `loss_sum`, `counted`: sum and number of this worker's loss terms, as the recipe returned them. `planned`,
     `samples`: loss terms and samples of the whole global batch. `samples_seen`: after the step, over all workers.
+    `gradient_norm`: of this worker's gradient before clipping, None if it was not computed. `applied`: whether this
+    worker's optimizer stepped, which it does not without samples or if the fp16 loss scaler skips the step.
     """
 
     step: int
@@ -31,13 +34,16 @@ class StepLoss:
     lr: float
     samples: int
     samples_seen: int
+    gradient_norm: Tensor | None = None
+    applied: bool = True
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """One optimizer step over all workers. `loss`: mean over the loss terms of the global batch.
 
-    `counted`: loss terms that the recipe counted; `planned`: loss terms that the loss was divided by.
+    `counted`: loss terms that the recipe counted; `planned`: loss terms that the loss was divided by. `gradient_norms`:
+    their sum over workers; `applied`: how many workers' optimizers stepped.
     """
 
     step: int
@@ -46,6 +52,8 @@ class StepRecord:
     samples_seen: int
     counted: int
     planned: int
+    gradient_norms: float
+    applied: int
 
 
 class Meter:
@@ -129,7 +137,13 @@ class Meter:
         if self._pending:
             pending, self._pending = self._pending, []
             self._measure(pending, stalled)
-            numbers = [*(loss.loss_sum for loss in pending), *(loss.counted for loss in pending)]
+            zero = torch.tensor(0.0)
+            numbers = [
+                *(loss.loss_sum for loss in pending),
+                *(loss.counted for loss in pending),
+                *(zero if loss.gradient_norm is None else loss.gradient_norm for loss in pending),
+                *(zero + loss.applied for loss in pending),
+            ]
             self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         records = []
         while len(self._in_flight) > (0 if wait else 1):
@@ -163,13 +177,23 @@ class Meter:
                 self._phase_totals[phase] += spent
 
     def _records(self, steps: list[StepLoss], reduced: list[float]) -> list[StepRecord]:
-        losses, counted = reduced[: len(steps)], reduced[len(steps) :]
+        n = len(steps)
+        losses, counted, norms, applied = (reduced[i : i + n] for i in range(0, 4 * n, n))
         for loss in losses:  # one by one: the total must not depend on how many steps are reduced together
             self.loss_total += loss
         self.count_total += sum(step.planned for step in steps)
         return [
-            StepRecord(step.step, loss / max(step.planned, 1), step.lr, step.samples_seen, int(terms), step.planned)
-            for step, loss, terms in zip(steps, losses, counted, strict=True)
+            StepRecord(
+                step=step.step,
+                loss=loss / max(step.planned, 1),
+                lr=step.lr,
+                samples_seen=step.samples_seen,
+                counted=int(terms),
+                planned=step.planned,
+                gradient_norms=norm,
+                applied=round(workers),
+            )
+            for step, loss, terms, norm, workers in zip(steps, losses, counted, norms, applied, strict=True)
         ]
 
     def _take_phase_seconds(self) -> dict[str, float]:

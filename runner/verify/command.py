@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import shlex
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.errors import UserError, require
-from runner.folder.files import check_folder
+from runner.folder.files import check_folder, strict_json
 from runner.launch.local import launch
 from runner.launch.signals import handle_signals
 from runner.plan.certificate import certify
@@ -88,7 +87,7 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     console.print(_report(result, time.time() - started_at))
     if options.json is not None:
         content = {"common": options.common, "a": options.a, "b": options.b, "certificate": certificate.as_json()}
-        options.json.write_text(json.dumps({**content, **result}, indent=1))
+        options.json.write_text(strict_json({**content, **result}, indent=1))
     return EXIT_DIFFERENT if result["finding"] else EXIT_SAME
 
 

@@ -106,9 +106,19 @@ def test_a_loss_collapses_upwards() -> None:
 
 def test_a_diverged_seed_leaves_no_mean() -> None:
     found = block(BASE, runs("four", [80.0, math.nan, 80.1], 200.0, workers=4))
-    assert "seed 1: accuracy is NaN" in only(found, "diverged").text
+    assert "seed 1 diverged" in only(found, "diverged").text
     assert found.rows[1].verdict is not None
     assert found.rows[1].verdict.kind == "no verdict"
+
+
+@pytest.mark.parametrize(("setup", "workers"), [("one", 1), ("four", 4)])
+def test_a_diverged_run_leaves_no_verdict(setup: str, workers: int) -> None:
+    """Over the other seeds of its setup neither, nor over other setups if it is one of the baseline."""
+    extra = run(setup, 3, math.nan, None, workers=workers, diverged="loss is nan")
+    found = block(BASE, runs("four", [80.0, 80.4, 80.1], 200.0, workers=4), [extra])
+    assert "seed 3 diverged" in only(found, "diverged").text
+    assert "loss is nan" in only(found, "diverged").text
+    assert [row.verdict.kind for row in found.rows[1:] if row.verdict] == ["no verdict"]
 
 
 @pytest.mark.parametrize(

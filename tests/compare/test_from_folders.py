@@ -117,6 +117,27 @@ def test_a_folder_without_a_finished_run_is_skipped_with_a_reason(jobs: list[Pat
     assert reason in found.skipped[0].reason
 
 
+DIVERGED: dict[str, Callable[[Path], object]] = {
+    "ended by the runner": lambda f: change(f, "summary.json", status="FAILED", diverged=True, error="loss", eval={}),
+    "an older one": lambda f: change(f, "summary.json", train_loss=math.nan),  # bare NaN
+    "its metric": lambda f: change(f, "summary.json", eval={"loss": "Infinity"}),
+}
+
+
+@pytest.mark.parametrize("case", DIVERGED)
+def test_a_run_that_diverged_leaves_its_setup_without_verdict(jobs: list[Path], case: str) -> None:
+    """It is flagged with the reason."""
+    DIVERGED[case](jobs[3])
+    found = read(*jobs)
+    assert [run.diverged is not None for run in found.runs] == [False, False, False, True]
+    (block,) = compare_runs(found).blocks
+    (flag,) = [flag for flag in block.flags if flag.kind == "diverged"]
+    assert (flag.setups, flag.runs) == (("cpu2",), ("3",))
+    assert "loss" in flag.text
+    assert block.rows[1].verdict is not None
+    assert block.rows[1].verdict.kind == "no verdict"
+
+
 def test_optional_parts_may_be_missing(jobs: list[Path]) -> None:
     """No certificate, no metrics, a half-written last line, too short to time, a diverged metric: still runs."""
     (jobs[0] / "certificate.json").unlink()

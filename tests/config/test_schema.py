@@ -26,6 +26,7 @@ PER_DEVICE, AUTO, SGD = "batch=per_device", "accumulation=auto", "optimizer=sgd"
         ("", "seed", ["-1", 2**31]),
         ("", "epochs", ["0"]),
         ("", "max_steps", ["0"]),
+        ("", "nonfinite_steps", ["0"]),
         ("", "device.workers", ["0"]),
         ("", "device.length_buckets", ["[]", "[16,0]"]),
         ("", "batch.global_batch", ["0", "null"]),

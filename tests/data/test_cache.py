@@ -156,3 +156,14 @@ def test_folders_that_cannot_be_written(tmp_path: Path, build: Builder) -> None:
 def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Builder) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Cache("~/mine").get({}, build).parent == tmp_path / "mine"
+
+
+def test_a_full_disk_is_a_sentence(small_disk: Path) -> None:
+    """It names the setting, and leaves no part of an entry."""
+
+    def build(folder: Path) -> None:
+        (folder / "rows").write_bytes(bytes(2**23))
+
+    with pytest.raises(UserError, match="cache_dir="):
+        Cache(small_disk).get({"x": 1}, build)
+    assert list(small_disk.iterdir()) == []

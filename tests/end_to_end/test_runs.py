@@ -176,7 +176,7 @@ def test_error_after_training(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(*faulty("BlocksSummary"), "device=cpu", "max_steps=2", base=TRACKED) == cli.EXIT_FAILED
     assert "summary.json" in capsys.readouterr().err
     assert [found.info.status for found in stored_runs(here)] == ["FAILED"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def test_user_error_in_a_worker_is_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

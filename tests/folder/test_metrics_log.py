@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.folder.metrics_log import FILE_NAME, Metric, MetricsLog, MetricsReader
+from tests.faulty_recipes import fill
 
 
 def line(key: str, value: float) -> str:
@@ -34,6 +35,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert before <= first.timestamp <= time.time() * 1000
     assert FILE_NAME == "metrics.jsonl"
     text = (tmp_path / FILE_NAME).read_text()
+    assert [json.loads(row)["value"] for row in text.splitlines()[2:]] == ["NaN", "-Infinity"]
     assert [set(json.loads(row)) for row in text.splitlines()] == [{"key", "value", "step", "timestamp"}] * 4
 
 
@@ -89,3 +91,35 @@ def test_a_line_cut_off_by_a_crash_is_removed(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(line("a", 1.0) + line("b", 2.0)[:-9])
     MetricsLog(tmp_path).write(2, {"c": 3.0})
     assert [(m.key, m.value) for m in MetricsReader(tmp_path).read()] == [("a", 1.0), ("c", 3.0)]
+
+
+def test_bare_nan_of_older_versions(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"key": "a", "value": NaN, "step": 1, "timestamp": 5}\n')
+    (found,) = MetricsReader(tmp_path).read()
+    assert math.isnan(found.value)
+
+
+def test_a_full_disk_ends_nothing(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One warning; what was not written is counted, and written in order once there is room."""
+    log = MetricsLog(small_disk)
+    log.write(1, {"a": 1.0})
+    fill(small_disk)
+    for step in range(2, 100):
+        log.write(step, {"a": float(step), "b": math.nan})
+    assert capsys.readouterr().err.count("metrics.jsonl") == 1
+    lost = 2 * 98 + 1 - len(MetricsReader(small_disk).read())
+    assert lost > 100
+    assert f" {lost} values" in (log.warning() or "")
+    (small_disk / "fill").unlink()
+    log.write(100, {"a": 100.0})
+    assert log.warning() is None
+    assert [m.step for m in MetricsReader(small_disk).read() if m.key == "a"] == list(range(1, 101))
+
+
+def test_a_file_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = MetricsLog(tmp_path)
+    log.write(1, {"a": 1.0})
+    (tmp_path / FILE_NAME).unlink()
+    log.write(2, {"a": 2.0})
+    assert "metrics.jsonl" in capsys.readouterr().err
+    assert "1 values" in (log.warning() or "")

@@ -52,6 +52,8 @@ def test_summary_and_last_lines(experiment: Experiment) -> None:
     for part in ("finished", "accuracy 71.25", "10 optimizer steps, 200 samples, 31 samples/s", "outputs/x"):
         assert part in text
     assert "compilations" not in text
+    assert "fp16" not in text
+    assert "of which fp16 skipped 3" in reported(experiment, applied_steps=7, skipped_steps=3)[1]
 
 
 def test_compilations_and_warnings_are_shown(experiment: Experiment) -> None:

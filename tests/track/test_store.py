@@ -16,7 +16,7 @@ from runner.config.compose import compose, settings
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.track import store
-from runner.track.store import check_given_run, check_tracking, error_summary, store_of
+from runner.track.store import check_given_run, check_tracking, error_summary, make_database, store_of
 from tests.sweep.stores import empty_store
 
 
@@ -142,3 +142,26 @@ def test_mlflow_run_id_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     client.delete_run(run_id)
     with pytest.raises(UserError, match="was deleted"):
         check_given_run(tracking)
+
+
+def test_a_database_is_made_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process leaves no half of it, and one that comes second leaves the first one's as it is."""
+    database = tmp_path / "outputs" / "mlflow.db"
+
+    def killed(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.os, "link", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_database(database)
+    assert not database.exists()
+    make_database(database)
+    client = MlflowClient(f"sqlite:///{database}")
+    made = client.create_experiment("first")
+    with monkeypatch.context() as patch:
+        exists = Path.exists
+        patch.setattr(Path, "exists", lambda path: path != database and exists(path))
+        make_database(database)
+    assert client.get_experiment(made).name == "first"
+    assert list(database.parent.glob(".mlflow.db-*")) == []

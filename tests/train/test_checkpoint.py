@@ -17,6 +17,7 @@ from runner.config.choices import SyncPolicyName
 from runner.config.schema import Checkpoint, Sync
 from runner.train import checkpoint
 from runner.train.checkpoint import FOLDER, Checkpoints, load, newest, remove_drafts, saved_folders, sync_digest
+from tests.faulty_recipes import fill
 from tests.resumed import same
 
 STATE = {
@@ -194,6 +195,34 @@ def test_how_often_workers_ask_each_other(tmp_path: Path, monkeypatch: pytest.Mo
         if checkpoints._agreed_at != before:
             asked.append(step)
     assert asked == [0, 2, 6, 14, 24, 34]
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+def test_weights_that_are_not_finite_replace_nothing(tmp_path: Path, part: str) -> None:
+    bad = {**STATE, part: {"a": torch.tensor([1.0, math.nan])}}
+    checkpoints = save(tmp_path, 5)
+    checkpoints.save(10, lambda: bad, ())
+    checkpoints.wait()
+    assert f"{part}/a is not finite" in (checkpoints.warning() or "")
+    assert [path.name for path in saved_folders(tmp_path)] == ["step-00000005"]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_full_disk_keeps_the_last_checkpoint(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checked: bool
+) -> None:
+    """One line with the reason: the numbers, or, if the disk fills after they were checked, that of the disk."""
+    checkpoints = save(small_disk, 5)
+    fill(small_disk)
+    if not checked:
+        monkeypatch.setattr(checkpoint, "require_space", lambda *_: None)
+    checkpoints.save(10, lambda: STATE, ())
+    checkpoints.wait()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step 10" in line
+    assert (" bytes" in line) is checked
+    assert checkpoints.warning() is not None
+    assert [path.name for path in saved_folders(small_disk)] == ["step-00000005"]
 
 
 def test_when_a_checkpoint_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

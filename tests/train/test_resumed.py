@@ -116,6 +116,7 @@ CONTROLS = {
     "policy": ([*ADAMW, *OVERLAPPED], 3),
     "ledger": ([*ADAMW], 3),
     "meter": ([*ADAMW], 3),
+    "finite": ([*ADAMW], 3),
     "best": ([*ADAMW, *BEST], 3),
     "optimizer_step": ([*ADAMW], 3),
     "synchronisations": ([*ADAMW, "sync.k=2"], 3),

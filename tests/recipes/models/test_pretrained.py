@@ -133,6 +133,7 @@ def halve(folder: Path) -> None:
         (lambda f: reconfigure(f, model_type="hyperbert"), "hyperbert"),
         (lambda f: reconfigure(f, vocab_size=99), "vocab_size=99"),
         (lambda f: reconfigure(f, hidden_size=48), "hidden_size=48"),
+        (lambda f: reconfigure(f, intermediate_size=48), r"intermediate.dense.weight has \[\d+, 16\], not \[48, 16\]"),
         (lambda f: reconfigure(f, num_labels=5), None),  # of the encoder: its head is new
     ],
 )
@@ -161,9 +162,9 @@ def test_missing_shard(bert: Path, tmp_path: Path) -> None:
 def test_weights_of_another_shape_are_named(bert: Path, tmp_path: Path) -> None:
     """What only loading shows is one sentence as well."""
     copy = Path(shutil.copytree(bert, tmp_path / "copy"))
-    reconfigure(copy, intermediate_size=64)
+    reconfigure(copy, max_position_embeddings=24)
     Pretrained(str(copy)).check()
-    with pytest.raises(UserError, match=r"layer\.0\.intermediate.* \[16\], not \[64\]"):
+    with pytest.raises(UserError, match=r"position_embeddings.* \[\d+, 16\], not \[24, 16\]"):
         Pretrained(str(copy)).build_classifier(2, 9, 0)
 
 
