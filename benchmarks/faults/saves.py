@@ -27,7 +27,7 @@ from benchmarks.faults.records import Trial
 from benchmarks.faults.runs import TINY, Place, problems_of
 from runner import cli
 from runner.launch.local import PRELOADED
-from runner.train.checkpoint import FOLDER, load, newest
+from runner.train.checkpoint import FOLDER, newest
 
 #: Those of a save; files that it only reads are left out below.
 _CALLS = "openat,mkdir,write,pwrite64,writev,ftruncate,fsync,fdatasync,rename,unlink,unlinkat,rmdir"
@@ -92,9 +92,6 @@ def saves(point: Point, place: Place) -> Trial:
         problems.append("a damaged checkpoint")
     if (saved.step if saved is not None else 0) not in (point.save - 1, point.save):
         problems.append("no checkpoint" if saved is None else "an older checkpoint")
-    if saved is not None:
-        for rank in range(point.workers):
-            load(saved, rank, point.workers)
     with _Ranks(point.workers, [f"resume={folder}"], log, place) as ranks:
         if set(codes := ranks.wait()) != {0}:
             problems.append(f"exit codes {codes} when resumed")
