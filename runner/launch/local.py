@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import shutil
@@ -14,12 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from runner.errors import Preempted, RunFailed, UserError, printable
+from runner.folder.lock import LOCK_FILE, is_locked, locked
 from runner.launch.signals import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
@@ -45,6 +48,11 @@ _FORKSERVER_ENDED = 255
 #: Seconds between two looks at the parent's signals, and in which the cause of a failure is looked for: when a worker
 #: is killed, the others fail at their next collective, and may be noticed first.
 _POLL_S, _CAUSE_S = 0.1, 1.0
+#: Seconds after which a temporary folder that no process has locked was left behind.
+_ABANDONED_S = 60.0
+
+#: Of this process's temporary folder; the operating system releases it when the process ends.
+_lock = contextlib.ExitStack()
 
 #: What a worker tells its parent.
 _TRAINING, _RESULT, _SAVED, _KNOWN, _FAILED, _LOST = "training", "result", "saved", "known", "failed", "lost"
@@ -81,6 +89,30 @@ class Place:
 Entry = Callable[[Any, Place], Any]
 
 
+@functools.cache
+def _own_folder(pid: int) -> Path:
+    """A temporary folder of this process, for the forkserver's socket and for its launches."""
+    for path in Path(tempfile.gettempdir()).glob("runner-*"):  # of processes that were killed
+        with contextlib.suppress(OSError):
+            old = time.time() - path.stat().st_mtime > _ABANDONED_S and (path / LOCK_FILE).exists()
+            if old and not is_locked(path):
+                shutil.rmtree(path, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="runner-"))
+    _lock.enter_context(locked(folder))
+    multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
+    atexit.register(leave_nothing)
+    return folder
+
+
+def leave_nothing() -> None:
+    """End the forkserver, which may still be importing, and remove the temporary folder: before this process exits."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(_own_folder(os.getpid()), ignore_errors=True)
+
+
 def start_forkserver() -> None:
     """Start the process that workers are forked from. All jobs of a command share it.
 
@@ -89,6 +121,8 @@ def start_forkserver() -> None:
     """
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
     multiprocessing.set_forkserver_preload(PRELOADED)
+    _own_folder(os.getpid())
+    resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
     # Workers change back to this process's folder.
     here = os.getcwd()
@@ -112,7 +146,7 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
     error, and KeyboardInterrupt or Preempted when the launch is interrupted. No worker is left then.
     """
     start_forkserver()
-    with tempfile.TemporaryDirectory(prefix="runner-", ignore_cleanup_errors=True) as rendezvous:
+    with tempfile.TemporaryDirectory(dir=_own_folder(os.getpid()), ignore_cleanup_errors=True) as rendezvous:
         launched: list[_Worker] = []
         try:
             for rank in range(workers):
@@ -302,5 +336,5 @@ def _exit_with_parent(rendezvous: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        shutil.rmtree(rendezvous, ignore_errors=True)
+        shutil.rmtree(Path(rendezvous).parent, ignore_errors=True)
         os._exit(128 + signal.SIGKILL)

@@ -9,7 +9,9 @@ import contextlib
 import datetime
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,9 +20,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from runner.config.schema import Launch
 from runner.errors import Preempted, UserError, printable
 from runner.folder.lock import LOCK_FILE
-from runner.launch.signals import EXIT_PREEMPTED, handle_signals
+from runner.launch.signals import EXIT_PREEMPTED, handle_signals, requests
 from runner.launch.worker import run
 from runner.train.build import Job
 from runner.train.result import RunResult
@@ -28,6 +31,8 @@ from runner.train.result import RunResult
 _JOB_KEY = "job"
 #: How long the other ranks wait for the job: rank 0 may have to tokenise a whole data set first.
 _JOB_TIMEOUT = datetime.timedelta(hours=2)
+#: Seconds between two looks for torchrun's agent.
+_AGENT_POLL_S = 1.0
 
 
 @dataclass
@@ -134,8 +139,19 @@ def _started_at(pid: int) -> float | None:
     return None
 
 
+def _end_with_agent(agent: int) -> None:
+    """End this process when torchrun's agent was killed, and could not: it saves its state first if it trains."""
+    while os.getppid() == agent:
+        time.sleep(_AGENT_POLL_S)
+    if requests.training:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(Launch.grace_s)
+    os._exit(EXIT_PREEMPTED)
+
+
 def run_as_rank(command: Callable[[ExternalWorld], int]) -> int:
     """Run `command` on rank 0, and the job that it sends on all other ranks; the exit code."""
+    threading.Thread(target=_end_with_agent, args=(os.getppid(),), daemon=True).start()
     world = join_external()
     if world.rank != 0:
         return world.follow()

@@ -32,10 +32,11 @@ class Sign:
 
 
 class Watchdog:
-    """A thread of one worker, while it trains. Used as a context.
+    """Two threads of one worker, while it trains. Used as a context.
 
-    It leaves a sign of life in the store every few seconds. A worker without progress looks at the signs of the others:
-    one that is stopped or cannot be reached leaves none.
+    One leaves a sign of life in the store every few seconds, and while the worker makes no progress it looks at those
+    of the others: a worker that is stopped or cannot be reached leaves none. The other thread watches the clock: the
+    store may be on the host that is gone, and then does not answer.
     """
 
     def __init__(self, loop: Loop, store: dist.Store, timeout_s: float, give_up: Callable[[str], None]) -> None:
@@ -44,60 +45,66 @@ class Watchdog:
         self._rank, self._workers = loop.backend.rank, loop.backend.world_size
         self._timeout_s = timeout_s
         self._scale = min(1.0, timeout_s / 100)
-        self._number = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        #: Since when there is no progress, on the monotonic clock.
+        self._since = time.monotonic()
+        #: The signs of all workers that were seen since then, each with its time.
+        self._seen: list[tuple[float, dict[int, Sign]]] = []
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._exchange_signs, self._watch)]
 
     def __enter__(self) -> Watchdog:
         if self._workers > 1:
-            self._thread.start()
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
 
-    def _watch(self) -> None:
-        beats, since, said = self._loop.meter.beats, time.monotonic(), False
-        earlier: dict[int, Sign] = {}
-        while not self._pause(_LOOK_S):
-            self._leave_sign()
-            if self._loop.meter.beats != beats:
-                beats, since, said, earlier = self._loop.meter.beats, time.monotonic(), False, {}
-                continue
-            quiet = time.monotonic() - since
-            if quiet < self._scale * _QUIET_S:
-                continue
-            if not earlier:
-                earlier = self._signs()
-            if quiet < self._scale * (_QUIET_S + _ANSWER_S) or (said and quiet < self._timeout_s):
-                continue
-            signs = self._signs()
-            blame = waited_for(earlier, signs, self._workers)
-            if quiet >= self._timeout_s:
-                what = blame or f"no worker made progress in step {self._loop.optimizer_step + 1}"
-                self._give_up(f"{what} for {quiet:.0f} s (launch.timeout_s={self._timeout_s:g})")
-            elif blame is not None and self._rank == min(set(signs) - set(silent(earlier, signs, self._workers))):
-                warning = f"warning: {blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends\n"
-                sys.stderr.write(printable(warning))
-            said = True
+    def _pause(self) -> bool:
+        return self._ended.wait(self._scale * _LOOK_S)
 
-    def _pause(self, seconds: float) -> bool:
-        return self._ended.wait(self._scale * seconds)
-
-    def _leave_sign(self) -> None:
-        self._number += 1
-        sign = (self._number, self._loop.meter.beats, self._loop.optimizer_step + 1, self._loop.meter.phase)
-        with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be on the host that is gone
-            self._store.set(f"alive/{self._rank}", json.dumps(sign))
+    def _exchange_signs(self) -> None:
+        number = 0
+        while not self._pause():
+            number += 1
+            sign = (number, self._loop.meter.beats, self._loop.optimizer_step + 1, self._loop.meter.phase)
+            with contextlib.suppress(RuntimeError):  # a store that is gone
+                self._store.set(f"alive/{self._rank}", json.dumps(sign))
+                if time.monotonic() - self._since > self._scale * _QUIET_S:
+                    self._seen.append((time.monotonic(), self._signs()))
 
     def _signs(self) -> dict[int, Sign]:
-        """The latest signs of all workers that can be read."""
-        found = {}
-        for rank in range(self._workers):
-            with contextlib.suppress(dist.DistError, RuntimeError):
-                if self._store.check([f"alive/{rank}"]):
-                    found[rank] = Sign(*json.loads(self._store.get(f"alive/{rank}")))
-        return found
+        """The latest sign of each worker that has left one."""
+        ranks = [rank for rank in range(self._workers) if self._store.check([f"alive/{rank}"])]
+        return {rank: Sign(*json.loads(self._store.get(f"alive/{rank}"))) for rank in ranks}
+
+    def _watch(self) -> None:
+        beats, said = self._loop.meter.beats, False
+        while not self._pause():
+            if self._loop.meter.beats != beats:
+                beats, said, self._since, self._seen = self._loop.meter.beats, False, time.monotonic(), []
+                continue
+            quiet = time.monotonic() - self._since
+            if quiet > self._timeout_s:
+                what = self._blame()[0] or f"no worker made progress in step {self._loop.optimizer_step + 1}"
+                self._give_up(f"{what} for {quiet:.0f} s (launch.timeout_s={self._timeout_s:g})")
+            elif quiet > self._scale * (_QUIET_S + _ANSWER_S) and not said:
+                blame, speaker = self._blame()
+                said = blame is not None
+                if blame is not None and speaker == self._rank:
+                    warning = f"warning: {blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends\n"
+                    sys.stderr.write(printable(warning))
+
+    def _blame(self) -> tuple[str | None, int]:
+        """Which workers the others wait for, as the start of a sentence if it is known; and who says so."""
+        seen = list(self._seen)
+        if not seen or time.monotonic() - seen[-1][0] > self._scale * _ANSWER_S:
+            step = self._loop.optimizer_step + 1
+            return f"the host of rank 0 did not answer in step {step} (stopped, or the link is gone)", self._rank
+        earlier, now = seen[0][1], seen[-1][1]
+        gone = silent(earlier, now, self._workers)
+        return waited_for(earlier, now, self._workers), min(set(now) - set(gone), default=self._rank)
 
 
 def silent(earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int) -> list[int]:

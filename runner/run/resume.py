@@ -156,7 +156,10 @@ def still_running(folder: Path) -> UserError:
 
 def _refuse_ended(folder: Path) -> None:
     if summary_of_run(folder).get("status") == FINISHED:
-        raise UserError(f"{RESUME}={folder} has finished: there is nothing to resume")
+        known = (folder / CARD_FILE).exists() and RunCard.read(folder)
+        missing = f"; python -m runner.track sync {folder} sends what its tracking store is missing"
+        to_send = missing if known and known.store is not None and not known.delivered else ""
+        raise UserError(f"{RESUME}={folder} has finished: there is nothing to resume{to_send}")
 
 
 def _segments(folder: Path) -> tuple[Segment, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,24 +14,24 @@ import pytest
 
 from runner.errors import Preempted, UserError
 from runner.launch import signals
-from runner.launch.local import WorkerFailed, WorkerLost, launch, start_forkserver
+from runner.launch.local import WorkerFailed, WorkerLost, _own_folder, launch, start_forkserver
 from runner.launch.signals import PREEMPTIONS, handle_signals
 from tests.launch import entries
 from tests.processes import children, wait_until
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_left() -> Iterator[None]:
     """Every test leaves no worker and no rendezvous folder, and the process's own signal handlers."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, *PREEMPTIONS)}
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     start_forkserver()
+    others = set(workers())  # of other tests in this process
     yield
     vars(signals.requests).update(vars(signals.Requests()))
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    wait_until(lambda: not workers(), "workers are left", 10)
-    assert list(tmp_path.glob("runner-*")) == []
+    wait_until(lambda: set(workers()) <= others, "workers are left", 10)
+    assert list(_own_folder(os.getpid()).glob("tmp*")) == []
 
 
 def workers() -> list[int]:
@@ -43,10 +42,12 @@ def workers() -> list[int]:
 def in_background(action) -> None:  # type: ignore[no-untyped-def]
     """Run `action(pids of the workers)` as soon as there are two."""
 
+    others = set(workers())
+
     def wait_and_act() -> None:
-        wait_until(lambda: len(workers()) >= 2, "no workers", 30)
+        wait_until(lambda: len(set(workers()) - others) >= 2, "no workers", 30)
         time.sleep(0.5)
-        action(workers())
+        action(sorted(set(workers()) - others))
 
     threading.Thread(target=wait_and_act, daemon=True).start()
 
