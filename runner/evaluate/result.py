@@ -103,7 +103,7 @@ def write_result(
         "wall_s": time.time() - started_at,
         "predictions": None if output is None else str(output),
         "notes": list(evaluation.notes),
-        "mlflow_run_id": tracker.wait_until_open(),
+        "mlflow_run_id": tracker.wait_until_open("FINISHED"),
     }
     write_summary(folder, summary)
     tracker.finish(FINISHED)

@@ -45,6 +45,7 @@ PRELOADED = [
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.
 _FORKSERVER_ENDED = 255
+_FORKSERVER_KILLED = "the process that starts the workers (multiprocessing's forkserver) was killed"
 #: Seconds between two looks at the parent's signals, and in which the cause of a failure is looked for: when a worker
 #: is killed, the others fail at their next collective, and may be noticed first.
 _POLL_S, _CAUSE_S = 0.1, 1.0
@@ -181,7 +182,10 @@ class _Worker:
         own, theirs = context.Pipe()
         place = (rank, workers, rendezvous, theirs)
         process = context.Process(target=_work, args=place, name=f"worker {rank}")
-        process.start()
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerLost(_FORKSERVER_KILLED) from error
         theirs.close()
         return _Worker(rank, process, own)
 
@@ -238,6 +242,8 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             break
         if any(worker.preempted for worker in workers) and not requests.preempted():
             requests.preempted_at, forwarded = time.monotonic(), True  # the workers have agreed without this process
+        if requests.preempted_at is None and _forkserver_was_asked():
+            requests.preempted_at = time.monotonic()
         if requests.preempted_at is None:
             continue
         if time.monotonic() - requests.preempted_at > grace_s or not any(_TRAINING in one.messages for one in workers):
@@ -255,6 +261,17 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             raise KeyboardInterrupt
         raise Preempted(saved[0] if saved and not running else None)
     return None
+
+
+def _forkserver_was_asked() -> bool:
+    """Whether SIGTERM or SIGUSR1 was sent to the forkserver, which blocks them: a scheduler may signal any process."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended, or this system does not tell
+        return False
+    (pending,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd")]
+    return any(pending >> (number - 1) & 1 for number in PREEMPTIONS)
 
 
 def _wait_for_cause(workers: Sequence[_Worker]) -> None:
@@ -287,7 +304,7 @@ def _failure(workers: Sequence[_Worker]) -> BaseException | None:
             (_, text), rank = found[0]
             return error(text if kind == _LOST else f"worker {rank} failed\n{text}")
     if any(worker.exit_code == _FORKSERVER_ENDED for worker in workers):
-        return WorkerLost("the process that starts the workers (multiprocessing's forkserver) was killed")
+        return WorkerLost(_FORKSERVER_KILLED)
     for worker in failed:
         return WorkerLost(f"worker {worker.rank} ended with exit code {worker.exit_code} and without a message")
     return None

@@ -45,7 +45,7 @@ class RunCloser:
         """
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
-        run_id = self.tracker.wait_until_open()
+        run_id = self.tracker.wait_until_open(status)
         summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts)
         if failure is not None:
             summary |= failure_of(failure)

@@ -22,8 +22,12 @@ from runner.track.store import default_store, error_summary, store_of
 _SEND_EVERY_S = 1.0
 #: Seconds that `finish` keeps retrying when the store does not answer: after success, and otherwise.
 _FINISH_TIMEOUT_S, _FINISH_TIMEOUT_FAILED_S = 30.0, 5.0
-#: Seconds that a run which has ended waits for its run id.
-_OPEN_TIMEOUT_S = 20.0
+#: Seconds that a run which has ended waits for its run id: after training, and if it was interrupted.
+_OPEN_TIMEOUT_S, _OPEN_TIMEOUT_INTERRUPTED_S = 20.0, 1.0
+
+
+#: A run with one of these should end soon.
+_INTERRUPTED = ("KILLED", "PREEMPTED")
 
 
 class Tracker:
@@ -79,9 +83,12 @@ class Tracker:
             self._opened.set()
         self._delivery.send_metrics()
 
-    def wait_until_open(self) -> str | None:
-        """The run's id as soon as the store has given one; None if the store fails or takes too long."""
-        deadline = time.monotonic() + _OPEN_TIMEOUT_S
+    def wait_until_open(self, status: str) -> str | None:
+        """The run's id as soon as the store has given one; None if the store fails or takes too long.
+
+        `status`: how the run has ended. Nobody waits for the store of one that was interrupted as it began.
+        """
+        deadline = time.monotonic() + (_OPEN_TIMEOUT_INTERRUPTED_S if status in _INTERRUPTED else _OPEN_TIMEOUT_S)
         while self._uri is not None and self._error is None and time.monotonic() < deadline:
             if self._opened.wait(0.05):
                 break
@@ -101,6 +108,8 @@ class Tracker:
 
     def _send_the_end(self, status: str) -> None:
         self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
+        if self.run_id is None and status in _INTERRUPTED:
+            self._finish_timeout_s = _OPEN_TIMEOUT_INTERRUPTED_S / 2
         self._finishing.set()
         # The upload of a model has no time limit; a request that hangs has one.
         self._thread.join(None if self._delivery.card.log_model else 2 * self._finish_timeout_s)

@@ -82,6 +82,19 @@ def test_a_killed_forkserver() -> None:
     assert launch(entries.rank_and_size, 1, 1)[1] == 0
 
 
+def test_a_signal_to_the_forkserver() -> None:
+    """Which blocks it: the parent finds it there."""
+    handle_signals()
+    pid = forkserver._forkserver._forkserver_pid
+    assert pid is not None
+    in_background(lambda found: os.kill(pid, signal.SIGTERM))
+    with pytest.raises(Preempted) as caught:
+        launch(entries.save_when_asked, 0.1, 2, grace_s=30)
+    assert caught.value.step == 7
+    os.kill(pid, signal.SIGKILL)  # or the signal would stay pending for the next test
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)])
 def test_signals_end_workers_that_cannot_save(number: signal.Signals, error: type[BaseException]) -> None:
     handle_signals()

@@ -58,7 +58,7 @@ def test_metrics_files_and_status_arrive(folder: Path, store: MlflowClient) -> N
     for step in range(1, 51):
         log.write(step, {"train/loss": 1 / step})
         time.sleep(0.002)
-    run_id = tracker.wait_until_open()
+    run_id = tracker.wait_until_open("FINISHED")
     tracker.tag("certificate", "not comparable")
     tracker.finish("FINISHED")
     assert history(store, run_id) == [(step, 1 / step) for step in range(1, 51)]
@@ -121,7 +121,7 @@ def test_a_store_that_stays_down(
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", refuse)
     tracker = tracker_in(folder)
     tracker.start()
-    assert tracker.wait_until_open() is None
+    assert tracker.wait_until_open("FINISHED") is None
     tracker.finish("FINISHED")
     assert f"runner.track sync {folder}" in capsys.readouterr().err
     assert tracker.how_to_open() == []
@@ -151,7 +151,7 @@ def test_a_methodthat_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_tracking_none_writes_only_the_card(folder: Path, store: MlflowClient) -> None:
     tracker = tracker_in(folder, TrackerName.none)
     tracker.start()
-    assert tracker.wait_until_open() is None
+    assert tracker.wait_until_open("FINISHED") is None
     tracker.tag("certificate", "comparable")
     tracker.finish("FINISHED")
     assert tracker.how_to_open() == []
