@@ -56,7 +56,9 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "arguments", [["saves", "--every=24"], ["kills", "--faults=2", "--seed=26"]], ids=lambda own: own[0]
+    "arguments",
+    [["saves", "--every=24"], ["kills", "--faults=2", "--seed=26"], ["signals", "--moments=4"]],
+    ids=lambda own: own[0],
 )
 def test_nothing_is_lost(arguments: list[str], tmp_path: Path) -> None:
     if arguments[0] == "saves" and shutil.which("strace") is None:
