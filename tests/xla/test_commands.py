@@ -86,7 +86,7 @@ def test_torchrun(tmp_path: Path) -> None:
 @pytest.fixture
 def running(tmp_path: Path) -> subprocess.Popen[bytes]:
     """A run without end that has trained its first steps."""
-    process = start(tmp_path, "-m", "runner", *TRACKED, *TPU, "epochs=100000")
+    process = start(tmp_path, "-m", "runner", *TRACKED, *TPU, "epochs=100000", "launch.max_restarts=0")
     wait_for(tmp_path, "outputs/acceptability/*/metrics.jsonl", process)
     return process
 
