@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.grid import SHAPES, SPLITS, loss_difference, overrides, train, weight_differences, without_gradient
+from tests.grid import SHAPES, TESTED, loss_difference, overrides, train, weight_differences, without_gradient
 from tests.pool import WorkerPool
 
 pytestmark = pytest.mark.long
@@ -24,7 +24,7 @@ def test_every_split_ends_alike(
     pool: WorkerPool, shape: str, precision: str, optimizer: str, weights: float, logits: float, losses: float
 ) -> None:
     """Weights without a gradient move at random under AdamW: by the learning rate of 1e-3 per step at most."""
-    runs = [pool.run(n, train, overrides(shape, optimizer, precision, steps))[0] for n, steps in SPLITS]
+    runs = [pool.run(n, train, overrides(shape, optimizer, precision, steps))[0] for n, steps in TESTED]
     one = runs[0]
     assert one["steps"] == len(one["losses"]) == 54
     for other in runs[1:]:
