@@ -137,7 +137,9 @@ class Delivery:
         if self._reader.cut:  # a worker was lost, and the run continues from an earlier step
             self._unsent, self._stored, self._ask_first = [], set(), True
         self._unsent += new
-        if self._unsent and self._ask_first:
+        if not self._unsent:
+            return
+        if self._ask_first:
             self._stored |= self._ask()
         self._unsent = [m for m in self._unsent if (stored_key(m.key), m.step) not in self._stored]
         while self._unsent:

@@ -424,7 +424,7 @@ def test_submitit_is_interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=90) == 130, output(here)
     assert left_of_session(process.pid) == []
-    assert [status for _, status in attempts(here)] == ["KILLED", "KILLED"]
+    assert [status for _, status in attempts(here)] == ["PREEMPTED", "PREEMPTED"]
     files = [path for path in (here / "outputs").rglob("*") if path.is_file() and path.suffix != ".db"]
     assert [path for path in files if b"hunter2" in path.read_bytes()] == []
 
@@ -456,7 +456,7 @@ def test_job_process_that_is_killed(here: Path) -> None:
     for job in (0, 1):
         (here / f"hold-{job}-2").unlink(missing_ok=True)
     assert process.wait(timeout=90) == cli.EXIT_FAILED, output(here)
-    assert sorted(status for _, status in attempts(here)) == ["FINISHED", "KILLED"]
+    assert sorted(status for _, status in attempts(here)) == ["FINISHED", "PREEMPTED"]
     assert "1 of 2 jobs finished" in output(here)
     assert "resume_sweep=" in output(here)
     assert statuses(here)[0] == "FAILED"

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from runner.errors import UserError
-from runner.folder.metrics_log import MetricsLog
+from runner.folder.metrics_log import MetricsLog, cut_metrics
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery, deliver
 from tests.sweep.stores import empty_store
@@ -254,3 +254,24 @@ def test_a_deleted_experiment_is_refused(folder: Path, uri: str) -> None:
     client.delete_experiment(client.create_experiment("gone"))
     with pytest.raises(UserError, match="'gone' was deleted"):
         Delivery(card(experiment="gone"), folder, uri).open()
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_run_that_lost_a_worker_sends_nothing_twice(uri: str, folder: Path, step: int) -> None:
+    """It logs the steps after the checkpoint again; before that it has logged nothing, even after the start of all."""
+    log = MetricsLog(folder)
+    for number in range(1, 5):
+        log.write(number, {"train/loss": float(number)})
+    delivery = Delivery(card(), folder, uri)
+    delivery.open()
+    delivery.send_metrics()
+    log.close()
+    cut_metrics(folder, step)
+    delivery.send_metrics()
+    log = MetricsLog(folder)
+    for number in range(step + 1, 7):
+        log.write(number, {"train/loss": number + 0.5 * (number > 4)})
+        delivery.send_metrics()
+    log.close()
+    expected = [(number, float(number)) for number in range(1, 5)] + [(5, 5.5), (6, 6.5)]
+    assert history(uri, delivery.run_id) == expected
