@@ -89,7 +89,8 @@ class Processes:
         """What is still there after this time: kinds of processes, shared memory and temporary files."""
         wait_until(lambda: not self.all(), timeout_s)
         processes = ["process"] * len(self.all())
-        new = _entries(_SHARED_MEMORY) - self._memory
+        # joblib's is that of sweeps with several jobs, which no run here is part of.
+        new = {name for name in _entries(_SHARED_MEMORY) - self._memory if not name.startswith("joblib")}
         memory = [f"shared memory {_kind(name)}" for name in new if not _in_use(_SHARED_MEMORY / name)]
         names = [name for name in _entries(Path(self._temporary.name)) if not name.startswith(_OF_TORCH)]
         files = [f"temporary {_kind(name)}" for name in names]
