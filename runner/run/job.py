@@ -69,7 +69,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
         except BaseException as error:
             if isinstance(error, Exception):
                 note_failure(folder, error)
-            if saved_folders(folder):
+            if saved_folders(folder) or isinstance(error, Preempted):
                 console.print(f"to resume: python -m runner {RESUME}={escape(str(folder))}", soft_wrap=True)
             raise
     console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
