@@ -23,6 +23,7 @@ import torch.distributed as dist
 from runner.config.schema import Launch
 from runner.errors import Preempted, UserError, printable
 from runner.folder.lock import LOCK_FILE
+from runner.launch.local import WorkerFailed, WorkerLost
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, requests
 from runner.launch.worker import run
 from runner.train.build import Job
@@ -65,7 +66,10 @@ class ExternalWorld:
         return 0
 
     def _run(self, job: Job) -> RunResult | None:
-        return run(job, self.rank, self.world_size, self.local_rank, self.store, lambda: None, _give_up)
+        try:
+            return run(job, self.rank, self.world_size, self.local_rank, self.store, lambda: None, _give_up)
+        except WorkerLost as error:
+            raise WorkerFailed(str(error)) from None  # torchrun starts workers again, not this process
 
     @contextlib.contextmanager
     def release_others(self) -> Iterator[None]:
