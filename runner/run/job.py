@@ -51,9 +51,12 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     if options.resumed_run is not None:
         resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
-    elif world is not None and (interrupted := _interrupted_run(options.overrides)) is not None:
+    elif world is not None and (earlier := _run_of_this_torchrun(options.overrides)) is not None:
+        if summary_of_run(earlier).get("status") == FINISHED:  # a worker was killed after that
+            console.print(f"The run in {escape(str(earlier))} has finished.", soft_wrap=True)
+            return 0
         overrides = [*filter(may_change, options.overrides), f"device.workers={world.world_size}"]
-        resumed = prepare_resume(str(interrupted), overrides, options.config_dirs)
+        resumed = prepare_resume(str(earlier), overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     else:
         experiment, folder = prepare_run(options)
@@ -76,12 +79,12 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     return 0
 
 
-def _interrupted_run(overrides: Sequence[str]) -> Path | None:
-    """The folder of the run that torchrun starts again, because a worker has failed or a host has come or gone."""
+def _run_of_this_torchrun(overrides: Sequence[str]) -> Path | None:
+    """The folder of the run that torchrun has started before, if a worker has failed or a host has come or gone."""
     folders = [path.parent for path in Path("outputs").glob("*/*/config.yaml")]
     folders += [Path(value) for key, _, value in (one.partition("=") for one in overrides) if key == "hydra.run.dir"]
-    ours = [folder for folder in folders if belongs_to_this_torchrun(folder) and (folder / "config.yaml").exists()]
-    return next((folder for folder in ours if summary_of_run(folder).get("status") != FINISHED), None)
+    ours = (folder for folder in folders if belongs_to_this_torchrun(folder) and (folder / "config.yaml").exists())
+    return next(ours, None)
 
 
 def train_locally(job: Job) -> RunResult:
