@@ -110,28 +110,32 @@ DISK = "disk.txt"
 
 
 @dataclass(frozen=True)
-class FillsDisk(SequenceClassification):
-    """Leaves no byte on the folder's file system from the eighth micro-batch of worker 0 on."""
+class HarmsFolder(SequenceClassification):
+    """Calls `harm(folder)` when worker 0 comes to its eighth micro-batch."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         calls = vars(self).setdefault("calls", [])
         calls.append(len(batch))
         if len(calls) == 8 and os.environ["RANK"] == "0":
-            fill(Path(Path(DISK).read_text()))
+            self.harm(Path(Path(DISK).read_text()))
         return super().loss(model, batch)
+
+    def harm(self, folder: Path) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class RemovesFolder(SequenceClassification):
-    """Removes the folder when worker 0 comes to its eighth micro-batch."""
+class FillsDisk(HarmsFolder):
+    """Leaves no byte on the folder's file system."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        calls = vars(self).setdefault("calls", [])
-        calls.append(len(batch))
-        if len(calls) == 8 and os.environ["RANK"] == "0":
-            folder = Path(Path(DISK).read_text())
-            shutil.rmtree(folder.rename(folder.with_name("gone")))  # at once: others write into it
-        return super().loss(model, batch)
+    def harm(self, folder: Path) -> None:
+        fill(folder)
+
+
+@dataclass(frozen=True)
+class RemovesFolder(HarmsFolder):
+    def harm(self, folder: Path) -> None:
+        shutil.rmtree(folder.rename(folder.with_name("gone")))  # at once: others write into it
 
 
 def fill(disk: Path) -> None:

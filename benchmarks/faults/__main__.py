@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace, path: Path) -> None:
         names = {trial.name for trial in done if trial.experiment == experiment}
         for name, make in _planned(options, experiment, done, place):
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
-                print(f"{options.minutes:g} minutes are over: the same command goes on from here")
+                print(f"{options.minutes:g} minutes are over: repeat the command to continue")
                 return
             if name in names:
                 continue
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         with terminated_as_interrupted():
             _run(options, path)
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: repeat the command to continue", file=sys.stderr)
         interrupted = True
     trials = records.read(path)
     if not trials:

@@ -92,7 +92,7 @@ def _disturb(case: str, link: Link, both: Sequence[Processes], commands: Sequenc
         limit_s = _WHOLE_S
         if case == SHORT_CUT:
             time.sleep(_CUT_S)
-            link.mend()
+            link.restore()
         else:
             limit_s = _TIMEOUT_S + _SLACK_S
 

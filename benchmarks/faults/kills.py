@@ -25,7 +25,7 @@ from benchmarks.faults.runs import (
 )
 from runner.launch.signals import EXIT_PREEMPTED
 
-#: What is hit, of a hundred faults. Kills of workers are cheap, since their parent goes on with others.
+#: Targets, of a hundred faults. Kills of workers are cheap, since their parent starts others.
 _LOCAL = {"worker": 80, "parent": 8, "forkserver": 6, "preempted": 6}
 _TORCHRUN = {"worker": 60, "agent": 30, "preempted": 10}
 _MOST_FAULTS = 12
@@ -93,7 +93,7 @@ class _Run:
         return self._variant.start(self.workers[-1], self._folder, self._uri)
 
     def _inject(self, command: subprocess.Popen[bytes]) -> Iterator[str]:
-        """Wait for a random moment, hit a process, and wait until the run has ended or goes on."""
+        """Wait for a random moment, signal a process, and wait until the run has ended or continues."""
         kinds = _TORCHRUN if self._variant.torchrun else _LOCAL
         (target,) = self._draw.choices(list(kinds), list(kinds.values()))
         # A worker of torchrun imports everything itself; others are hit often in one run, which starts only once.

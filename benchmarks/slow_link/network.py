@@ -93,11 +93,11 @@ class Link:
         return inside(self.namespaces[host], self.cores[host], command)
 
     def cut(self) -> None:
-        """Let nothing through in either direction, without a word to either host, until `mend` is called."""
+        """Let nothing through in either direction, without a word to either host, until `restore` is called."""
         for name, address in zip(self.namespaces, reversed(ADDRESSES), strict=True):
             _ip("-n", name, "neighbour", "replace", address, "lladdr", _NOBODY, "dev", INTERFACE, "nud", "permanent")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         for name, address in zip(self.namespaces, reversed(ADDRESSES), strict=True):
             _ip("-n", name, "neighbour", "delete", address, "dev", INTERFACE)
 

@@ -105,10 +105,14 @@ def _own_folder(pid: int) -> Path:
     return folder
 
 
+def _forkserver_pid() -> int | None:
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
 def leave_nothing() -> None:
     """End the forkserver, which may still be importing, and remove the temporary folder: before this process exits."""
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is not None:
+    if (pid := _forkserver_pid()) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(_own_folder(os.getpid()), ignore_errors=True)
@@ -265,9 +269,8 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
 
 def _forkserver_was_asked() -> bool:
     """Whether SIGTERM or SIGUSR1 was sent to the forkserver, which blocks them: a scheduler may signal any process."""
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{_forkserver_pid()}/status").read_text()
     except OSError:  # it has ended, or this system does not tell
         return False
     (pending,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd")]
