@@ -87,14 +87,20 @@ class Processes:
 
     def left(self, timeout_s: float) -> list[str]:
         """What is still there after this time: kinds of processes, shared memory and temporary files."""
-        wait_until(lambda: not self.all(), timeout_s)
+        wait_until(lambda: not self.all() and not self._unused_memory(), timeout_s)
         processes = ["process"] * len(self.all())
-        # joblib's is that of sweeps with several jobs, which no run here is part of.
-        new = {name for name in _entries(_SHARED_MEMORY) - self._memory if not name.startswith("joblib")}
-        memory = [f"shared memory {_kind(name)}" for name in new if not _in_use(_SHARED_MEMORY / name)]
+        memory = [f"shared memory {_kind(name)}" for name in self._unused_memory()]
         names = [name for name in _entries(Path(self._temporary.name)) if not name.startswith(_OF_TORCH)]
         files = [f"temporary {_kind(name)}" for name in names]
         return [f"left: {one}" for one in sorted({*processes, *memory, *files})]
+
+    def _unused_memory(self) -> list[str]:
+        """Shared memory that is new and in no process's use; another program's is so for a moment before and after.
+
+        joblib's is that of sweeps with several jobs, which no run here is part of.
+        """
+        new = [name for name in _entries(_SHARED_MEMORY) - self._memory if not name.startswith("joblib")]
+        return [name for name in new if not _in_use(_SHARED_MEMORY / name) and (_SHARED_MEMORY / name).exists()]
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
