@@ -29,7 +29,12 @@ def main() -> None:
     # Imported here: worker processes import this module again and need none of the command line.
     from runner.cli import main as run
 
-    sys.exit(run(sys.argv[1:], STARTED_AT))
+    code = run(sys.argv[1:], STARTED_AT)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # the interpreter would restore the defaults before it exits with this code
+    sys.exit(code)
 
 
 if __name__ == "__main__":

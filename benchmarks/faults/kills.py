@@ -29,9 +29,9 @@ from runner.launch.signals import EXIT_PREEMPTED
 _LOCAL = {"worker": 80, "parent": 8, "forkserver": 6, "preempted": 6}
 _TORCHRUN = {"worker": 60, "agent": 30, "preempted": 10}
 _MOST_FAULTS = 12
-#: Seconds in which a run that was hit must have ended or gone on, in which its other processes must have ended, and
-#: that a run takes at most if it is left alone.
-_REACTION_S, _LEFT_S, _WHOLE_S = 60.0, 10.0, 300.0
+#: Seconds in which a run that was hit must have ended or gone on; in which its other processes must have ended (the
+#: forkserver first imports to the end); and that a run takes at most if it is left alone.
+_REACTION_S, _LEFT_S, _WHOLE_S = 60.0, 20.0, 300.0
 
 
 def kills(number: int, seed: int, place: Place) -> Trial:

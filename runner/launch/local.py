@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from runner.errors import Preempted, RunFailed, UserError, printable
 from runner.folder.lock import LOCK_FILE, is_locked, locked
+from runner.launch.cleanup import FOLDER
 from runner.launch.signals import (
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
@@ -35,6 +36,7 @@ from runner.launch.signals import (
 
 #: What every worker imports. The forkserver imports it once, while the parent composes the configuration.
 PRELOADED = [
+    "runner.launch.cleanup",
     "runner.launch.worker",
     "sklearn.metrics",
     "transformers.modeling_utils",
@@ -126,7 +128,7 @@ def start_forkserver() -> None:
     """
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
     multiprocessing.set_forkserver_preload(PRELOADED)
-    _own_folder(os.getpid())
+    os.environ[FOLDER] = str(_own_folder(os.getpid()))
     resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
     # Workers change back to this process's folder.
@@ -138,6 +140,7 @@ def start_forkserver() -> None:
     try:
         forkserver.ensure_running()
     finally:
+        del os.environ[FOLDER]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.chdir(here)
 
@@ -321,7 +324,7 @@ def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
     place = Place(rank, workers, Path(rendezvous), pipe)
     handle_signals(exits=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*INTERRUPTIONS, *PREEMPTIONS})
-    threading.Thread(target=_exit_with_parent, args=(rendezvous,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     try:
         entry, job = pipe.recv()
@@ -351,10 +354,9 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_with_parent(rendezvous: str) -> None:
+def _exit_with_parent() -> None:
     """Exit when the process that launched this one has ended: if it was killed, it cannot stop its workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        shutil.rmtree(Path(rendezvous).parent, ignore_errors=True)
         os._exit(128 + signal.SIGKILL)

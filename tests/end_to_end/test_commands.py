@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,14 +78,18 @@ def test_nohup_and_sigterm(tmp_path: Path) -> None:
     assert len(list(only_folder(tmp_path).glob("checkpoints/step-*"))) == 1
 
 
-def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+def test_workers_end_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL, as when memory runs out, reaches the parent only: its workers must not train on."""
-    process = start(tmp_path, *ENDLESS)
-    wait_for(tmp_path, METRICS, process)
-    assert len(processes_of_session(process.pid)) > 2
-    process.kill()
-    process.wait(timeout=60)
-    assert left_of_session(process.pid) == []
+    with tempfile.TemporaryDirectory() as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        process = start(tmp_path, *ENDLESS)
+        wait_for(tmp_path, METRICS, process)
+        assert len(processes_of_session(process.pid)) > 2
+        assert list(Path(temporary).glob("runner-*"))
+        process.kill()
+        process.wait(timeout=60)
+        assert left_of_session(process.pid) == []
+        assert not list(Path(temporary).glob("runner-*"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
