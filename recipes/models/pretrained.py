@@ -30,6 +30,8 @@ _MODEL_FILES = {
 _HUB_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 #: Settings of a model that are the size of some weight in most architectures, but not in all.
 _USUALLY_A_DIMENSION = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "d_ff", "type_vocab_size")
+#: The same for models that learn a vector for each position. Rotary ones compute it.
+_POSITIONS = ("max_position_embeddings", "n_positions")
 
 #: Suffixes of the files in a model's folder that define its tokenizer. Weights have others.
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".model")
@@ -149,7 +151,8 @@ class Pretrained:
             size = self._known().get(name)
             rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
             require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
-        others = [self._known().get(name) for name in _USUALLY_A_DIMENSION]
+        rotary = any("rope" in name or "rotary" in name for name in self._known())
+        others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(() if rotary else _POSITIONS))]
         if sizes and any(isinstance(size, int) and size not in sizes for size in others):
             self._compare_shapes(shapes)
 
@@ -175,7 +178,7 @@ class Pretrained:
 
     def longest_input(self) -> int | None:
         config = self._known()
-        positions = config.get("max_position_embeddings", config.get("n_positions"))
+        positions = next((config[name] for name in _POSITIONS if name in config), None)
         if not isinstance(positions, int) or config.get("model_type") not in _POSITIONS_AFTER_PADDING:
             return positions if isinstance(positions, int) else None
         padding = config.get("pad_token_id")

@@ -251,6 +251,11 @@ WRONG: list[tuple[str, ...]] = [
     (f"runner {COLA}=good.tsv recipe.model.name=architecture", "recipe.model.name=architecture", "hyperbert"),
     (f"runner {COLA}=good.tsv recipe.model.name=shape", "recipe.model.name=shape", "hidden_size=48"),
     (f"runner {COLA}=good.tsv recipe.model.name=inner", "recipe.model.name=inner", "intermediate.dense.weight"),
+    (
+        f"runner {COLA}=good.tsv recipe.model.name=positions",
+        "recipe.model.name=positions",
+        "position_embeddings.weight",
+    ),
     (f"runner {COLA}=good.tsv recipe.model.name=null", "recipe.model.name"),
     (f"runner {COLA}=good.tsv recipe.model.init=zero", "recipe.model.init=zero"),
     (f"runner {COLA}=good.tsv recipe.model.name=bert-base-uncasd", "recipe.model.name=bert-base-uncasd"),
@@ -454,7 +459,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, missing in (("no-weights", "model.safetensors"), ("no-tokenizer", "tokenizer*")):
         shutil.copytree(root / "model", root / name, ignore=shutil.ignore_patterns(missing))
     changed = {"truncated": {}, "architecture": {"model_type": "hyperbert"}, "shape": {"hidden_size": 48}}
-    changed["inner"] = {"intermediate_size": 48}
+    changed |= {"inner": {"intermediate_size": 48}, "positions": {"max_position_embeddings": 64}}
     for name, changes in changed.items():
         config = shutil.copytree(root / "model", root / name) / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
