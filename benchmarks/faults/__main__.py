@@ -71,7 +71,7 @@ def _planned(options: argparse.Namespace, experiment: str, done: list[Trial], pl
         for number in itertools.count():
             if sum(len(trial.faults) for trial in done if trial.experiment == "kills") >= options.faults:
                 return
-            yield f"{seed}-{number}", partial(kills, number, seed, place)
+            yield f"{seed}-{number}", partial(kills, number, seed, options.faults, place)
     elif experiment == "signals":
         for number in range(options.moments):
             yield f"{seed}-{number}", partial(signals, number, seed, place)

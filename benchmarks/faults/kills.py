@@ -17,6 +17,7 @@ from benchmarks.faults.runs import (
     Place,
     Variant,
     delivery_problems,
+    logged,
     phase,
     problems_of,
     read_json,
@@ -28,20 +29,20 @@ from runner.launch.signals import EXIT_PREEMPTED
 #: Targets, of a hundred faults. Kills of workers are cheap, since their parent starts others.
 _LOCAL = {"worker": 80, "parent": 8, "forkserver": 6, "preempted": 6}
 _TORCHRUN = {"worker": 60, "agent": 30, "preempted": 10}
-_MOST_FAULTS = 12
+_MOST_FAULTS = 40
 #: Seconds in which a run that was hit must have ended or gone on; in which its other processes must have ended (the
 #: forkserver first imports to the end); and that a run takes at most if it is left alone.
 _REACTION_S, _LEFT_S, _WHOLE_S = 60.0, 20.0, 300.0
 
 
-def kills(number: int, seed: int, place: Place) -> Trial:
-    """Run number `number` of the campaign, whose faults `seed` determines up to the machine's speed."""
+def kills(number: int, seed: int, most: int, place: Place) -> Trial:
+    """Run number `number` of the campaign, with at most `most` faults, which `seed` determines up to the speed."""
     draw = random.Random(f"{seed}/{number}")
     variant = draw.choice(list(VARIANTS.values()))
     expected, folder = reference(variant, place), place.work / "kills" / f"{seed}-{number}"
     shutil.rmtree(folder, ignore_errors=True)
     with Processes(folder.with_suffix(".log"), place.environment) as processes:
-        run = _Run(draw, variant, folder, processes, read_json(expected / "summary.json"), place.uri)
+        run = _Run(draw, variant, folder, processes, expected, place.uri, most)
         problems = [*run.problems(), *processes.left(_LEFT_S)]
         if run.ended_by_fault:  # FINISHED in its folder, and perhaps not yet in the store
             processes.start(["-m", "runner.track", "sync", str(folder)]).wait()
@@ -59,13 +60,20 @@ class _Run:
     """
 
     def __init__(
-        self, draw: random.Random, variant: Variant, folder: Path, processes: Processes, usual: Any, uri: str
+        self,
+        draw: random.Random,
+        variant: Variant,
+        folder: Path,
+        processes: Processes,
+        expected: Path,
+        uri: str,
+        most: int,
     ) -> None:
-        """`usual`: the summary of an uninterrupted run, which says how long a run takes."""
+        """`expected`: the folder of an uninterrupted run, which says how long a run takes. `most`: faults."""
         self._draw, self._variant, self._folder, self._processes, self._uri = draw, variant, folder, processes, uri
-        self._start_s = usual["first_step_s"]
-        self._train_s = usual["wall_s"] - usual["first_step_s"]
-        self._most = draw.randint(2, 4 if variant.torchrun else _MOST_FAULTS)
+        usual, times = read_json(expected / "summary.json"), [line["timestamp"] / 1000 for line in logged(expected)]
+        self._train_s, self._whole_s = max(times) - min(times), usual["wall_s"]
+        self._most = min(most, draw.randint(2, 4 if variant.torchrun else _MOST_FAULTS))
         self._before: set[int] = set()  # the workers of which one was hit
         self.faults: list[dict[str, Any]] = []
         self.workers: list[int] = []
@@ -98,7 +106,7 @@ class _Run:
         (target,) = self._draw.choices(list(kinds), list(kinds.values()))
         # A worker of torchrun imports everything itself; others are hit often in one run, which starts only once.
         cheap = target == "worker" and not self._variant.torchrun
-        seconds = self._draw.random() * (self._train_s / 6 if cheap else self._start_s + self._train_s)
+        seconds = self._draw.random() * (self._train_s / 4 if cheap else self._whole_s)
         if target == "worker":
             wait_until(lambda: self._new_workers(command) or command.poll() is not None, _WHOLE_S)
         if wait_until(lambda: command.poll() is not None, seconds):

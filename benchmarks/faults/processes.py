@@ -115,7 +115,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(0.03)
     return True
 
 
@@ -146,4 +146,4 @@ def _entries(folder: Path) -> set[str]:
 
 def _kind(name: str) -> str:
     """A temporary file's name without its random part."""
-    return re.split("[-_]", name)[0] + "-…"
+    return re.sub("[a-z0-9_]{8}$", "…", name)

@@ -113,11 +113,14 @@ def _forkserver_pid() -> int | None:
 
 
 def leave_nothing() -> None:
-    """End the forkserver, which may still be importing, and remove the temporary folder: before this process exits."""
+    """Remove the temporary folder and end the forkserver, which may still be importing, before this process exits.
+
+    In this order: if this process is killed meanwhile, the forkserver removes the folder.
+    """
+    shutil.rmtree(_own_folder(os.getpid()), ignore_errors=True)
     if (pid := _forkserver_pid()) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(_own_folder(os.getpid()), ignore_errors=True)
 
 
 def start_forkserver() -> None:
