@@ -30,7 +30,7 @@ TINY = (
     "log_every=5",
 )
 #: Saved after the last step, too.
-_SHORT, _LONG = ("checkpoint.every_steps=12", "epochs=4"), ("checkpoint.every_steps=12", "epochs=6")
+_SHORT, _LONG = ("checkpoint.every_steps=12", "epochs=12"), ("checkpoint.every_steps=12", "epochs=16")
 _RESTARTS = 1000  # no limit
 #: Largest difference of weights under `equivalence=exact`, relative to the largest weight.
 _EXACT = 1e-12
