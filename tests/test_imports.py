@@ -31,7 +31,18 @@ LAYERS = (
 LEVEL = {name: len(LAYERS) - number for number, names in enumerate(LAYERS) for name in names}
 #: Imports inside a function that need no comment of their own: what takes seconds to import, or is optional.
 SLOW_OR_OPTIONAL = (
-    *("datasets", "huggingface_hub", "hydra", "jinja2", "matplotlib", "mlflow", "omegaconf", "pandas", "scipy"),
+    *(
+        "datasets",
+        "huggingface_hub",
+        "hydra",
+        "jinja2",
+        "matplotlib",
+        "mlflow",
+        "omegaconf",
+        "pandas",
+        "pyarrow",
+        "scipy",
+    ),
     *("sklearn", "safetensors", "tokenizers", "torch_xla", "torchmetrics", "transformers"),
 )
 

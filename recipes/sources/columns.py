@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import UserError
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from datasets import Dataset
 
 _TEXTS = ("text", "sentence", "review", "message", "content", "comment", "tweet", "document", "body", "utterance")
 _LABELS = ("label", "labels", "class", "category", "target", "gold_label", "sentiment", "intent", "topic")
@@ -21,16 +21,20 @@ _PAIRS = (
 #: A column of labels has at least so many rows of each label, on average.
 _ROWS_PER_LABEL = 2
 
+#: Rows of which the content is looked at.
+_LOOKED_AT = 10_000
+
 #: A column of texts has at least so many characters, on average, and this share of different values.
 _TEXT_CHARACTERS, _TEXT_DIFFERENT = 15, 0.5
 
 
-def infer_columns(table: DataFrame, setting: str, labelled: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a table with a header by role: `text`, `label` if `labelled`, and `pair` for pairs of texts.
+def infer_columns(rows: Dataset, setting: str, labelled: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns by role: `text`, `label` if `labelled`, and `pair` for pairs of texts.
 
     Those that are not `given` by their usual names, else by their content. Raises UserError if several columns, or
     none, fit.
     """
+    table = rows.select(range(min(len(rows), _LOOKED_AT))).to_pandas()
     names = [name for name in map(str, table.columns) if name not in given.values()]
     by_lower = {name.lower(): name for name in names}
     columns = dict(given)
@@ -43,7 +47,7 @@ def infer_columns(table: DataFrame, setting: str, labelled: bool, given: Mapping
                 f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
                 f"{found}; set recipe.data.{role}_column to one of them{unlabelled}"
             )
-        if names.count(fit[0]) > 1 or (table[fit[0]].astype(str) == fit[0]).any():
+        if (table[fit[0]].astype(str) == fit[0]).any():
             places = {**columns, role: fit[0]}
             everything = list(map(str, table.columns))
             found = " ".join(f"recipe.data.{one}_column={everything.index(places[one])}" for one in places)
@@ -72,10 +76,10 @@ def infer_columns(table: DataFrame, setting: str, labelled: bool, given: Mapping
 
 
 def _like_texts(column: Any) -> bool:
-    if column.ndim > 1 or not column.map(lambda cell: isinstance(cell, str)).all():  # two columns of one name
+    if not column.map(lambda cell: isinstance(cell, str)).all():
         return False
     return bool(column.str.len().mean() >= _TEXT_CHARACTERS and column.nunique() >= _TEXT_DIFFERENT * len(column))
 
 
 def _like_labels(column: Any) -> bool:
-    return column.ndim == 1 and 2 <= column.astype(str).nunique() <= len(column) / _ROWS_PER_LABEL
+    return 2 <= column.astype(str).nunique() <= len(column) / _ROWS_PER_LABEL

@@ -1,14 +1,14 @@
-"""Questions about paragraphs, in SQuAD 1.1's JSON or from the Hugging Face Hub."""
+"""Questions about paragraphs: SQuAD 1.1's JSON, or rows with the same fields from files or the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from recipes.sources.files import check_subsets, evaluation_file, local_files, read_text, subset
-from recipes.sources.hub import load_splits
+from recipes.sources.rows import check_columns, read_texts
+from recipes.sources.source import Part, Source
 from recipes.tasks.question_answering import Paragraphs, Question, QuestionCorpus
 from runner.errors import UserError
 
@@ -17,66 +17,38 @@ _Row = tuple[Any, Any, Any, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class SquadData:
-    """Two local files in SQuAD 1.1's JSON, or a data set of the Hub with the same fields.
+class SquadData(Source):
+    """Files in SQuAD 1.1's JSON, or rows with its fields: `id`, `question`, `context` and `answers`."""
 
-    `max_train_samples`, `max_eval_samples`: keep a random subset of the questions in their order, which `subset_seed`
-    determines; None for all.
-    """
-
-    train: str | None = None
-    eval: str | None = None
-    max_train_samples: int | None = None
-    max_eval_samples: int | None = None
-    subset_seed: int = 0
-    hub_name: str | None = None
-    hub_train: str = "train"
-    hub_eval: str = "validation"
-
-    def __post_init__(self) -> None:
-        check_subsets(self, "question")
+    unit: ClassVar[str] = "question"
 
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, Unavailable."""
-        files = local_files(self.train, self.eval, self.hub_name)
-        if files is None:
-            (train, evaluation), source = self._from_hub(self.hub_train, self.hub_eval), f"Hub: {self.hub_name}"
-        else:
-            train, evaluation = (
-                _collect(_file_rows(name, setting), setting)
-                for name, setting in zip(files, map("recipe.data.{}={}".format, ("train", "eval"), files), strict=True)
-            )
-            source = ", ".join(files)
-        return QuestionCorpus(
-            self._some(train, self.max_train_samples), self._some(evaluation, self.max_eval_samples), source
-        )
+        self.check_both()
+        return QuestionCorpus(self._paragraphs("train"), self._paragraphs("eval"), self.described("train", "eval"))
 
     def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
         """The evaluation set, or the questions of `file` without their answers, and no training set."""
-        if file is not None:
-            setting = f"--input={file}"
-            evaluation, source = _collect(_file_rows(file, setting, answered=False), setting, answered=False), file
-        elif (name := evaluation_file(self.eval, self.hub_name)) is not None:
-            setting = f"recipe.data.eval={name}"
-            evaluation = self._some(_collect(_file_rows(name, setting), setting), self.max_eval_samples)
-            source = name
+        return QuestionCorpus(Paragraphs([], []), self._paragraphs("eval", file), file or self.described("eval"))
+
+    def _paragraphs(self, part: Part, file: str | None = None) -> Paragraphs:
+        answered = file is None
+        found = self.file(part, file)
+        if found is not None and found[0].lower().endswith(".json"):
+            rows, setting = _articles(*found, answered), found[1]
         else:
-            (found,), source = self._from_hub(self.hub_eval), f"Hub: {self.hub_name}"
-            evaluation = self._some(found, self.max_eval_samples)
-        return QuestionCorpus(Paragraphs([], []), evaluation, source)
-
-    def _some(self, part: Paragraphs, limit: int | None) -> Paragraphs:
-        return part.select(subset(len(part), limit, self.subset_seed))
-
-    def _from_hub(self, *splits: str) -> list[Paragraphs]:
-        assert self.hub_name is not None
-        found = load_splits(self.hub_name, None, splits, ("id", "question", "context", "answers"))
-        return [_collect(_hub_rows(split), f"recipe.data.hub_name={self.hub_name}") for split in found]
+            read = self.rows(part, file)
+            check_columns(read, ["id", "question", "context", *["answers"] * answered])
+            rows, setting = _rows(read.dataset, answered), read.setting
+        questions = _collect(rows, setting, answered)
+        return questions.select(self.chosen(part, len(questions))) if answered else questions
 
 
-def _file_rows(name: str, setting: str, answered: bool = True) -> Iterator[_Row]:
+def _articles(name: str, setting: str, answered: bool) -> Iterator[_Row]:
+    """The questions of a file in SQuAD's own format, which is no table."""
+    (text,) = read_texts(name, setting)
     try:
-        for article in json.loads(read_text(name, setting))["data"]:
+        for article in json.loads(text)["data"]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
                     yield asked["id"], asked["question"], paragraph["context"], asked["answers"] if answered else ()
@@ -86,9 +58,9 @@ def _file_rows(name: str, setting: str, answered: bool = True) -> Iterator[_Row]
         raise UserError(f"{setting} is not in SQuAD 1.1's format ({error!r}): compare it with SQuAD's file") from error
 
 
-def _hub_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
+def _rows(rows: Iterable[Mapping[str, Any]], answered: bool) -> Iterator[_Row]:
     for row in rows:
-        answers = row["answers"]
+        answers = row["answers"] if answered else ()
         if isinstance(answers, dict):  # columns, as in the Hub's copy of SQuAD
             pairs = zip(answers["text"], answers["answer_start"], strict=True)
             answers = [{"text": text, "answer_start": start} for text, start in pairs]

@@ -6,12 +6,11 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from recipes.sources.columns import infer_columns
-from recipes.sources.files import check_subsets, local_files, subset
-from recipes.sources.hub import load_splits
-from recipes.sources.tables import read_table
+from recipes.sources.rows import Rows, check_columns, is_table
+from recipes.sources.source import Part, Source
 from recipes.tasks.classification import Corpus, LabelledText
 from runner.errors import UserError, did_you_mean, require
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 #: A position from 0 in a file without a header, else the name of a column or field.
 Column = int | str
 
-Part = Literal["train", "eval"]
-
 #: More classes than this, and fewer than two rows of each, are not classes.
 _MANY_CLASSES = 20
 
@@ -31,14 +28,13 @@ _CLASSES_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class TextFiles:
-    """Two local files, or a data set of the Hub.
+class TextFiles(Source):
+    """Rows with a text, or a pair of texts, and a label.
 
-    `text_column`, `label_column`, and for pairs of texts `pair_column`: positions from 0 in files without a header,
-    which have `columns` columns; or names in files with a header or JSON Lines; without them they are inferred from
-    the training file. `label_names`: the classes in the order of their numbers; without them the labels are sorted and
-    numbered. Rows with a label in `skip_labels` are left out. `max_*_samples` keeps a random subset of the others,
-    which `subset_seed` determines, in their order. `hub_*`: the Hub's names.
+    `text_column`, `label_column`, and for pairs of texts `pair_column`: positions from 0 in tables without a header,
+    which have `columns` columns; else names; without them they are inferred from the training file. `label_names`: the
+    classes in the order of their numbers; without them the labels are sorted and numbered. Rows with a label in
+    `skip_labels` are left out before `max_*_samples` are chosen. `hub_text`, `hub_pair`, `hub_label`: the Hub's names.
     """
 
     text_column: int | str | None = None
@@ -47,20 +43,12 @@ class TextFiles:
     columns: int | None = None
     label_names: Sequence[str] | None = None
     skip_labels: Sequence[str] = ()
-    train: str | None = None
-    eval: str | None = None
-    max_train_samples: int | None = None
-    max_eval_samples: int | None = None
-    subset_seed: int = 0
-    hub_name: str | None = None
-    hub_config: str | None = None
-    hub_train: str = "train"
-    hub_eval: str = "validation"
     hub_text: str = "text"
     hub_pair: str | None = None
     hub_label: str = "label"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         text = self.text_column
         rule = "recipe.data.text_column=null infers the text: set recipe.data.text_column too"
         require(text is not None or self.pair_column is None, "recipe.data.pair_column", self.pair_column, rule)
@@ -82,7 +70,6 @@ class TextFiles:
             require(ok, "recipe.data.label_names", names, "list two or more different names, in quotes if need be")
         rule = "list labels, such as ['-'], or [] for none"
         require(_is_list_of_text(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
-        check_subsets(self, "row")
 
     @property
     def _given(self) -> dict[str, Column]:
@@ -91,14 +78,9 @@ class TextFiles:
         return {role: column for role, column in columns.items() if column is not None}
 
     def read(self) -> Corpus:
-        files = local_files(self.train, self.eval, self.hub_name)
-        if files is None:
-            train, evaluation = self._hub_rows(("train", "eval"), labelled=True)
-            source = f"Hub: {self.hub_name}" + (f"/{self.hub_config}" if self.hub_config else "")
-        else:
-            train = self._file_rows("train", files[0], labelled=True)
-            evaluation = self._file_rows("eval", files[1], labelled=True, columns=train.columns)
-            source = ", ".join(files)
+        self.check_both()
+        train = self._rows("train", labelled=True)
+        evaluation = self._rows("eval", labelled=True, columns=train.columns)
         names, inferred = self.label_names or train.label_names, tuple[str, ...]()
         if names is None:
             names, inferred = self._infer_names(train)
@@ -106,7 +88,8 @@ class TextFiles:
         learned = self._labelled(train, names, f"which {lacking}", numbers=not inferred)
         self._check_classes(learned, names)
         evaluated = self._labelled(evaluation, names, f"which {lacking}", numbers=not inferred)
-        return Corpus(dataclasses.replace(learned, notes=train.notes + inferred), evaluated, source, names)
+        learned = dataclasses.replace(learned, notes=train.notes + inferred)
+        return Corpus(learned, evaluated, self.described("train", "eval"), names)
 
     def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:
         """The training or evaluation set by itself. Raises UserError, and Unavailable as `read` does.
@@ -116,70 +99,55 @@ class TextFiles:
         like a number; `skip_labels` and `max_*_samples` hold. None: all texts, without labels, for predictions; no
         label column is needed, and of columns by position only a single one of texts.
         """
-        labelled = label_names is not None
-        file = file or getattr(self, part)
-        if file is not None:
-            rows = self._file_rows(part, file, labelled)
-        elif self.hub_name is not None:
-            (rows,) = self._hub_rows((part,), labelled)
-        else:
-            raise UserError(f"recipe.data.{part}=null has no data: set it to a local file")
+        rows = self._rows(part, label_names is not None, file)
         if label_names is None:
             texts, pairs = rows.texts()
             return LabelledText(texts, None, pairs, rows.notes)
         return self._labelled(rows, label_names, "which the model does not know", numbers=True)
 
-    def _file_rows(self, part: Part, name: str, labelled: bool, columns: Mapping[str, Column] | None = None) -> _Rows:
+    def _rows(
+        self, part: Part, labelled: bool, file: str | None = None, columns: Mapping[str, Column] | None = None
+    ) -> _Rows:
         """`columns`: by role; by default those that are set, and the others inferred."""
+        found = self.file(part, file)
+        if found is None:
+            return self._hub_rows(part, labelled)
+        name, setting = found
         self._check_pairs("hub_pair", "pair_column")
-        setting = f"recipe.data.{part}={name}" if name == getattr(self, part) else f"--input={name}"
         given = {role: column for role, column in self._given.items() if labelled or role != "label"}
         positions = isinstance(self.text_column, int)
-        if positions and name.lower().endswith(".jsonl"):
-            raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use field names")
-        table = read_table(name, setting, header=not positions)
-        if positions and not labelled and table.shape[1] == 1 and "pair" not in given:
+        if positions and not is_table(name):
+            raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use column names")
+        rows = self.rows(part, file, header=not positions)
+        if positions and not labelled and len(rows.names) == 1 and "pair" not in given:
             given = {"text": 0}  # a file of texts alone
-        elif self.columns is not None and table.shape[1] != self.columns:
-            raise UserError(f"recipe.data.columns={self.columns} is invalid: {setting} has {table.shape[1]} columns")
-        if not len(table):
+        elif self.columns is not None and len(rows.names) != self.columns:
+            raise UserError(f"recipe.data.columns={self.columns} is invalid: {setting} has {len(rows.names)} columns")
+        if not len(rows):
             raise _no_rows(setting)
         notes: tuple[str, ...] = ()
         if columns is None:
             require(not positions or len(given) > labelled, "recipe.data.label_column", None, "give its position")
-            columns = given if positions else infer_columns(table, setting, labelled, given)
-            if found := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
-                notes = ("columns inferred: " + ", ".join(found),)
+            columns = given if positions else infer_columns(rows.dataset, setting, labelled, given)
+            if inferred := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
+                notes = ("columns inferred: " + ", ".join(inferred),)
         places = {role: f"recipe.data.{role}_column={column}" for role, column in columns.items()}
-        names = [str(column) for column in table.columns]
         for role, column in columns.items():
-            if names.count(str(column)) != 1:
-                raise UserError(f"{places[role]} is not a column of {setting}{did_you_mean(str(column), names)}")
-        cells = table[list(columns.values())].set_axis(list(columns), axis=1)
-        return _Rows(part, cells, columns, places, setting, f"{setting}: line", notes=notes)
+            if str(column) not in rows.names:
+                raise UserError(f"{places[role]} is not a column of {setting}{did_you_mean(str(column), rows.names)}")
+        return _Rows.of(rows, part, columns, places, notes)
 
-    def _hub_rows(self, parts: Sequence[Part], labelled: bool) -> list[_Rows]:
-        import pandas
-
+    def _hub_rows(self, part: Part, labelled: bool) -> _Rows:
         self._check_pairs("pair_column", "hub_pair")
-        assert self.hub_name is not None
         columns = {"text": self.hub_text}
         if self.hub_pair is not None:
             columns["pair"] = self.hub_pair
         if labelled:
             columns["label"] = self.hub_label
-        splits = {"train": self.hub_train, "eval": self.hub_eval}
-        setting = f"recipe.data.hub_name={self.hub_name}"
+        rows = self.rows(part)
+        check_columns(rows, list(columns.values()))
         places = {role: f"recipe.data.hub_{role}={column}" for role, column in columns.items()}
-        found = []
-        names = [splits[part] for part in parts]
-        loaded = load_splits(self.hub_name, self.hub_config, names, list(columns.values()))
-        for part, name, split in zip(parts, names, loaded, strict=True):
-            cells = pandas.DataFrame({role: list(split[column]) for role, column in columns.items()}, dtype=object)
-            where = f"{setting}: '{name}' row"
-            label_names = getattr(split.features[self.hub_label], "names", None) if labelled else None
-            found.append(_Rows(part, cells, columns, places, setting, where, label_names))
-        return found
+        return _Rows.of(rows, part, columns, places)
 
     def _check_pairs(self, given: str, missing: str) -> None:
         """A pair column that is only configured for the other source would silently train on single texts."""
@@ -232,7 +200,7 @@ class TextFiles:
             wrong = f"{rows.where} {line} has the label '{label}' in {rows.places['label']}"
             raise UserError(f"{wrong}, {lacking}{did_you_mean(label, names)}")
         texts, pairs = rows.texts()
-        chosen = subset(len(labels), getattr(self, f"max_{rows.part}_samples"), self.subset_seed)
+        chosen = self.chosen(rows.part, len(labels))
         return LabelledText(
             [texts[row] for row in chosen],
             labels.iloc[chosen].astype(int).tolist(),
@@ -259,7 +227,7 @@ class _Rows:
     """The rows of one part, before labels become numbers.
 
     `cells`: a column for each role, of which the index numbers the rows for people; `columns`, `places`: these columns
-    in the source and in messages; `where`: what precedes a row's number; `label_names`: of the Hub.
+    in the source and in messages; `where`: what precedes a row's number; `label_names`: of the data set.
     """
 
     part: Part
@@ -270,6 +238,17 @@ class _Rows:
     where: str
     label_names: Sequence[str] | None = None
     notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        rows: Rows, part: Part, columns: Mapping[str, Column], places: Mapping[str, str], notes: tuple[str, ...] = ()
+    ) -> _Rows:
+        import pandas
+
+        cells = {role: list(rows.dataset[str(column)]) for role, column in columns.items()}
+        frame = pandas.DataFrame(cells, index=rows.numbers, dtype=object)
+        names = getattr(rows.dataset.features[str(columns["label"])], "names", None) if "label" in columns else None
+        return _Rows(part, frame, columns, places, rows.setting, rows.where, names, notes)
 
     @property
     def labels(self) -> Series[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from recipes.sources.files import read_text
+from recipes.sources.rows import read_texts
 from recipes.synthetic.grammar import generate
 from recipes.tasks.classification import ClassifierSource, Corpus, LabelledText
 from runner.errors import UserError, require
@@ -44,7 +44,9 @@ class GrammarCorpus:
         if file is None:
             corpus = self.read()
             return corpus.train if part == "train" else corpus.eval
-        sentences = [line.strip() for line in read_text(file, f"--input={file}").splitlines() if line.strip()]
+        sentences = [
+            line.strip() for text in read_texts(file, f"--input={file}") for line in text.splitlines() if line.strip()
+        ]
         if not sentences:
             raise UserError(f"--input={file} is empty: give a file with one sentence per line")
         return LabelledText(sentences, None)

@@ -1,14 +1,12 @@
-"""Whether the Hugging Face Hub can be reached, and data sets that cannot be loaded."""
+"""Whether the Hugging Face Hub can be reached."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import datasets.config
 import pytest
 from huggingface_hub import constants
 
-from recipes.sources.hub import go_offline_if_unreachable, load_splits
+from recipes.sources.hub import go_offline_if_unreachable
 from runner.errors import UserError
 
 
@@ -29,11 +27,3 @@ def test_an_endpoint_that_is_not_a_url(online: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constants, "ENDPOINT", "hub.example")
     with pytest.raises(UserError, match=r"HF_ENDPOINT=hub\.example"):
         go_offline_if_unreachable()
-
-
-def test_loading_scripts_are_not_run(tmp_path: Path) -> None:
-    folder = tmp_path / "old"
-    folder.mkdir()
-    (folder / "old.py").write_text("raise SystemExit('this was run')")
-    with pytest.raises(UserError, match=r"recipe\.data\.hub_name=.*old cannot be loaded"):
-        load_splits(str(folder), None, ["train"], [])

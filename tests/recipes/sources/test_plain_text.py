@@ -75,19 +75,26 @@ def test_limits_and_digest(here: Path) -> None:
     assert len(digests) == 5
 
 
-def test_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_a_text(tmp_path: Path, here: Path) -> None:
+    """From the Hub, or from files with columns."""
     splits = {
         "train": {"text": ["", " = Title = \n", "first\nsecond\n"], "id": [0, 1, 2]},
         "validation": {"text": ["held out\n"], "id": [3]},
-        "blank": {"text": ["\n"], "id": [4]},
+        "test": {"text": ["\n"], "id": [4]},
     }
-    monkeypatch.setattr("datasets.load_dataset", lambda *_: {n: Dataset.from_dict(s) for n, s in splits.items()})
-    found = PlainText(hub_name="owner/data").read()
-    assert (found.train, found.eval) == ([" = Title = ", "first", "second"], ["held out"])
-    assert PlainText(hub_name="owner/data", documents="files").read().train == [" = Title = ", "first\nsecond"]
-    for changes in ({"hub_eval": "blank"}, {"hub_text": "id"}, {"hub_text": "sentence"}):
-        with pytest.raises(UserError, match=r"recipe\.data\.hub_"):
-            PlainText(hub_name="owner/data", **changes).read()
+    hub = tmp_path / "hub"
+    for name, rows in splits.items():
+        Dataset.from_dict(rows).to_json(hub / f"{name}.jsonl")
+    expected = [" = Title = ", "first", "second"]
+    found = PlainText(hub_name=str(hub)).read()
+    assert (found.train, found.eval) == (expected, ["held out"])
+    assert PlainText(hub_name=str(hub), documents="files").read().train == [" = Title = ", "first\nsecond"]
+    assert PlainText("hub/train.jsonl", "hub/validation.jsonl").read() == Documents(
+        expected, ["held out"], "hub/train.jsonl, hub/validation.jsonl"
+    )
+    for changes in ({"hub_eval": "test"}, {"hub_text": "id"}, {"hub_text": "sentence"}):
+        with pytest.raises(UserError, match=r"recipe\.data\.hub_name="):
+            PlainText(hub_name=str(hub), **changes).read()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from recipes.sources.text_files import TextFiles
 from recipes.tasks.classification import Corpus, LabelledText
@@ -19,7 +20,7 @@ HEADER = "id\tgold\tsentence1\tsentence2\n"
 PAIRS_TSV = HEADER + "7\t1\tA dog ran.\tIt ran.\n8\t0\tIt fell.\tNothing fell.\n"
 PAIRS_JSON = [
     {"gold": 1, "sentence1": "A dog ran.", "sentence2": "It ran.", "genre": "x"},
-    {"gold": "0", "sentence1": "It fell.", "sentence2": "Nothing fell."},
+    {"gold": 0, "sentence1": "It fell.", "sentence2": "Nothing fell."},
 ]
 PAIRS = LabelledText(["A dog ran.", "It fell."], [1, 0], ["It ran.", "Nothing fell."])
 BY_POSITION: dict[str, Any] = {"text_column": 3, "label_column": 1, "columns": 4}
@@ -105,6 +106,57 @@ def test_columns_by_name(here: Path) -> None:
     assert read(PAIRS_TSV, **{**BY_NAME, "pair_column": None}).train.pairs is None
 
 
+@pytest.mark.parametrize("form", ["[1].csv", "tsv", "json", "jsonl", "parquet", "arrow", "folder", "two-*.parquet"])
+def test_formats(here: Path, form: str) -> None:
+    """The same rows from every format that `datasets` reads; a class label's names are the classes."""
+    features = Features({"label": ClassLabel(names=["ham", "spam"]), "text": Value("string")})
+    rows = Dataset.from_dict({"label": [0, 1, 1, 0], "text": LONG}, features=features)
+    named = Dataset.from_dict({"label": ["ham", "spam", "spam", "ham"], "text": LONG})
+    write: dict[str, Callable[[], Any]] = {
+        "[1].csv": lambda: named.to_csv("data.[1].csv"),  # no pattern
+        "tsv": lambda: named.to_csv("data.tsv", sep="\t"),
+        "json": lambda: named.to_json("data.json", lines=False),
+        "jsonl": lambda: named.to_json("data.jsonl"),
+        "parquet": lambda: rows.to_parquet("data.parquet"),
+        "arrow": lambda: rows.save_to_disk("saved"),
+        "folder": lambda: rows.save_to_disk("data"),
+        "two-*.parquet": lambda: [rows.shard(2, part).to_parquet(f"two-{part}.parquet") for part in (0, 1)],
+    }
+    write[form]()
+    name = {"arrow": "saved/*.arrow", "folder": "data", "two-*.parquet": form}.get(form, f"data.{form}")
+    corpus = TextFiles(train=name, eval=name).read()
+    assert (corpus.train.texts, corpus.train.labels, corpus.label_names) == (LONG, [0, 1, 1, 0], ("ham", "spam"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.parquet", b"no parquet", "x.parquet cannot be read as .parquet data"),
+        ("x.json", b'{"label": [', "x.json cannot be read as .json data"),
+        ("x.xlsx", b"", "x.xlsx is a .xlsx file, which is not read"),
+        ("x.jsonl", b"", "x.jsonl"),
+        ("x.csv", b"\n \n", "x.csv is empty"),
+        ("many/*.csv", None, "many/*.csv matches no file"),
+        ("twice.csv", b"text,text\na,b\n", "twice.csv has two columns of the name 'text'"),
+    ],
+)
+def test_files_that_cannot_be_read(here: Path, name: str, content: bytes | None, words: str) -> None:
+    if content is not None:
+        Path(name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        TextFiles(train=name, eval=name).read()
+    assert str(caught.value).startswith("recipe.data.train=")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_with_several_splits(here: Path) -> None:
+    DatasetDict(dev=Dataset.from_dict({"text": LONG, "label": CLASSES})).save_to_disk("saved")
+    with pytest.raises(UserError, match=r"recipe\.data\.train=saved .* give saved/dev"):
+        TextFiles(train="saved", eval="saved").read()
+    assert TextFiles(train="saved/dev", eval="saved/dev").read().train.texts == LONG
+
+
 def test_label_names_skipped_labels_and_limits(here: Path) -> None:
     """Labels are names or their numbers; limits count the rows that are not skipped."""
     rows = "a\tneutral\nb\t-\nc\tentailment\nd\t2\ne\t-\nf\tneutral\n"
@@ -125,7 +177,7 @@ def test_comma_separated(here: Path) -> None:
     settings: dict[str, Any] = {"suffix": ".csv", "text_column": "text", "label_column": "label"}
     assert read(rows, **settings).train == LabelledText(['a "b", c\r\nd', "e"], [1, 0])
     assert "line 6 has no text" in refusal(rows + "1,\n", **settings)
-    assert "not a comma-separated table" in refusal(rows + "1,f,g\n", **settings)
+    assert "line 5" in refusal(rows + "1,f,g\n", **settings)  # pandas' own message
     assert read("1,a\n0,b\n", **{**settings, "text_column": 1, "label_column": 0, "columns": 2}).train.labels == [1, 0]
 
 
@@ -288,11 +340,19 @@ def test_malformed_lines(here: Path, line: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[1, 2]", '{"gold": 1, "sentence1": "A."}', json.dumps({**PAIRS_JSON[0], "sentence2": None})]
+    ("line", "words"),
+    [
+        ("{", ": line 3 is not JSON"),
+        ("[1, 2]", ": line 3 is not a JSON object"),
+        ('{"gold": 1, "sentence1": "A."}', ": row 3 has no text"),
+        (json.dumps({**PAIRS_JSON[0], "sentence2": None}), ": row 3 has no text"),
+        ('{"gold": "yes", "sentence1": "A.", "sentence2": "B."}', ": row 3 has the label 'yes'"),
+    ],
 )
-def test_malformed_json_lines(here: Path, line: str) -> None:
-    message = refusal(json_lines(*PAIRS_JSON) + line, suffix=".jsonl", **BY_NAME)
-    assert message.startswith("recipe.data.train=train.jsonl: line 3 ")
+def test_malformed_json_lines(here: Path, line: str, words: str) -> None:
+    message = refusal(json_lines(*PAIRS_JSON) + line, suffix=".jsonl", **BY_NAME, label_names=["0", "1"])
+    assert message.startswith("recipe.data.train=train.jsonl")
+    assert words in message
 
 
 @pytest.mark.parametrize(
@@ -325,7 +385,8 @@ def test_classes_of_the_evaluation_set(here: Path) -> None:
     ("settings", "words"),
     [
         ({"train": "nowhere/x.tsv"}, "recipe.data.train=nowhere/x.tsv does not exist"),
-        ({"train": "."}, "recipe.data.train=. is a folder"),
+        ({"train": "."}, "recipe.data.text_column=3 is invalid for ."),
+        ({"train": ".", "text_column": "a", "label_column": "b", "columns": None}, "recipe.data.train=. is a folder"),
         ({"train": None}, "recipe.data.train=null"),
         ({"eval": None, "hub_name": "owner/data"}, "owner/data"),
         ({"text_column": 4}, "recipe.data.text_column=4"),
@@ -353,53 +414,70 @@ def test_wrong_settings(here: Path, settings: dict[str, Any], words: str) -> Non
 # --- the Hub ------------------------------------------------------------------------------------------------
 
 
-def test_data_set_of_the_hub(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels are class numbers, names or booleans; splits, columns and skipped labels are those configured."""
+def saved_splits(folder: Path, **splits: Dataset) -> str:
+    """A folder that `load_dataset` reads like a data set of the Hub."""
+    (folder / "data").mkdir(parents=True)
+    for name, rows in splits.items():
+        rows.to_parquet(folder / "data" / f"{name}-00000-of-00001.parquet")
+    return str(folder)
+
+
+def test_data_set_of_the_hub(tmp_path: Path) -> None:
+    """Labels are class numbers or names; splits, parts of them, columns and skipped labels are those configured."""
     texts = {"premise": ["a", "b", "c", "d"], "hypothesis": ["A", "B", "C", "D"]}
-    splits = {
-        "numbers": {**texts, "label": [1, 0, -1, 2]},
-        "names": {**texts, "label": ["neutral", "entailment", "-1", "contradiction"]},
-        "holes": {**texts, "hypothesis": ["A", None, "C", "D"], "label": [0, 1, 2, 0]},
-    }
-    monkeypatch.setattr("datasets.load_dataset", lambda *_: {n: Dataset.from_dict(s) for n, s in splits.items()})
+    hub = saved_splits(
+        tmp_path / "data",
+        numbers=Dataset.from_dict({**texts, "label": ["1", "0", "-1", "2"]}),
+        names=Dataset.from_dict({**texts, "label": ["neutral", "entailment", "-1", "contradiction"]}),
+        holes=Dataset.from_dict({**texts, "hypothesis": ["A", None, "C", "D"], "label": ["0", "1", "2", "0"]}),
+    )
 
     def source(**changes: Any) -> TextFiles:
-        hub = {"hub_name": "owner/data", "hub_config": "part", "hub_train": "numbers", "hub_eval": "names"}
+        given = {"hub_name": hub, "hub_train": "numbers", "hub_eval": "names[:2]"}
         columns = {"hub_text": "premise", "hub_pair": "hypothesis", "pair_column": 1, "columns": 3}
         settings = {"text_column": 0, "label_column": 2, "label_names": NAMES, "skip_labels": ["-1"]}
-        return TextFiles(**{**hub, **columns, **settings, **changes})  # type: ignore[arg-type]
+        return TextFiles(**{**given, **columns, **settings, **changes})  # type: ignore[arg-type]
 
     corpus = source().read()
-    assert corpus.train == corpus.eval == LabelledText(["a", "b", "d"], [1, 0, 2], ["A", "B", "D"])
-    assert corpus.source == "Hub: owner/data/part"
+    assert corpus.train == LabelledText(["a", "b", "d"], [1, 0, 2], ["A", "B", "D"])
+    assert corpus.eval == LabelledText(["a", "b"], [1, 0], ["A", "B"])
+    assert corpus.source == f"Hub: {hub}"
     for changes, words in (
         ({"hub_eval": "dev"}, "no split 'dev'"),
         ({"hub_label": "gold"}, "no column 'gold'"),
-        ({"hub_train": "holes"}, "'holes' row 1 has no text in recipe.data.hub_pair=hypothesis"),
-        ({"skip_labels": []}, "'numbers' row 2 has the label '-1'"),
+        ({"hub_train": "holes"}, r"split 'holes'\): row 2 has no text in recipe.data.hub_pair=hypothesis"),
+        ({"skip_labels": []}, r"split 'numbers'\): row 3 has the label '-1'"),
         ({"hub_pair": None}, "recipe.data.hub_pair=null"),
     ):
         with pytest.raises(UserError, match=words):
             source(**changes).read()
 
 
-def test_names_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_the_hub(tmp_path: Path) -> None:
     """A ClassLabel's names are the classes, unless others are configured; one split can be read alone."""
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
     split = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
-    monkeypatch.setattr("datasets.load_dataset", lambda *_: {"train": split, "validation": split})
-    corpus = TextFiles(0, 1, columns=2, hub_name="owner/data").read()
+    hub = saved_splits(tmp_path / "hub", train=split, validation=split)
+    corpus = TextFiles(text_column=0, label_column=1, columns=2, hub_name=hub).read()
     assert (corpus.label_names, corpus.train.labels, corpus.notes) == (("no", "yes"), [1, 0], ())
-    assert TextFiles(hub_name="owner/data", label_names=["n", "y"]).read().label_names == ("n", "y")
-    assert TextFiles(hub_name="owner/data").read_part("eval") == LabelledText(["a", "b"], None)
+    assert TextFiles(hub_name=hub, label_names=["n", "y"]).read().label_names == ("n", "y")
+    assert TextFiles(hub_name=hub).read_part("eval") == LabelledText(["a", "b"], None)
+
+
+def test_loading_scripts_are_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "old.py").write_text("raise SystemExit('this was run')")
+    with pytest.raises(UserError, match=r"recipe\.data\.hub_name=.*old cannot be loaded"):
+        TextFiles(hub_name=str(folder)).read()
 
 
 def test_without_files_and_hub() -> None:
     """What neither files nor the Hub can give now is Unavailable; without a name on the Hub it is a mistake."""
     with pytest.raises(Unavailable, match=r"recipe\.data\.train=….*'owner/data'"):
-        TextFiles(0, 1, columns=2, hub_name="owner/data").read()
+        TextFiles(hub_name="owner/data").read()
     with pytest.raises(UserError) as caught:
-        TextFiles(0, 1, columns=2).read()
+        TextFiles().read()
     assert not isinstance(caught.value, Unavailable)
 
 
