@@ -29,7 +29,7 @@ from runner.launch.signals import EXIT_PREEMPTED
 #: Targets, of a hundred faults. Kills of workers are cheap, since their parent starts others.
 _LOCAL = {"worker": 80, "parent": 8, "forkserver": 6, "preempted": 6}
 _TORCHRUN = {"worker": 60, "agent": 30, "preempted": 10}
-_MOST_FAULTS = 40
+_FAULTS = (20, 40)
 #: Seconds in which a run that was hit must have ended or gone on; in which its other processes must have ended (the
 #: forkserver first imports to the end); and that a run takes at most if it is left alone.
 _REACTION_S, _LEFT_S, _WHOLE_S = 60.0, 20.0, 300.0
@@ -73,7 +73,7 @@ class _Run:
         self._draw, self._variant, self._folder, self._processes, self._uri = draw, variant, folder, processes, uri
         usual, times = read_json(expected / "summary.json"), [line["timestamp"] / 1000 for line in logged(expected)]
         self._train_s, self._whole_s = max(times) - min(times), usual["wall_s"]
-        self._most = min(most, draw.randint(2, 4 if variant.torchrun else _MOST_FAULTS))
+        self._most = min(most, draw.randint(*(2, 4) if variant.torchrun else _FAULTS))
         self._before: set[int] = set()  # the workers of which one was hit
         self.faults: list[dict[str, Any]] = []
         self.workers: list[int] = []
@@ -107,7 +107,7 @@ class _Run:
         # Of a run, the start and the end take most of the time: most faults come while it trains. A worker of torchrun
         # imports everything itself.
         trains = not self._variant.torchrun and self._draw.random() < 0.9
-        seconds = self._draw.random() * (self._train_s / 12 if trains else self._whole_s)
+        seconds = self._draw.random() ** 2 * self._train_s / 10 if trains else self._draw.random() * self._whole_s
         if target == "worker" or trains:
             wait_until(lambda: self._new_workers(command) or command.poll() is not None, _WHOLE_S)
         if wait_until(lambda: command.poll() is not None, seconds):
