@@ -44,7 +44,7 @@ def verify_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.verify` with these arguments; the exit code."""
 
     def action() -> int:
-        _silence_libraries()
+        silence_libraries()
         _start_forkserver()
         from runner.verify.command import verify  # after the forkserver has started
 
@@ -57,7 +57,7 @@ def evaluate_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.evaluate` with these arguments; the exit code."""
 
     def action() -> int:
-        _silence_libraries()
+        silence_libraries()
         _start_forkserver()
         from runner.evaluate.command import evaluate  # after the forkserver has started
 
@@ -70,7 +70,7 @@ def predict_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.predict` with these arguments; the exit code."""
 
     def action() -> int:
-        _silence_libraries()
+        silence_libraries()
         _start_forkserver()
         from runner.evaluate.command import predict  # after the forkserver has started
 
@@ -138,7 +138,7 @@ def _report_failure(error: Exception, errors: Console) -> int:
 
 
 def _run(arguments: list[str], started_at: float) -> int:
-    _silence_libraries()
+    silence_libraries()
     if is_external():
         from runner.launch.torchrun import run_as_rank  # imports torch
 
@@ -155,10 +155,11 @@ def _run(arguments: list[str], started_at: float) -> int:
         from runner.sweep.command import run_sweep  # after the forkserver has started
         from runner.sweep.preflight import prepare_sweep  # as above
 
-        return run_sweep(prepare_sweep(options, started_at), functools.partial(_run_jobs, options))
+        return run_sweep(prepare_sweep(options, started_at), functools.partial(run_jobs, options))
     from runner.run.job import run_single  # after the forkserver has started
 
-    return run_single(options, started_at)
+    run_single(options, started_at, Terminal(highlight=False))
+    return 0
 
 
 def _run_as_rank_0(arguments: list[str], started_at: float, world: ExternalWorld) -> int:
@@ -167,10 +168,14 @@ def _run_as_rank_0(arguments: list[str], started_at: float, world: ExternalWorld
     options = HydraOptions(arguments)
     if options.multirun:
         raise UserError("-m cannot be used under torchrun: python -m runner -m starts the workers of its jobs itself")
-    return _show(options) if options.only_shows else run_single(options, started_at, world)
+    if options.only_shows:
+        return _show(options)
+    run_single(options, started_at, Terminal(highlight=False), world)
+    return 0
 
 
-def _silence_libraries() -> None:
+def silence_libraries() -> None:
+    """Only the runner shows progress and warnings."""
     # One progress bar is enough. Set before the libraries are imported, here and in the workers that inherit it.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -182,7 +187,8 @@ def _start_forkserver() -> None:
     start_forkserver()
 
 
-def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
+def run_jobs(options: HydraOptions, sweep: Sweep) -> None:
+    """Let Hydra's sweeper run the jobs of a sweep, with the options of its command."""
     from runner.sweep.job import run_in_sweep  # after the forkserver has started
 
     # Hydra would derive the folder's name from the clock again.
@@ -218,20 +224,16 @@ def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) ->
 
 
 def _plan(arguments: list[str]) -> int:
-    from runner.config.compose import compose, settings  # this command only
-    from runner.plan.experiment import foresee  # this command only
     from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
-    from runner.run.preflight import reading_data, refuse_sweeper_params  # this command only
+    from runner.run.preflight import foresee_run, reading_data  # this command only
 
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
     if options.multirun:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup")
-    cfg = compose(options.overrides, options.config_dirs)
-    refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     with reading_data() as progress:
-        experiment = foresee(settings(cfg), progress)
+        experiment = foresee_run(options, progress)
     console = Terminal()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 #: Each package may import from itself and from those below it. Those of one line do not know each other.
 LAYERS = (
+    ("api",),
     ("cli",),
     ("evaluate", "predict", "sweep", "verify"),
     ("compare",),
@@ -122,6 +123,6 @@ def test_an_import_inside_a_function_says_why(name: str) -> None:
 
 def test_top_level_of_the_package() -> None:
     here = {path.name for path in (ROOT / "runner").iterdir() if path.is_file()}
-    assert here == {"__init__.py", "__main__.py", "cli.py", "errors.py"}
+    assert here == {"__init__.py", "__main__.py", "api.py", "cli.py", "errors.py", "py.typed"}
     packages = {path.name for path in (ROOT / "runner").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert packages == set(LEVEL) - {"cli", "errors"}
+    assert packages == set(LEVEL) - {"api", "cli", "errors"}

@@ -53,14 +53,10 @@ def _parser() -> ArgumentParser:
 
 def compare(arguments: Sequence[str], console: Console) -> int:
     """Run the command with these arguments; the exit code. Raises UserError."""
-    options = _parser().parse_intermixed_args(list(arguments))
-    _check(options)
+    options = parsed(arguments)
     out = options.out.expanduser() if options.out is not None else _default_folder()
     _check_folder(out)
-    found = newest_of_each_seed(find_runs(options))
-    if not found.runs:
-        reasons = "; ".join(f"{one.source}: {one.reason}" for one in found.skipped)
-        raise UserError(f"there is no finished run to compare ({reasons or 'none was found'})")
+    found = finished_runs(options)
     # These need scipy, and a wrong option should be reported without waiting for it.
     from runner.compare.comparison import compare_runs
     from runner.compare.report import markdown, write_report  # likewise
@@ -76,8 +72,23 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     return 0
 
 
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command's options, as far as they can be checked alone. Raises UserError."""
+    options = _parser().parse_intermixed_args(list(arguments))
+    _check(options)
+    return options
+
+
+def finished_runs(options: argparse.Namespace) -> FoundRuns:
+    """The runs that the options name, the newest of each seed. Raises UserError if none has finished."""
+    found = newest_of_each_seed(find_runs(options))
+    if not found.runs:
+        reasons = "; ".join(f"{one.source}: {one.reason}" for one in found.skipped)
+        raise UserError(f"there is no finished run to compare ({reasons or 'none was found'})")
+    return found
+
+
 def _check(options: argparse.Namespace) -> None:
-    """Check the options as far as they can be checked alone. Raises UserError."""
     sources = {"RUN": options.runs or None, "--experiment": options.experiment}
     sources |= {"--sweep": options.sweep, "--csv": options.csv}
     given = [name for name, value in sources.items() if value is not None]

@@ -39,8 +39,8 @@ class Image:
 
 def write_report(comparison: RunComparison, folder: Path, command: str) -> None:
     """Write all files. `command`: as typed, without credentials."""
-    _write_csv(folder / "runs.csv", _csv_runs(comparison))
-    _write_csv(folder / "setups.csv", [_csv_setup(block, row) for block in comparison.blocks for row in block.rows])
+    _write_csv(folder / "runs.csv", run_rows(comparison))
+    _write_csv(folder / "setups.csv", setup_rows(comparison))
     images = [_image(path) for path in write_plots(comparison, folder)]
     (folder / "report.html").write_text(_html(comparison, images, command), encoding="utf-8")
 
@@ -117,7 +117,7 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _csv_runs(comparison: RunComparison) -> list[dict[str, Any]]:
+def run_rows(comparison: RunComparison) -> list[dict[str, Any]]:
     """One row per run. Runs that are not compared have only a source and a flag."""
     rows = []
     for block in comparison.blocks:
@@ -147,8 +147,12 @@ def _csv_runs(comparison: RunComparison) -> list[dict[str, Any]]:
     return rows + [{"source": one.source, "flags": f"not compared: {one.reason}"} for one in comparison.skipped]
 
 
-def _csv_setup(block: Block, row: SetupResult) -> dict[str, Any]:
-    """One setup with all its numbers; unknown ones stay empty."""
+def setup_rows(comparison: RunComparison) -> list[dict[str, Any]]:
+    """One row per setup with all its numbers; None: unknown."""
+    return [_setup_row(block, row) for block in comparison.blocks for row in block.rows]
+
+
+def _setup_row(block: Block, row: SetupResult) -> dict[str, Any]:
     difference, speed = row.difference, row.speed_up
     narrow = difference.interval(EQUIVALENCE_LEVEL) if difference is not None else None
     wide = difference.interval(DIFFERENCE_LEVEL) if difference is not None else None

@@ -98,6 +98,19 @@ def _end(error: KeyboardInterrupt, code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
+def handlers_restored() -> Iterator[None]:
+    """After the block signals are handled as before it, and what they asked for in it is forgotten."""
+    numbers = (*INTERRUPTIONS, *PREEMPTIONS)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            _set(number, handler)
+        requests.at_once, requests.preempted_at = False, None
+
+
+@contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
     """Finish the block whatever the user presses."""
     handlers = {number: _set(number, signal.SIG_IGN) for number in (*INTERRUPTIONS, *PREEMPTIONS)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from runner.config.arguments import RESUME, HydraOptions
 from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
-from runner.errors import Diverged, Preempted, Terminal
+from runner.errors import Diverged, Preempted
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.local import WorkerLost, launch
@@ -41,12 +42,24 @@ from runner.train.checkpoint import saved_folders
 from runner.train.result import RunResult
 
 
-def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | None = None) -> int:
-    """Run the one job of a command; the exit code. Raises UserError before a folder is made.
+@dataclass(frozen=True)
+class FinishedRun:
+    """`result`: what was measured. `summary`: the content of `summary.json`. `how_to_open`: lines for people."""
 
-    `started_at`: when the command started. `world`: the processes that torchrun has started, if it has.
+    folder: Path
+    result: RunResult
+    summary: Mapping[str, Any]
+    how_to_open: Sequence[str]
+
+
+def run_single(
+    options: HydraOptions, started_at: float, console: Console, world: ExternalWorld | None = None
+) -> FinishedRun | None:
+    """Run the one job of a command. Raises UserError before a folder is made.
+
+    `started_at`: when the command started. `world`: the processes that torchrun has started, if it has; None is
+    returned if the run that they were to continue has finished.
     """
-    console = Terminal(highlight=False)
     resumed: Resumption | None = None
     if options.resumed_run is not None:
         resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs)
@@ -54,7 +67,7 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
     elif world is not None and (earlier := _run_of_this_torchrun(options.overrides)) is not None:
         if summary_of_run(earlier).get("status") == FINISHED:  # a worker was killed after that
             console.print(f"The run in {escape(str(earlier))} has finished.", soft_wrap=True)
-            return 0
+            return None
         overrides = [*filter(may_change, options.overrides), f"device.workers={world.world_size}"]
         resumed = prepare_resume(str(earlier), overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
@@ -68,15 +81,15 @@ def run_single(options: HydraOptions, started_at: float, world: ExternalWorld | 
         try:
             announce(experiment, console)
             train = train_locally if world is None else world.train
-            _, how_to_open = run(experiment, folder, started_at, console, Role(), train, resumed)
+            finished = run(experiment, folder, started_at, console, Role(), train, resumed)
         except BaseException as error:
             if isinstance(error, Exception):
                 note_failure(folder, error)
             if saved_folders(folder) or isinstance(error, Preempted):
                 console.print(f"to resume: python -m runner {RESUME}={escape(str(folder))}", soft_wrap=True)
             raise
-    console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
-    return 0
+    console.print("\n".join(finished.how_to_open), soft_wrap=True, markup=False)
+    return finished
 
 
 def _run_of_this_torchrun(overrides: Sequence[str]) -> Path | None:
@@ -103,11 +116,8 @@ def run(
     role: Role,
     train: Callable[[Job], RunResult] = train_locally,
     resumption: Resumption | None = None,
-) -> tuple[dict[str, Any], Sequence[str]]:
-    """Train; the content of `summary.json`, and lines that say how to look at the run.
-
-    `resumption`: of the run in the folder, if it has one.
-    """
+) -> FinishedRun:
+    """Train in `folder`. `resumption`: of the run in the folder, if it has one."""
     resumed, checkpoint = resumption is not None, resumption.saved if resumption is not None else None
     config, placement = experiment.config, experiment.placement
     _write_plan(experiment, folder)
@@ -147,7 +157,8 @@ def run(
             closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
             summary = _close(closer, status, result, failure)
     report(summary, experiment, folder, console)
-    return summary, tracker.how_to_open()
+    assert result is not None
+    return FinishedRun(folder, result, summary, tracker.how_to_open())
 
 
 class _Training:

@@ -13,7 +13,7 @@ from runner.config.compose import compose, settings
 from runner.data.cache import Progress
 from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
-from runner.plan.experiment import Experiment, prepare
+from runner.plan.experiment import Experiment, foresee, prepare
 from runner.run.progress import progress_bar
 from runner.track.names import setting_labels
 from runner.track.store import check_given_run, check_tracking
@@ -40,6 +40,13 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     check_tracking(config.tracking)
     check_given_run(config.tracking)
     return experiment, folder
+
+
+def foresee_run(options: HydraOptions, progress: Progress) -> Experiment:
+    """The same without a folder, and if the data or the model are absent. Raises UserError."""
+    cfg = compose(options.overrides, options.config_dirs)
+    refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
+    return foresee(settings(cfg), progress)
 
 
 def refuse_used_folder(folder: Path) -> None:

@@ -84,7 +84,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
                 resumed.rewind(console)
                 experiment = resumed.experiment
             announce(experiment, console, _in_one_line(experiment))
-            summary, _ = run(experiment, folder, started_at, console, role, resumption=resumed)
+            summary = run(experiment, folder, started_at, console, role, resumption=resumed).summary
         except KeyboardInterrupt as error:
             if sweep.in_process:
                 raise

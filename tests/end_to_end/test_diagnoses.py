@@ -115,7 +115,7 @@ def test_two_workers_on_one_core() -> None:
 def test_two_jobs_at_once(here: Path) -> None:
     experiment = prepare(settings(compose([*QUICK, "device=cpu", "max_steps=2"])))
     (here / "job").mkdir()
-    summary, _ = run_job(experiment, here / "job", 0.0, Console(), Role(at_once=2))
+    summary = run_job(experiment, here / "job", 0.0, Console(), Role(at_once=2)).summary
     assert "side by side" in kinds(summary)
     assert read(here / "job", "summary.json")["diagnoses"] == summary["diagnoses"]
 
