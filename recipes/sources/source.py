@@ -55,6 +55,12 @@ class Source:
         if self.train is None and not self.hub_name:
             raise UserError(NO_DATA)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may surprise about the choice of data, in sentences."""
+        same = self.train == self.eval if self.train is not None else self.hub_train == self.hub_eval
+        return ("the training data are also the evaluation data: metrics say nothing about new data",) if same else ()
+
     def file(self, part: Part, file: str | None = None) -> tuple[str, str] | None:
         """The name of a part's file and `setting=name`, or None for a part from the Hub. Raises UserError without both.
 

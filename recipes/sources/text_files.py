@@ -88,7 +88,7 @@ class TextFiles(Source):
         learned = self._labelled(train, names, f"which {lacking}", numbers=not inferred)
         self._check_classes(learned, names)
         evaluated = self._labelled(evaluation, names, f"which {lacking}", numbers=not inferred)
-        learned = dataclasses.replace(learned, notes=train.notes + inferred)
+        learned = dataclasses.replace(learned, notes=self.notes + train.notes + inferred)
         return Corpus(learned, evaluated, self.described("train", "eval"), names)
 
     def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:

@@ -20,6 +20,8 @@ OUTLIER_Z, OUTLIER_FROM = 3.5, 3
 #: Times that differ by a smaller factor are never unusual; a time this factor off the median of its setup always is.
 TIME_TOLERANCE, OUTLIER_FACTOR = 0.10, 1.5
 COLLAPSED_MARGINS = 5
+#: Times as fast as one worker, for each worker. Smaller working sets, which fit into caches, give a little more than 1.
+MOST_PER_WORKER = 1.25
 
 
 def find_flags(block: Block) -> Iterator[Flag]:
@@ -32,6 +34,7 @@ def find_flags(block: Block) -> Iterator[Flag]:
         yield from _collapsed(block, setup)
     yield from _twins(block, setups)
     yield from _slower(block)
+    yield from _too_fast(block)
     yield from _conditions(setups)
     yield from _not_comparable(block)
 
@@ -220,6 +223,21 @@ def _slower(block: Block) -> Iterator[Flag]:
                 f"({speed.value:.2f}×, 95% interval {speed.interval.low:.3g} to {speed.interval.high:.3g})"
             )
             yield Flag("slower than one worker", text, (row.setup.name,))
+
+
+def _too_fast(block: Block) -> Iterator[Flag]:
+    """Speed-ups that the number of workers cannot explain, in the baseline's precision."""
+    one = block.baseline.first
+    for row in block.rows:
+        speed, run = row.speed_up, row.setup.first
+        if one.workers != 1 or run.workers == 1 or speed is None or run.precision != one.precision:
+            continue
+        if speed.value > MOST_PER_WORKER * run.workers:
+            text = (
+                f"{_full_name(block, row.setup)}: {speed.value:.1f}× with {run.workers} workers is more than they "
+                f"explain: something else has slowed down {block.baseline.name}, or changed the machine"
+            )
+            yield Flag("implausible speed-up", text, (row.setup.name,), doubtful=True)
 
 
 def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:

@@ -92,12 +92,14 @@ def _cells(block: Block, workers: int) -> dict[Column, Cell] | None:
             if not columns or any(column in cells for column in columns):
                 return None
             cells |= {column: _cell(block, row) for column in columns}
-    steps = [sum(column[0] == method for column in cells) for method in ("accumulation", "k")]
-    return cells if max(steps) >= 2 else None
+    steps = {method: max(number for other, number in cells if other == method) for method, _ in cells}
+    counted = {column: cell for column, cell in cells.items() if column == ONE_WORKER or steps[column[0]] > 1}
+    return counted if any(sum(method == other for other, _ in counted) >= 2 for method in steps) else None
 
 
 def _columns(row: SetupResult) -> list[Column]:
-    """The columns of a setup. A fully synchronous run is the first step of both methods, unless its file names one."""
+    """The columns of a setup. A fully synchronous run is the first step of each method that has more, unless its file
+    names one."""
     run = row.setup.first
     if run.accumulation > 1 and run.k > 1:
         return []

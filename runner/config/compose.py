@@ -271,13 +271,17 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     options = [option for option in (error.options or []) if option != "schema"]
     if not group:
         return UserError(f"there is no configuration named '{choice}'{did_you_mean(choice, options)}")
-    return UserError(f"{group}={choice} is not a choice of the group '{group}'{did_you_mean(choice, options)}")
+    meant = did_you_mean(choice, options)
+    if (workers := re.fullmatch(r"(cpu|gpu|tpu)(\d+)", choice)) and group == "device":
+        meant = f"; write device={workers[1]} device.workers={workers[2]}"
+    return UserError(f"{group}={choice} is not a choice of the group '{group}'{meant}")
 
 
 def _unknown_key(key: str, overrides: Sequence[str], name: str = CONFIG_NAME) -> UserError:
     key = key.lstrip("+~")
-    if key in ELSEWHERE:
-        return UserError(f"there is no setting '{key}'; did you mean '{ELSEWHERE[key]}'?")
+    elsewhere = ELSEWHERE.get(key, ELSEWHERE.get(key.rpartition(".")[2]))
+    if elsewhere is not None:
+        return UserError(f"there is no setting '{key}'; did you mean '{elsewhere}'?")
     # Those of `plan` are refused by every command but runner.plan.
     known = [one for one in known_keys(overrides, name) if key.startswith("plan") or not one.startswith("plan")]
     return UserError(f"there is no setting '{key}'{did_you_mean(key, known)}")

@@ -144,13 +144,26 @@ def _started_at(pid: int) -> float | None:
 
 
 def _end_with_agent(agent: int) -> None:
-    """End this process when torchrun's agent was killed, and could not: it saves its state first if it trains."""
-    while os.getppid() == agent:
+    """End this process when torchrun's agent was killed, and could not: it saves its state first if it trains.
+
+    `agent`: the parent process, which is another program if the agent was killed before this process asked.
+    """
+    while os.getppid() == agent and _may_be_agent(agent):
         time.sleep(_AGENT_POLL_S)
     if requests.training:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(Launch.grace_s)
     os._exit(EXIT_PREEMPTED)
+
+
+def _may_be_agent(pid: int) -> bool:
+    """Whether a process runs Python, if torchrun has started this one and the system tells."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return True
+    try:
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc/self").exists()  # it has just ended, or this is not Linux
 
 
 def run_as_rank(command: Callable[[ExternalWorld], int]) -> int:

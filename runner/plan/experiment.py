@@ -98,6 +98,8 @@ class Experiment:
                 f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
                 "raise epochs"
             )
+        if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
+            notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
         if self.changed:
             step = self.certificate.segments[-1].after_step
             notes.append(f"changed since step {step:,}, from which the run continues: {', '.join(self.changed)}")

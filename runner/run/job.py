@@ -85,8 +85,10 @@ def run_single(
         except BaseException as error:
             if isinstance(error, Exception):
                 note_failure(folder, error)
-            if saved_folders(folder) or isinstance(error, Preempted):
-                console.print(f"to resume: python -m runner {RESUME}={escape(str(folder))}", soft_wrap=True)
+            if (saved := saved_folders(folder)) or isinstance(error, KeyboardInterrupt):
+                what = f"saved after step {int(saved[0].name.rpartition('-')[2]):,}" if saved else "nothing was saved"
+                again = f"to {'resume' if saved else 'start again'}: python -m runner {RESUME}={folder}"
+                console.print(escape(f"{what}; {again}"), soft_wrap=True)
             raise
     console.print("\n".join(finished.how_to_open), soft_wrap=True, markup=False)
     return finished

@@ -39,6 +39,8 @@ from runner.train.build import CODE, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, sync_digest
 
 LATEST = "latest"
+#: Unfinished runs that are listed where none of the given name is found.
+_SHOWN = 3
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
 _GROUPS = ("device", "accumulation", "precision", "sync", "checkpoint", "launch", "tracking")
@@ -133,21 +135,18 @@ def find_run(identifier: str, outputs: Path) -> Path:
     if (Path(identifier) / "config.yaml").exists():
         return Path(identifier)
     runs = [path.parent for path in outputs.glob("*/*/config.yaml")]
+    unfinished = [run for run in runs if summary_of_run(run).get("status") != FINISHED and not is_locked(run)]
     if identifier == LATEST:
-        unfinished = [
-            run
-            for run in runs
-            if saved_folders(run) and summary_of_run(run).get("status") != FINISHED and not is_locked(run)
-        ]
         if not unfinished:
-            raise UserError(f"{RESUME}={LATEST}: no unfinished run in {outputs.resolve()} has a checkpoint")
+            raise UserError(f"{RESUME}={LATEST}: there is no unfinished run in {outputs.resolve()}: give its folder")
         return max(unfinished, key=started_ms)
     if (folder := folder_of_mlflow_run(identifier, outputs)) is not None:
         return folder
     named = {run.name: run for run in runs}
     if identifier in named:
         return named[identifier]
-    raise UserError(f"{RESUME}={identifier} is not a run in {outputs.resolve()}{did_you_mean(identifier, named)}")
+    last = [run.name for run in sorted(unfinished, key=started_ms)[-_SHOWN:]]
+    raise UserError(f"{RESUME}={identifier} is not a run in {outputs.resolve()}{did_you_mean(identifier, last)}")
 
 
 def still_running(folder: Path) -> UserError:

@@ -48,7 +48,7 @@ def test_the_published_layout(published: RunComparison) -> None:
     assert table.texts(9000)[3:] == [("", ""), ("", "")]
 
 
-def test_a_synchronous_run_of_the_runner_starts_both_methods() -> None:
+def test_a_synchronous_run_of_the_runner_starts_the_methods_that_were_tried() -> None:
     own = {"certificate": certificate()}
     groups = [
         runs("one", [80.0, 80.2], 400.0, **own),
@@ -56,7 +56,10 @@ def test_a_synchronous_run_of_the_runner_starts_both_methods() -> None:
         runs("four · k=4", [79.0, 79.1], 100.0, workers=4, k=4, **own),
     ]
     (table,) = published_tables(compared(*groups).blocks)
-    assert table.columns == (ONE_WORKER, ("accumulation", 1), ("k", 1), ("k", 4))
+    assert table.columns == (ONE_WORKER, ("k", 1), ("k", 4))
+    more = runs("four · acc=2", [80.0, 80.1], 150.0, workers=4, accumulation=2, **own)
+    (table,) = published_tables(compared(*groups, more).blocks)
+    assert table.columns == (ONE_WORKER, ("accumulation", 1), ("accumulation", 2), ("k", 1), ("k", 4))
 
 
 def test_other_shapes_have_no_such_table() -> None:
