@@ -154,6 +154,16 @@ def test_several_workers_slower_than_one() -> None:
     assert kinds(block(BASE, runs("four", [80.1, 80.3, 80.2], [390.0, 410.0, 415.0], workers=4))) == []
 
 
+def test_speed_up_that_the_workers_do_not_explain() -> None:
+    """A baseline that was slowed down makes every other setup look fast. Reduced precision can be faster."""
+    found = only(block(BASE, runs("four", [80.0, 80.1, 80.2], 70.0, workers=4)), "implausible speed-up")
+    assert "5.7× with 4 workers" in found.text
+    assert found.doubtful
+    assert "implausible speed-up" not in kinds(block(BASE, runs("four", [80.0, 80.1, 80.2], 90.0, workers=4)))
+    faster = runs("four", [80.0, 80.1, 80.2], 70.0, workers=4, precision="bf16")
+    assert "implausible speed-up" not in kinds(block(BASE, faster))
+
+
 def test_different_machines() -> None:
     base = runs("one", [80.0, 80.4], [400.0, 401.0], machine="A")
     four = runs("four", [80.1, 80.3], [200.0, 201.0], workers=4, machine="B")
