@@ -71,7 +71,9 @@ def points(place: Place) -> list[Point]:
                 raise SystemExit(f"the uninterrupted run failed: see {folder.with_suffix('.log')}")
         seen: Counter[str] = Counter()
         for line in log.read_text().splitlines():
-            call = line.partition("(")[0]
+            if (traced := re.match(r"(\w+)\(", line)) is None:
+                continue  # a signal, or the end of the thread
+            call = traced[1]
             seen[call] += 1
             if call != "openat" or "O_CREAT" in line:
                 found.append(Point(workers, rank, save, call, seen[call]))

@@ -116,9 +116,9 @@ class TextFiles(Source):
         self._check_pairs("hub_pair", "pair_column")
         given = {role: column for role, column in self._given.items() if labelled or role != "label"}
         positions = isinstance(self.text_column, int)
+        rows = self.rows(part, file, header=not positions)
         if positions and not is_table(name):
             raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use column names")
-        rows = self.rows(part, file, header=not positions)
         if positions and not labelled and len(rows.names) == 1 and "pair" not in given:
             given = {"text": 0}  # a file of texts alone
         elif self.columns is not None and len(rows.names) != self.columns:

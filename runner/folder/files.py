@@ -137,10 +137,10 @@ def is_from_disk(error: Exception, folder: Path) -> bool:
 
 
 def started_ms(folder: Path) -> int:
-    """When a run started, in milliseconds since the epoch: from `tracking.json`, else the time of `summary.json`."""
+    """When a run started, in milliseconds since the epoch: by `tracking.json`, else when its folder last changed."""
     try:
         # Read without `RunCard`, which is in a package above this one.
         return int(json.loads((folder / "tracking.json").read_text(encoding="utf-8"))["started"])
     except (OSError, ValueError, TypeError, KeyError):
         # A guess: the folder may have been copied.
-        return (folder / "summary.json").stat().st_mtime_ns // 1_000_000
+        return folder.stat().st_mtime_ns // 1_000_000

@@ -92,7 +92,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner optimiser=sgd", "'optimiser'", "'optimizer'"),
     ("runner devise=cpu", "'devise'", "'device'"),
     ("runner device=cpux", "device=cpux", "'cpu'"),
-    ("runner device=gpu9", "device=gpu9", "'gpu'"),
+    ("runner device=gpu9", "device=gpu9", "device=gpu device.workers=9"),
     ("runner device=null", "device"),
     ("runner device=", "device"),
     ("runner recipe=colla", "recipe=colla", "'cola'"),

@@ -75,9 +75,8 @@ def test_a_full_disk_is_a_sentence(small_disk: Path) -> None:
 
 
 def test_when_a_run_started(tmp_path: Path) -> None:
-    """By `tracking.json`, else by the time of `summary.json`."""
-    write_json(tmp_path / "summary.json", {})
-    os.utime(tmp_path / "summary.json", ns=(5_000_000_000, 5_000_000_000))
+    """By `tracking.json`, else by the time of its folder, which a run that was killed has, too."""
+    os.utime(tmp_path, ns=(5_000_000_000, 5_000_000_000))
     assert started_ms(tmp_path) == 5_000
     write_json(tmp_path / "tracking.json", {"started": 17})
     assert started_ms(tmp_path) == 17

@@ -95,7 +95,7 @@ def test_setup_one_is_the_baseline(device: list[str], others: list[str]) -> None
 
 
 def left(root: Path, name: str, age: int = 0, **changes: Any) -> None:
-    """A run's folder, of which the summary is so many seconds old."""
+    """A run's folder that is so many seconds old."""
     summary = {
         "status": "FINISHED",
         "rehearsed": False,
@@ -105,9 +105,8 @@ def left(root: Path, name: str, age: int = 0, **changes: Any) -> None:
         "speed": {"compute_s_per_sample": 0.01},
     }
     (root / name).mkdir()
-    path = root / name / "summary.json"
-    path.write_text(json.dumps({**summary, **changes}))
-    os.utime(path, ns=(10**18 - age * 10**9, 10**18 - age * 10**9))
+    (root / name / "summary.json").write_text(json.dumps({**summary, **changes}))
+    os.utime(root / name, ns=(10**18 - age * 10**9, 10**18 - age * 10**9))
 
 
 def test_the_newest_run_of_one_worker_is_the_baseline(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def test_classes_of_the_evaluation_set(here: Path) -> None:
     ("settings", "words"),
     [
         ({"train": "nowhere/x.tsv"}, "recipe.data.train=nowhere/x.tsv does not exist"),
-        ({"train": "."}, "recipe.data.text_column=3 is invalid for ."),
+        ({"train": "x.jsonl"}, "recipe.data.text_column=3 is invalid for x.jsonl"),
         ({"train": ".", "text_column": "a", "label_column": "b", "columns": None}, "recipe.data.train=. is a folder"),
         ({"train": None}, "recipe.data.train=null"),
         ({"eval": None, "hub_name": "owner/data"}, "owner/data"),
