@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ _MODEL_FILES = {
     "a tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
 }
 
+#: By which a folder with an adapter is known, as PEFT writes it. It names the model that the adapter belongs to.
+_ADAPTER_CONFIG = "adapter_config.json"
 #: Tokenizer files on the Hub, where patterns cannot be used.
 _HUB_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 #: Settings of a model that are the size of some weight in most architectures, but not in all.
@@ -52,11 +57,11 @@ _BIDIRECTIONAL = (
 class Pretrained:
     """A transformers model by its name.
 
-    `name`: a folder that `from_pretrained` can read, or a model's name on the Hub. `init`: `pretrained` loads the
-    weights. `random` draws them and needs only the configuration, for which the published sizes of a few well-known
-    models are known; a missing tokenizer is trained on the training texts. Such runs are for timing only. `complete`:
-    the model is used as it is saved, in the number format of its file; a weight that is missing there is an error
-    instead of a new one.
+    `name`: a folder that `from_pretrained` can read, with an adapter of PEFT or a whole model, or a model's name on the
+    Hub. `init`: `pretrained` loads the weights. `random` draws them and needs only the configuration, for which the
+    published sizes of a few well-known models are known; a missing tokenizer is trained on the training texts. Such
+    runs are for timing only. `complete`: the model is used as it is saved, in the number format of its file; a weight
+    that is missing there is an error instead of a new one.
     """
 
     name: str
@@ -105,6 +110,7 @@ class Pretrained:
                     )
             if not self._random:
                 self._check_weights(folder)
+                self._check_base()
         elif Path(self.name).is_absolute() or self.name.startswith((".", "~")) or self.name.count("/") > 1:
             raise UserError(f"recipe.model.name={self.name} does not exist: check the path")
         else:
@@ -112,6 +118,25 @@ class Pretrained:
         self._check_model_type()
         if self._trains_tokenizer:
             self._trained_kind()
+
+    @property
+    def _base(self) -> str | None:
+        """The model to which the adapter in the folder belongs, a folder or a name on the Hub; None: it has none."""
+        folder = self._folder
+        if self._random or folder is None or not (folder / _ADAPTER_CONFIG).exists():
+            return None
+        return str(json.loads((folder / _ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path"))
+
+    def _check_base(self) -> None:
+        base = self._base
+        if base is not None:
+            try:
+                Pretrained(base).check()
+            except UserError as error:
+                of_base = str(error).removeprefix("recipe.model.name=")
+                raise type(error)(
+                    f"recipe.model.name={self.name} is an adapter, and its base model {of_base}"
+                ) from error
 
     def _check_model_type(self) -> None:
         kind = self._known().get("model_type")
@@ -334,23 +359,7 @@ class Pretrained:
                 config.update({**(special_ids(config.model_type) if self._trains_tokenizer else {}), **settings})
                 model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
             else:
-                if self._folder is None:
-                    go_offline_if_unreachable()
-                model, loading = auto.from_pretrained(
-                    self._location,
-                    dtype="auto" if self.complete else torch.float32,
-                    trust_remote_code=False,
-                    ignore_mismatched_sizes=True,  # they are refused below, by name
-                    output_loading_info=True,
-                    **settings,
-                )
-                for key, found, wanted in sorted(loading["mismatched_keys"]):
-                    raise self._other_shape(key, found, wanted)
-                if self.complete and (missing := sorted(loading["missing_keys"])):
-                    raise UserError(
-                        f"{self.name} lacks {missing[0]}, which a {type(model).__name__} has: choose the recipe that "
-                        "it was trained with"
-                    )
+                model = self._load(auto, **settings)
         except UserError:
             raise
         except Exception as error:
@@ -365,6 +374,68 @@ class Pretrained:
         model.config.pad_token_id = pad_id
         module: nn.Module = model
         return module
+
+    def _load(self, auto: Any, **settings: Any) -> nn.Module:
+        """The model with its saved weights. An adapter is merged into them, unless the model is to be complete."""
+        base = self._base
+        if base is not None:
+            config = self._config()  # saved with the adapter: that of the base has other classes
+            config.update(settings)
+            settings = {"config": config}
+        if not os.path.isdir(location := base or self._location):
+            go_offline_if_unreachable()
+        with _without_warnings() if base is not None else contextlib.nullcontext():  # of what the adapter brings
+            model, loading = auto.from_pretrained(
+                location,
+                dtype="auto" if self.complete else torch.float32,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+                **settings,
+            )
+        missing, mismatched = loading["missing_keys"], sorted(loading["mismatched_keys"])
+        if base is not None:
+            missing, mismatched = [], []  # the adapter has the head
+            model = self._with_adapter(model)
+        for key, found, wanted in mismatched:
+            raise self._other_shape(key, found, wanted)
+        if self.complete and missing:
+            raise self._lacks(sorted(missing)[0], model)
+        model.new_weights = sorted(missing)
+        loaded: nn.Module = model
+        return loaded
+
+    def _with_adapter(self, model: Any) -> Any:
+        from peft import PeftModel  # takes a second, and few models need it
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses names that transformers has replaced
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            try:
+                adapted = PeftModel.from_pretrained(
+                    model, self._location, torch_device="cpu", autocast_adapter_dtype=not self.complete
+                )
+            except UserWarning as warning:
+                key = re.findall(r"[\w.]+\.[\w.]+", first_line(warning))[0]
+                raise self._lacks(key, model) from warning
+        return adapted if self.complete else adapted.merge_and_unload().requires_grad_(True)
+
+    def _lacks(self, weight: str, model: nn.Module) -> UserError:
+        rule = "choose the recipe that it was trained with"
+        return UserError(f"{self.name} lacks {weight}, which a {type(model).__name__} has: {rule}")
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep transformers from printing warnings."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _has_module(model_type: str) -> bool:

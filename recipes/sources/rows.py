@@ -7,6 +7,7 @@ import csv
 import glob
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,7 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None = N
     from datasets.exceptions import DatasetsError
 
     go_offline_if_unreachable()
+    _lock_threads_only()
     setting = f"recipe.data.hub_name={name}"
     try:
         return Rows(load_dataset(name, config, split=split, revision=revision), f"{setting} (split '{split}')")
@@ -171,10 +173,18 @@ def _read(reader: str, files: Sequence[str], **options: Any) -> Dataset:
     import pyarrow
     from datasets import Dataset, load_dataset
 
+    _lock_threads_only()
     names = {"train": [glob.escape(file) for file in files]}
     found = load_dataset(reader, data_files=names, split="train", streaming=True, **options)
     tables = list(found.with_format("arrow").iter(_CHUNK))
     return Dataset(pyarrow.concat_tables(tables)) if tables else Dataset.from_dict({})
+
+
+def _lock_threads_only() -> None:
+    """The lock of progress bars would be a semaphore of several processes, which a killed worker leaves behind."""
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
 
 
 def _json(files: Sequence[str], setting: str) -> Dataset:

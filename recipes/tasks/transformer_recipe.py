@@ -76,7 +76,11 @@ class TransformerRecipe(Recipe):
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         from transformers import AutoTokenizer
 
-        model.save_pretrained(folder)  # type: ignore[operator]  # model sources build transformers models
+        trained: Any = model  # model sources build models of transformers
+        trained.save_pretrained(folder)
+        if not (folder / "config.json").exists():  # an adapter is saved without the names of classes
+            trained.config.architectures = [type(trained.get_base_model()).__name__]
+            trained.config.save_pretrained(folder)
         # safetensors makes its files readable by their owner only; the others' permissions follow the umask.
         for weights in folder.glob("*.safetensors"):
             weights.chmod((folder / "config.json").stat().st_mode)

@@ -37,6 +37,11 @@ class PrecisionName(str, enum.Enum):
     from_accelerate = "from_accelerate"  # as above
 
 
+class AdapterKind(str, enum.Enum):
+    none = "none"
+    lora = "lora"
+
+
 class SyncPolicyName(str, enum.Enum):
     periodic = "periodic"
     outer = "outer"

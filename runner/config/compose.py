@@ -41,6 +41,10 @@ ELSEWHERE = {
     "gradient_accumulation_steps": "accumulation.steps",
     "learning_rate": "optimizer.lr",
     "logging_steps": "log_every",
+    "lora": "adapter=lora",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+    "lora_r": "adapter.rank",
     "lr": "optimizer.lr",
     "lr_scheduler_type": "schedule",
     "max_grad_norm": "optimizer.clip_norm",
@@ -55,6 +59,7 @@ ELSEWHERE = {
     "per_device_train_batch_size": "batch.micro_batch",
     "resume_from_checkpoint": "resume",
     "save_steps": "checkpoint.every_steps",
+    "use_peft": "adapter=lora",
     "train_batch_size": "batch.global_batch",
     "warmup_ratio": "schedule.warmup_share",
 }

@@ -19,6 +19,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from runner.config.choices import (
     AccumulationMode,
+    AdapterKind,
     Average,
     BatchMode,
     Compress,
@@ -104,6 +105,37 @@ class Precision:
     """Arithmetic of forward and backward; weights and optimizer stay in fp32 (fp64 under fp64)."""
 
     name: PrecisionName = MISSING
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Which weights are trained: all (`none`), or pairs of small matrices beside frozen ones and the head (`lora`).
+
+    `rank`: of a pair's product, which is scaled by `alpha` / `rank` and added to a layer's weights. `dropout`: of the
+    pair's input. `target_modules`: ends of the names of the linear layers that get a pair; null: all but the head.
+    `merge`: save the whole model, with the products added to its weights, instead of the adapter alone.
+    """
+
+    kind: AdapterKind = MISSING
+    rank: int | None = None
+    alpha: float | None = None
+    dropout: float = 0.0
+    target_modules: list[str] | None = None
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        rank, alpha, names = self.rank, self.alpha, self.target_modules
+        if self.kind is AdapterKind.none:
+            rule = "adapter=none has no such setting: add adapter=lora"
+            for name, default in (("rank", None), ("alpha", None), ("dropout", 0), ("target_modules", None)):
+                require(getattr(self, name) == default, f"adapter.{name}", getattr(self, name), rule)
+            require(not self.merge, "adapter.merge", True, "adapter=none has nothing to merge: add adapter=lora")
+            return
+        require(rank is not None and rank >= 1, "adapter.rank", rank, "use at least 1")
+        require(alpha is not None and 0 < alpha < math.inf, "adapter.alpha", alpha, "must be finite and above 0")
+        require(0 <= self.dropout < 1, "adapter.dropout", self.dropout, "must be at least 0 and below 1")
+        ok = names is None or (len(names) > 0 and all(name.strip() for name in names))
+        require(ok, "adapter.target_modules", names, "list names such as [query,value], or null for all linear layers")
 
 
 _OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
@@ -431,6 +463,7 @@ class Config:
     cache_dir: str = MISSING
     trusted_packages: list[str] = field(default_factory=list)
     recipe: Any = MISSING
+    adapter: Adapter = MISSING
     device: Device = MISSING
     batch: Batch = MISSING
     accumulation: Accumulation = MISSING

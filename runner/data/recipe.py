@@ -120,7 +120,10 @@ class Recipe(ABC):
 
     @abstractmethod
     def build_model(self, prepared: Prepared) -> nn.Module:
-        """The model in fp32 on the CPU; new parameters are drawn from torch's global generator."""
+        """The model in fp32 on the CPU; new parameters are drawn from torch's global generator.
+
+        A pretrained model may list those in its attribute `new_weights`: an adapter trains them like the head.
+        """
 
     @abstractmethod
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:

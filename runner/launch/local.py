@@ -146,6 +146,34 @@ def start_forkserver() -> None:
         del os.environ[FOLDER]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.chdir(here)
+    _start_passing_signals_on(os.getpid())
+
+
+@functools.cache
+def _start_passing_signals_on(pid: int) -> None:
+    """From now on this process gets what is sent to its forkserver: a scheduler may signal any process of a job."""
+    threading.Thread(target=_pass_signals_on, name="signals of the forkserver", daemon=True).start()
+
+
+def _pass_signals_on() -> None:
+    passed_on = None
+    while True:
+        time.sleep(_POLL_S)
+        asked = next((number for number in PREEMPTIONS if _is_pending(number)), None)
+        # A process that handles no signals is a notebook or another program, in which no run is under way.
+        if asked is not None and passed_on != _forkserver_pid() and callable(signal.getsignal(asked)):
+            passed_on = _forkserver_pid()
+            signal.pthread_kill(threading.main_thread().ident or 0, asked)
+
+
+def _is_pending(number: int) -> bool:
+    """Whether this signal was sent to the forkserver, which blocks it."""
+    try:
+        status = Path(f"/proc/{_forkserver_pid()}/status").read_text()
+    except OSError:  # it has ended, or this system does not tell
+        return False
+    (pending,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd")]
+    return bool(pending >> (number - 1) & 1)
 
 
 def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
@@ -252,8 +280,6 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             break
         if any(worker.preempted for worker in workers) and not requests.preempted():
             requests.preempted_at, forwarded = time.monotonic(), True  # the workers have agreed without this process
-        if requests.preempted_at is None and _forkserver_was_asked():
-            requests.preempted_at = time.monotonic()
         if requests.preempted_at is None:
             continue
         if time.monotonic() - requests.preempted_at > grace_s or not any(_TRAINING in one.messages for one in workers):
@@ -271,16 +297,6 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             raise KeyboardInterrupt
         raise Preempted(saved[0] if saved and not running else None)
     return None
-
-
-def _forkserver_was_asked() -> bool:
-    """Whether SIGTERM or SIGUSR1 was sent to the forkserver, which blocks them: a scheduler may signal any process."""
-    try:
-        status = Path(f"/proc/{_forkserver_pid()}/status").read_text()
-    except OSError:  # it has ended, or this system does not tell
-        return False
-    (pending,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd")]
-    return any(pending >> (number - 1) & 1 for number in PREEMPTIONS)
 
 
 def _wait_for_cause(workers: Sequence[_Worker]) -> None:

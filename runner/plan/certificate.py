@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.choices import Compress, EquivalenceMode
-from runner.config.schema import Config
+from runner.config.choices import AdapterKind, Compress, EquivalenceMode
+from runner.config.schema import Adapter, Config
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
 from runner.plan.schedule import lr_multiplier
@@ -160,6 +160,15 @@ def _ratio(value: Any, baseline: Any) -> str:
     return f"× {value / baseline:.4g}" if numbers and baseline else ""
 
 
+def describe_adapter(adapter: Adapter) -> str:
+    """What decides about the result, in words; empty without an adapter."""
+    if adapter.kind is AdapterKind.none:
+        return ""
+    layers = "all linear layers" if adapter.target_modules is None else ", ".join(adapter.target_modules)
+    dropout = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
+    return f"rank {adapter.rank}, alpha {adapter.alpha:g}{dropout}, on {layers}"
+
+
 # --- the properties -----------------------------------------------------------------------------------------
 
 
@@ -169,6 +178,12 @@ def _recipe(setup: RunSetup) -> str:
     recipe = {key: value for key, value in setup.config.recipe.items() if key not in excluded}
     content = json.dumps([recipe, setup.data], sort_keys=True, default=str)
     return f"{recipe.get('name')} {hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def _adapter(setup: RunSetup) -> str:
+    adapter = setup.config.adapter
+    words = describe_adapter(adapter)
+    return f"{adapter.kind.name}, {words}" if words else adapter.kind.name
 
 
 def _batch_statistics(setup: RunSetup) -> str:
@@ -306,6 +321,7 @@ class _Row:
 _ORDER_OF_SUMS = "different summation order: last bits differ"
 _ROWS = (
     _Row("recipe", _recipe, NOT_COMPARABLE, "a different model or different data"),
+    _Row("adapter", _adapter, NOT_COMPARABLE, "other weights are trained"),
     _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, _batch_effect),
     _Row("samples_seen", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
     _Row("data_order", _data_order, _COMPARABLE, "global batches contain different samples"),

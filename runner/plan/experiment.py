@@ -238,7 +238,7 @@ def _experiment(
         config=config,
         plan=plan,
         data=facts.digest,
-        has_dropout=recipe.has_dropout,
+        has_dropout=recipe.has_dropout or config.adapter.dropout > 0,
         device_type=placement.device_type,
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),

@@ -11,7 +11,7 @@ from runner.config import accelerate
 from runner.config.choices import ScalingRule
 from runner.config.schema import Config
 from runner.plan import equivalent_micro_batches, scaling_samples
-from runner.plan.certificate import Certificate
+from runner.plan.certificate import Certificate, describe_adapter
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
 
@@ -108,6 +108,7 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
     window = describe_sync_window(plan, config.sync, config.schedule)
     warm_up = f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps"
     optimizer = f"optimizer {config.optimizer.name.name}, seed {config.seed}"
+    adapter = [("adapter", config.adapter.kind.name, words)] if (words := describe_adapter(config.adapter)) else []
     return [
         ("global batch", f"{plan.global_batch:,}", sizes + limited),
         ("replica batch", f"{plan.replica_batch:,}", "samples per optimizer step of one worker"),
@@ -118,6 +119,7 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
         ("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment)),
         (facts.unit, f"{plan.total_samples:,}", _samples(experiment)),
         ("precision", config.precision.name.name, optimizer),
+        *adapter,
     ]
 
 

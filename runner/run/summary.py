@@ -156,6 +156,9 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
     )
     if comparison := efficiency_words(summary, experiment.plan.world_size, folder):
         print_sentence(console, f"  {escape(comparison)}")
+    if summary["trained_parameters"] != summary["parameters"]:
+        trained, total = summary["trained_parameters"], summary["parameters"]
+        print_sentence(console, f"  {trained:,} of {total:,} parameters trained ({100 * trained / total:.2g}%)")
     if summary["diagnosis"] is not None:
         print_sentence(console, f"  [bold]diagnosis:[/] {escape(summary['diagnosis'])}")
     if compiled := summary["compilations"]:

@@ -39,7 +39,7 @@ def speed_key(setup: RunSetup, machine: str) -> str:
         "versions": dict(setup.versions),
         "precision": to_plain(config.precision),
         "optimizer": {name: value for name, value in to_plain(config.optimizer).items() if name != "lr"},
-        "model": [config.compile, config.gradient_checkpointing, to_plain(config.equivalence)],
+        "model": [config.compile, config.gradient_checkpointing, *map(to_plain, (config.equivalence, config.adapter))],
         "batch": [plan.micro_batch, plan.accumulation_steps, config.batch.length_sorted],
         "workers": plan.world_size,
     }

@@ -33,6 +33,13 @@ from runner.plan import Plan
 from runner.sync import build_sync_policy
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
+from runner.train.adapter import (
+    add_adapter,
+    changing_state,
+    frozen_digest,
+    load_changing_state,
+    without_adapter,
+)
 from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest, sync_digest
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
@@ -110,11 +117,12 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
     precision = Precision(config.precision.name, backend.device.type)
     eager_device = torch.device("cpu") if backend.compiles else backend.device
-    model = precision.cast(recipe.build_model(prepared)).to(eager_device)
+    model = precision.cast(add_adapter(config.adapter, recipe.build_model(prepared))).to(eager_device)
     _apply_options(config, model)
+    identity = identity_of(prepared, model)
     if saved is not None and state is not None:
-        _require_same(saved, identity_of(prepared, model))
-        model.load_state_dict({**state["model"], **state["buffers"]})  # before the sync policy copies the weights
+        _require_same(saved, identity)
+        load_changing_state(model, {**state["model"], **state["buffers"]})  # before the sync policy copies the weights
     exact = config.equivalence.mode is EquivalenceMode.exact
     if exact:
         check_model(recipe, prepared, model, eager_device)
@@ -126,15 +134,17 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     backend.seed(own_seed)
     dropout = exact_streams(config.seed) if exact else standard_streams
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
+    loop.identity = identity
     if state is not None:
         loop.load_state_dict(state)
     return loop
 
 
 def identity_of(prepared: Prepared, model: torch.nn.Module) -> dict[str, str]:
-    """What must be the same when a run is resumed, as only a worker knows it: tokenised data and the model's layers."""
+    """What must be the same when a run is resumed, as only a worker knows it: tokens, layers and frozen weights."""
     layers = hashlib.sha256(repr(model).encode()).hexdigest()
-    return {"tokenised data": prepared.folder.name, "model": layers}
+    frozen = frozen_digest(model)
+    return {"tokenised data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
 
 
 def code_of(config: Config) -> dict[str, str]:
@@ -184,7 +194,7 @@ def train(
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
     identity = {
-        **identity_of(loop.prepared, loop.model),
+        **loop.identity,
         "data": job.facts.digest,
         "sync": sync_digest(job.config.sync),
         **library_versions(job.device_type),
@@ -192,7 +202,8 @@ def train(
     if backend.rank == 0:  # which writes it down
         identity |= code_of(job.config)
     checkpoints = loop.checkpoints = Checkpoints(job.folder, job.config.checkpoint, backend, identity, preempted)
-    model_bytes = sum(tensor.nbytes for tensor in loop.model.state_dict().values())
+    saved_part = loop.model.state_dict() if job.config.adapter.merge else changing_state(loop.model)
+    model_bytes = sum(tensor.nbytes for tensor in saved_part.values())
     if log is not None:  # found out at the end, it would be too late
         require_space(job.folder, model_bytes, "the model")
     try:
@@ -211,7 +222,7 @@ def train(
         return None
     log.close()
     if loop.best.weights is not None:
-        loop.model.load_state_dict(loop.best.weights)
+        load_changing_state(loop.model, loop.best.weights)
     result = _result(loop, job, tokens, warnings)
     require_space(job.folder, model_bytes, "the model")
     _save(loop, job.folder)
@@ -221,6 +232,7 @@ def train(
 def _save(loop: Loop, folder: Path) -> None:
     """Write the folder `model`, all of it or nothing. Raises RunFailed if the disk does not take it."""
     model, draft = to_device(loop.model, torch.device("cpu")), folder / ".model"
+    model = without_adapter(loop.config.adapter, model)
     shutil.rmtree(draft, ignore_errors=True)
     try:
         loop.recipe.save(model, loop.prepared, draft)
@@ -290,6 +302,8 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
         eval=loop.final_metrics,
         best={"step": best.step, job.config.evaluation.metric: best.value},
         batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
+        parameters=sum(parameter.numel() for parameter in loop.model.parameters()),
+        trained_parameters=sum(parameter.numel() for parameter in loop.model.parameters() if parameter.requires_grad),
         truncated=loop.prepared.properties.get("truncated"),
         stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
         machine=describe_machine(job.device_type, available_cores()),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner.config.choices import Goal
 from runner.config.schema import Evaluation
+from runner.train.adapter import changing_state
 
 
 class BestTracker:
@@ -29,7 +30,8 @@ class BestTracker:
             self.value, self.step, self.metrics = value, step, metrics
             self._without_improvement = 0
             if self._keep_weights:
-                self.weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+                tensors = changing_state(model)
+                self.weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         else:
             self._without_improvement += 1
 

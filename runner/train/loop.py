@@ -27,6 +27,7 @@ from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncStats
+from runner.train.adapter import changing_state, load_changing_state
 from runner.train.checkpoint import Checkpoints
 from runner.train.compilation import CompilationWatch
 from runner.train.early_stopping import BestTracker
@@ -101,6 +102,8 @@ class Loop:
         self._evaluated_at: int | None = None
         self._stalled_before = 0.0
         self._finishing = False
+        #: What must be the same when its state is loaded: see `identity_of`.
+        self.identity: Mapping[str, str] = {}
         #: Saves the loop's state while it trains; None: nothing is saved.
         self.checkpoints: Checkpoints | None = None
 
@@ -374,7 +377,7 @@ class Loop:
         Tensors are those of the loop, on its device: copy them before training goes on.
         """
         self.flush()
-        tensors, parameters = self.model.state_dict(), dict(self.model.named_parameters(remove_duplicate=False))
+        tensors, parameters = changing_state(self.model), dict(self.model.named_parameters(remove_duplicate=False))
         return {
             "model": {name: tensor for name, tensor in tensors.items() if name in parameters},
             # Running statistics differ between workers.
@@ -391,7 +394,7 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """`state`: of a loop with the same plan. A part that is None in it starts anew."""
-        self.model.load_state_dict({**state["model"], **state["buffers"]})
+        load_changing_state(self.model, {**state["model"], **state["buffers"]})
         groups = self.optimizer.state_dict()["param_groups"]  # the settings are the configuration's
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         for name in _STATEFUL:

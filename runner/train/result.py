@@ -24,7 +24,8 @@ class RunResult:
     for training. `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases.
     `step_s`: seconds of an optimizer step by phase. `evaluation_s`: of all evaluations. `train_loss`: mean over the
     run. `eval`: the metrics of the saved weights. `best`: the step and value of the best evaluation.
-    `batch_statistics`: whether the model has batch normalisation. `truncated`: how many texts the recipe has truncated
+    `batch_statistics`: whether the model has batch normalisation. `parameters`: of the model, with those of an adapter,
+    and how many of them are trained. `truncated`: how many texts the recipe has truncated
     (see `Recipe.prepare`). `machine`: the hardware, in words.
     """
 
@@ -48,6 +49,8 @@ class RunResult:
     eval: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, Any] | None = None
     batch_statistics: bool = False
+    parameters: int | None = None
+    trained_parameters: int | None = None
     truncated: Mapping[str, Any] | None = None
     stopped_early: bool | None = None
     machine: str | None = None

@@ -11,7 +11,9 @@ from typing import Any
 
 import pandas
 import pytest
-from transformers import GPT2Config
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from recipes.synthetic.grammar import generate
 from runner import cli
@@ -219,6 +221,46 @@ def test_labels_are_those_of_the_saved_model(here: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert cli.evaluate_main(["run", "recipe.data.eval=other.tsv"]) == cli.EXIT_USER_ERROR
     assert "dull" in capsys.readouterr().err
+
+
+def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is evaluated with its base model, loads with PEFT, can be trained further, and is saved merged if wanted."""
+    rows = [
+        f"this film is very {word} {number}\t{('awful', 'fine', 'great')[number % 3]}"
+        for number, word in enumerate(WORDS * 6)
+    ]
+    for name, chosen in (("train", rows), ("dev", rows[:9])):
+        (here / f"{name}.tsv").write_text("\n".join(["text\tlabel", *chosen]) + "\n")
+    base = save_bert(here / "bert", rows)
+    common = ["recipe=text_classification", "recipe.data.train=train.tsv", "recipe.data.eval=dev.tsv", "tracking=none"]
+    lora = ["adapter=lora", "adapter.rank=2", "optimizer.lr=1e-2", "max_steps=3", "device=cpu"]
+    assert run("hydra.run.dir=run", f"recipe.model.name={base}", *lora, base=common) == 0
+    own = read(here / "run", "summary.json")
+    assert 0 < own["trained_parameters"] < own["parameters"]
+    assert f"{own['trained_parameters']:,} of {own['parameters']:,} parameters trained" in capsys.readouterr().out
+    assert evaluated(here / "run", "device=cpu2")["eval"] == own["eval"]
+
+    config = AutoConfig.from_pretrained("run/model")
+    whole = AutoModelForSequenceClassification.from_pretrained(base, config=config)
+    loaded = PeftModel.from_pretrained(whole, "run/model").eval()
+    tokens = AutoTokenizer.from_pretrained("run/model")("this film is very good 3", return_tensors="pt")
+    assert loaded.config.id2label == {0: "awful", 1: "fine", 2: "great"}
+
+    merged = [f"recipe.model.name={base}", *lora, "adapter.merge=true"]
+    assert run("hydra.run.dir=merged", *merged, base=common) == 0
+    model = AutoModelForSequenceClassification.from_pretrained("merged/model").eval()
+    assert not Path("merged/model/adapter_config.json").exists()
+    assert torch.allclose(model(**tokens).logits, loaded(**tokens).logits, atol=1e-6)
+    assert evaluated(here / "merged")["eval"] == pytest.approx(own["eval"], rel=1e-5)
+
+    further = ["recipe.model.name=run/model", "optimizer.lr=1e-30", "max_steps=1", "device=cpu"]
+    assert run("hydra.run.dir=further", *further, base=common) == 0
+    assert read(here / "further", "summary.json")["eval"] == pytest.approx(own["eval"], rel=1e-5)
+
+    base.rename(here / "moved")
+    capsys.readouterr()
+    assert cli.evaluate_main(["run"]) == cli.EXIT_USER_ERROR
+    assert f"its base model {base} does not exist" in capsys.readouterr().err
 
 
 def test_questions(here: Path) -> None:

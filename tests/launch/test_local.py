@@ -83,7 +83,7 @@ def test_a_killed_forkserver() -> None:
 
 
 def test_a_signal_to_the_forkserver() -> None:
-    """Which blocks it: the parent finds it there."""
+    """Which blocks it: the parent gets it, in a launch and before."""
     handle_signals()
     pid = forkserver._forkserver._forkserver_pid
     assert pid is not None
@@ -91,7 +91,17 @@ def test_a_signal_to_the_forkserver() -> None:
     with pytest.raises(Preempted) as caught:
         launch(entries.save_when_asked, 0.1, 2, grace_s=30)
     assert caught.value.step == 7
-    os.kill(pid, signal.SIGKILL)  # or the signal would stay pending for the next test
+    os.kill(pid, signal.SIGKILL)  # or the signal would stay pending for the next launch
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    vars(signals.requests).update(vars(signals.Requests()))
+    start_forkserver()
+    pid = forkserver._forkserver._forkserver_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGUSR1)
+    with pytest.raises(Preempted):
+        time.sleep(5)
+    os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 

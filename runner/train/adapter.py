@@ -1,0 +1,126 @@
+"""Adapters by PEFT, and the part of a model that training changes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.config.choices import AdapterKind
+from runner.config.schema import Adapter
+from runner.errors import UserError, require
+
+#: The end of a model's class name -> PEFT's name of its task, by which PEFT loads an adapter into such a model.
+_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+}
+
+
+def add_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
+    """The model in which only the adapter and the head are trained; as it is with `adapter=none`.
+
+    New matrices are drawn from torch's global generator. Raises UserError.
+    """
+    if settings.kind is AdapterKind.none:
+        return model
+    from peft import LoraConfig, get_peft_model  # takes a second, and few runs need it
+    from transformers import PreTrainedModel
+
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"adapter={settings.kind.name} needs a model of transformers, and {kind} is none: use adapter=none"
+        )
+    assert settings.rank is not None
+    assert settings.alpha is not None
+    if not (model.name_or_path or settings.merge):
+        rule = "its base model is saved nowhere, and the adapter is worth nothing without it: use adapter.merge=true"
+        raise UserError(f"adapter.merge=false is invalid for a model that starts with random weights: {rule}")
+    head = _head(model)
+    if settings.target_modules is not None:
+        _check_names(settings.target_modules, head, model)
+    config = LoraConfig(
+        task_type=next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None),
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
+        lora_dropout=settings.dropout,
+        target_modules="all-linear" if settings.target_modules is None else list(settings.target_modules),
+        exclude_modules="|".join(rf"{re.escape(name)}(\..*)?" for name in head) or None,
+        modules_to_save=head or None,
+    )
+    with warnings.catch_warnings():
+        # GPT-2 stores its weights transposed, which PEFT finds out; it uses names that transformers has replaced.
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(model, config)
+
+
+def without_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
+    """What is saved: the whole model with `adapter.merge`, else the model as it is. Changes the model."""
+    if not settings.merge:
+        return model
+    merged: nn.Module = model.merge_and_unload()  # type: ignore[operator]
+    return merged
+
+
+def _head(model: Any) -> list[str]:
+    """The layers that the task adds, and others that are new. A language model's head is pretrained like the rest."""
+    children = ((name, child) for name, child in model.named_children() if name != model.base_model_prefix)
+    head = [name for name, child in children if any(True for _ in child.parameters())]
+    if model.get_output_embeddings() is not None:
+        head = []
+    new = (name.rpartition(".")[0] for name in getattr(model, "new_weights", ()))
+    others = (name for name in new if name and name.partition(".")[0] not in head)
+    return list(dict.fromkeys([*head, *others]))
+
+
+def _check_names(names: Sequence[str], head: Sequence[str], model: nn.Module) -> None:
+    """Check that each is the end of a linear layer's name, below the head. PEFT ignores those that are not."""
+    from transformers.pytorch_utils import Conv1D
+
+    found = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+    found = [name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in head)]
+    known = dict.fromkeys(name.rpartition(".")[2] for name in found)
+    for name in names:
+        ok = any(f".{one}".endswith(f".{name}") for one in found)
+        rule = f"'{name}' ends the name of no linear layer below the head; use some of {', '.join(known)}"
+        require(ok, "adapter.target_modules", list(names), rule)
+
+
+def changing_state(model: nn.Module) -> dict[str, Tensor]:
+    """The entries of the state dict that training changes: trained weights and buffers, and not frozen weights."""
+    frozen = _frozen(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+
+
+def load_changing_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load what `changing_state` returned into a model of the same layers, whose frozen weights stay."""
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected, unexpected
+    assert set(missing) <= _frozen(model).keys(), missing
+
+
+def frozen_digest(model: nn.Module) -> str | None:
+    """A checksum of the weights that are not trained; None if all are."""
+    frozen = _frozen(model)
+    if not frozen:
+        return None
+    # A sum of the bits is as fast as memory, where a hash would take seconds for a billion weights.
+    sums = [
+        [name, list(one.shape), int(one.detach().view(torch.int32).sum(dtype=torch.int64))]
+        for name, one in frozen.items()
+    ]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
+
+
+def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
