@@ -56,7 +56,13 @@ class Processes:
             command = (sys.executable, *command)
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                command, cwd=ROOT, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_take_interrupts,
             )
 
     def kill(self) -> None:
@@ -101,6 +107,11 @@ class Processes:
         """
         new = [name for name in _entries(_SHARED_MEMORY) - self._memory if not name.startswith("joblib")]
         return [name for name in new if not _in_use(_SHARED_MEMORY / name) and (_SHARED_MEMORY / name).exists()]
+
+
+def _take_interrupts() -> None:
+    """In the new process: a shell that starts this benchmark in the background has made it ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:

@@ -13,15 +13,16 @@ from benchmarks.faults.records import Trial
 from benchmarks.faults.runs import VARIANTS, Place, phase
 from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
-#: Seconds: of the moments, until the command must have ended, and then its other processes.
-_MOMENTS_S, _END_S, _LEFT_S = 6.0, 5.0, 2.0
+#: Seconds: before the first moment, in which Python itself starts, and of the moments; until the command must have
+#: ended, and then its other processes.
+_START_S, _MOMENTS_S, _END_S, _LEFT_S = 0.1, 6.0, 5.0, 2.0
 _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_PREEMPTED, signal.SIGUSR1: EXIT_PREEMPTED}
 
 
 def signals(number: int, seed: int, place: Place) -> Trial:
     """Send a signal at a random moment: to the parent or any other process, SIGINT to all as a terminal does."""
     draw = random.Random(f"{seed}/signals/{number}")
-    kind, moment, to_parent = draw.choice(list(_CODES)), draw.random() * _MOMENTS_S, draw.random() < 0.7
+    kind, moment, to_parent = draw.choice(list(_CODES)), _START_S + draw.random() * _MOMENTS_S, draw.random() < 0.7
     folder = place.work / "signals" / f"{seed}-{number}"
     shutil.rmtree(folder, ignore_errors=True)
     with Processes(folder.with_suffix(".log"), place.environment) as processes:
