@@ -79,6 +79,20 @@ def predict_main(arguments: Sequence[str]) -> int:
     return guarded(action)
 
 
+def evidence_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.evidence` with these arguments; the exit code."""
+
+    def action() -> int:
+        silence_libraries()
+        if arguments[:1] == ["verify"]:
+            _start_forkserver()
+        from runner.evidence.command import evidence  # after the forkserver has started
+
+        return evidence(arguments, Terminal(highlight=False))
+
+    return guarded(action)
+
+
 def track_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.track` with these arguments; the exit code."""
 

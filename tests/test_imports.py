@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("api",),
     ("cli",),
+    ("evidence",),
     ("evaluate", "predict", "sweep", "verify"),
     ("compare",),
     ("run",),

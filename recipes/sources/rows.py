@@ -182,7 +182,7 @@ def _read(reader: str, files: Sequence[str], **options: Any) -> Dataset:
 
 def _lock_threads_only() -> None:
     """The lock of progress bars would be a semaphore of several processes, which a killed worker leaves behind."""
-    from tqdm import tqdm
+    from tqdm import tqdm  # with datasets, which imports it
 
     tqdm.set_lock(threading.RLock())
 

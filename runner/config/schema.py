@@ -116,7 +116,7 @@ class Adapter:
     `merge`: save the whole model, with the products added to its weights, instead of the adapter alone.
     """
 
-    kind: AdapterKind = MISSING
+    kind: AdapterKind = AdapterKind.none
     rank: int | None = None
     alpha: float | None = None
     dropout: float = 0.0
@@ -463,7 +463,7 @@ class Config:
     cache_dir: str = MISSING
     trusted_packages: list[str] = field(default_factory=list)
     recipe: Any = MISSING
-    adapter: Adapter = MISSING
+    adapter: Adapter = field(default_factory=Adapter)
     device: Device = MISSING
     batch: Batch = MISSING
     accumulation: Accumulation = MISSING

@@ -104,7 +104,9 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
         console.print(banner)
     with tempfile.TemporaryDirectory(prefix="runner-evaluate-") as work:
         with _progress(Path(work), console):
-            result = launch(run_launched, _job(evaluation, Path(work), output).as_json(), evaluation.placement.workers)
+            result = launch(
+                run_launched, evaluation_job(evaluation, Path(work), output).as_json(), evaluation.placement.workers
+            )
         with signals_ignored():
             if output is not None:
                 _write_predictions(evaluation, np.load(Path(work) / PREDICTIONS), output)
@@ -114,7 +116,8 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
     return 0
 
 
-def _job(evaluation: Evaluation, work: Path, output: Path | None) -> EvaluationJob:
+def evaluation_job(evaluation: Evaluation, work: Path, output: Path | None) -> EvaluationJob:
+    """`work`: a folder for files of the workers. `output`: of predictions, if they are to be kept."""
     placement = evaluation.placement
     return EvaluationJob(
         # Workers need no tracker, and so no address with its credentials.

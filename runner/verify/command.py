@@ -113,13 +113,14 @@ def _split(name: str, overrides: str) -> list[str]:
 def _replay(a: Experiment, b: Experiment, steps: int, console: Console) -> dict[str, Any]:
     workers = a.placement.workers + b.placement.workers
     with tempfile.TemporaryDirectory(prefix="runner-verify-") as folder:
-        jobs = {name: _job(experiment, Path(folder), workers) for name, experiment in (("a", a), ("b", b))}
+        jobs = {name: replay_job(experiment, Path(folder), workers) for name, experiment in (("a", a), ("b", b))}
         with _status(Path(folder), steps, console):
             pair = {**{name: job.as_json() for name, job in jobs.items()}, "steps": steps, "folder": folder}
             return launch(run_launched, pair, workers)
 
 
-def _job(experiment: Experiment, folder: Path, workers: int) -> Job:
+def replay_job(experiment: Experiment, folder: Path, workers: int) -> Job:
+    """A job that trains the same without evaluations. `workers`: that share this machine's cores."""
     config = dataclasses.replace(
         experiment.config,
         tracking=Tracking(TrackerName.none),

@@ -1,0 +1,137 @@
+"""A bundle: the files of runs in a zip file, listed with their digests in a manifest that has a digest itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UserError, first_line
+from runner.folder.files import Checksums, checksums, damage, strict_json
+from runner.folder.lock import is_locked
+from runner.run.earlier import read_json, summary_of_run
+from runner.run.summary import FINISHED
+
+MANIFEST, _FORMAT = "manifest.json", 1
+#: Of each run; the last ones may be missing.
+_FILES = ("config.yaml", "plan.json", "certificate.json", "ledger.json", "metrics.jsonl", "summary.json")
+_OPTIONAL = ("environment.json", "tracking.json")
+#: Times are left out of the zip file: the same content gives the same file.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An unpacked bundle. `folder`: has a folder for each of the `runs`; `weights`: of their models, by run."""
+
+    folder: Path
+    digest: str
+    runs: tuple[str, ...]
+    weights: Mapping[str, Checksums]
+
+    def run(self, name: str) -> Path:
+        return self.folder / name
+
+
+def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
+    """Write the bundle of finished runs; its digest. Raises UserError.
+
+    `with_models`: with the files of the models, and not only their digests.
+    """
+    folders = {_name(run, number, runs): run for number, run in enumerate(runs)}
+    for run in runs:
+        _check(run)
+    packed: dict[str, Path] = {}
+    weights: dict[str, Checksums] = {}
+    for name, run in folders.items():
+        packed |= {f"{name}/{file}": run / file for file in (*_FILES, *_OPTIONAL) if (run / file).exists()}
+        model = [path for path in sorted((run / "model").rglob("*")) if path.is_file()]
+        weights[name] = checksums(run / "model", model)
+        if with_models:
+            packed |= {f"{name}/model/{path.relative_to(run / 'model').as_posix()}": path for path in model}
+    files = {name: next(iter(checksums(path.parent, [path]).values())) for name, path in packed.items()}
+    manifest = {"format": _FORMAT, "runs": list(folders), "files": files, "weights": weights}
+    digest = _digest(manifest)
+    draft = output.with_name(f".{output.name}")
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+            content = strict_json({**manifest, "digest": digest}, indent=1).encode()
+            archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), content)
+            for name, path in packed.items():
+                with path.open("rb") as source, archive.open(zipfile.ZipInfo(name, _EPOCH), "w") as target:
+                    shutil.copyfileobj(source, target, _CHUNK)
+        draft.rename(output)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UserError(f"--output={output} cannot be written ({error.strerror}): choose another file") from error
+    return digest
+
+
+def unpack(file: Path, folder: Path) -> Bundle:
+    """Unpack a bundle into an empty folder. Raises UserError if the file is none, or not as it was written."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            manifest = json.loads(archive.read(MANIFEST))
+            digest = manifest.pop("digest")
+            runs, files, weights = manifest["runs"], _checksums(manifest["files"]), manifest["weights"]
+            if manifest["format"] != _FORMAT:
+                raise UserError(f"{file} has the format {manifest['format']} of another version: update the runner")
+            for name, (size, _) in files.items():
+                target = folder / name
+                if not target.resolve().is_relative_to(folder.resolve()):
+                    raise UserError(f"{file} contains {name}, which is outside of the bundle: do not trust it")
+                if archive.getinfo(name).file_size != size:
+                    raise _changed(file, name, "it has another size")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, target.open("wb") as copy:
+                    shutil.copyfileobj(source, copy, _CHUNK)
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{file} is not a bundle of runner.evidence ({first_line(error)}): give another file"
+        ) from error
+    if _digest(manifest) != digest:
+        raise _changed(file, MANIFEST, f"it does not have the digest {digest}")
+    for name, entry in files.items():
+        if (problem := damage(folder, {name: entry})) is not None:
+            raise _changed(file, name, problem)
+    return Bundle(folder, digest, tuple(runs), {name: _checksums(found) for name, found in weights.items()})
+
+
+def _checksums(plain: Mapping[str, Sequence[Any]]) -> Checksums:
+    return {name: (int(size), str(digest)) for name, (size, digest) in plain.items()}
+
+
+def _changed(file: Path, name: str, problem: str) -> UserError:
+    return UserError(f"{file} was changed after it was made: {name} is not as in its manifest ({problem})")
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _name(run: Path, number: int, runs: Sequence[Path]) -> str:
+    """The folder of a run in the bundle."""
+    name = re.sub(r"[^\w.-]", "_", run.resolve().name)
+    twice = sum(one.resolve().name == run.resolve().name for one in runs) > 1
+    return f"{number}-{name}" if twice else name
+
+
+def _check(run: Path) -> None:
+    """Raises UserError unless the folder holds a run that has finished."""
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{run} is not the folder of a run (it has no config.yaml): give one")
+    status = summary_of_run(run).get("status")
+    if status != FINISHED or is_locked(run):
+        state = "is still running" if is_locked(run) else f"has ended as {status or 'KILLED'}"
+        raise UserError(f"{run} {state}: only a run that has finished is evidence of a result")
+    for name in _FILES:
+        if not (run / name).exists():
+            raise UserError(f"{run} has no {name}: restore it")
+    read_json(run / "plan.json")

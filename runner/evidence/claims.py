@@ -1,0 +1,222 @@
+"""What a run claims, and whether it follows from what the bundle has: arithmetic only, without data or weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.config.compose import compose, settings
+from runner.config.plain import from_plain
+from runner.config.schema import Config
+from runner.folder.metrics_log import MetricsReader
+from runner.plan import Plan
+from runner.plan.certificate import NOT_COMPARABLE, RunSetup, certify
+from runner.plan.experiment import baseline_of, plan_for
+from runner.plan.order import DataOrder
+from runner.plan.schedule import lr_multiplier
+from runner.run.earlier import read_json, saved_settings
+from runner.train.ledger import merge
+
+VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
+
+#: Of two computations of the same formula in float64.
+_TOLERANCE = 1e-12
+#: What the plan of a run that was resumed on other workers has in common with the plan that its settings give.
+_OF_WORKERS = ("world_size", "micro_batch", "accumulation_steps", "replica_batch", "k", "sync_window")
+#: Properties of a certificate that the settings do not give: the data's digest is part of the first one.
+_NOT_IN_SETTINGS = ("recipe", "versions")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a claim holds. `outcome`: verified, different or only claimed; `why`: in words."""
+
+    claim: str
+    outcome: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the files of a run say."""
+
+    folder: Path
+    config: Config
+    plan: Plan
+    certificate: Mapping[str, Any]
+    ledger: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    #: Logged values by metric and step.
+    metrics: Mapping[str, Mapping[int, float]] = field(repr=False)
+
+    @staticmethod
+    def read(folder: Path) -> Recorded:
+        """Raises UserError. No code that the settings name is run."""
+        saved, _ = saved_settings(folder)
+        metrics: dict[str, dict[int, float]] = {}
+        for metric in MetricsReader(folder).read():
+            metrics.setdefault(metric.key, {})[metric.step] = metric.value
+        return Recorded(
+            folder=folder,
+            config=settings(compose([], (), saved)),
+            plan=from_plain(Plan, read_json(folder / "plan.json")),
+            certificate=read_json(folder / "certificate.json"),
+            ledger=read_json(folder / "ledger.json"),
+            summary=read_json(folder / "summary.json"),
+            metrics=metrics,
+        )
+
+    @property
+    def resumed(self) -> bool:
+        return len(self.certificate.get("segments", ())) > 1
+
+    @property
+    def data_digest(self) -> str | None:
+        """The first digits of the digest over every text and label."""
+        path = self.folder / "tracking.json"
+        dataset = read_json(path).get("dataset") if path.exists() else None
+        return None if dataset is None else str(dataset["digest"])
+
+
+def arithmetic(run: Recorded) -> Iterator[Finding]:
+    """Recompute what follows from the settings, the size of the data and the seed."""
+    yield _plan(run)
+    yield _certificate(run)
+    yield _ledger(run)
+    yield _learning_rates(run)
+    yield _result(run)
+
+
+def never_verified(run: Recorded) -> Iterator[Finding]:
+    """What the run has recorded, and nobody can compute again."""
+    path = run.folder / "environment.json"
+    if path.exists():
+        found = read_json(path)
+        packages = found["packages"]
+        commit = f", commit {found['commit'][:12]} of the runner" if found["commit"] else ""
+        why = f"python {found['python']}, torch {packages.get('torch')}, {len(packages)} packages{commit}"
+        yield Finding("environment", CLAIMED, why)
+    speed = run.summary["samples_per_s"]
+    shown = f"{speed:,.0f} {run.ledger['unit']}/s" if speed else "too short to measure"
+    yield Finding("speed", CLAIMED, f"{shown}, on {run.summary['machine']}")
+
+
+def _plan(run: Recorded) -> Finding:
+    samples, workers = int(run.summary["data"]["train_samples"]), run.plan.world_size
+    expected = dataclasses.asdict(plan_for(run.config, samples, workers))
+    found = dataclasses.asdict(run.plan)
+    left_out = _OF_WORKERS if run.resumed else ()
+    wrong = [name for name in expected if name not in left_out and not _same(found[name], expected[name])]
+    if wrong:
+        name = wrong[0]
+        return Finding("plan", DIFFERENT, f"{name} is {found[name]}, and the settings give {expected[name]}")
+    plan = run.plan
+    return Finding(
+        "plan",
+        VERIFIED,
+        f"global batch {plan.global_batch:,}, learning rate {plan.lr:.4g}, {plan.optimizer_steps:,} steps follow from "
+        f"the settings, {samples:,} training samples and {workers} worker(s)",
+    )
+
+
+def _certificate(run: Recorded) -> Finding:
+    """Compute it again from the settings, with what only the run could know: dropout, device, batch normalisation."""
+    found = {one["name"]: one for one in (*run.certificate["equal"], *run.certificate["different"])}
+    setup = RunSetup(
+        config=run.config,
+        plan=run.plan,
+        data="",
+        has_dropout=found["dropout"]["value"] != "none in the model",
+        device_type=found["device"]["value"],
+        rehearsed=found["rehearsed"]["value"],
+        versions={},
+        batch_statistics=found["batch_statistics"]["value"] != "none",
+    )
+    expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
+    stopped = bool(run.summary["stopped_early"])
+    for name, one in found.items():
+        if name not in expected:  # of another version of the runner
+            return Finding("certificate", CLAIMED, f"this version of the runner does not know the property {name}")
+        compared = name not in _NOT_IN_SETTINGS and not (stopped and name == "samples_seen")
+        if compared and not (one["equal"] == expected[name].equal and _same(one["value"], expected[name].value)):
+            return Finding("certificate", DIFFERENT, f"{name} is {one['value']}, and follows as {expected[name].value}")
+    differs = [name for name, one in found.items() if not one["equal"]]
+    levels = [found[name]["allows"] for name in differs]
+    levels += [segment["level"] for segment in run.certificate.get("segments", ())]
+    order = ("equivalent", "comparable", NOT_COMPARABLE)
+    level = max(levels, key=order.index, default=order[0])
+    if level != run.certificate["level"] and not run.certificate.get("withdrawn"):
+        return Finding("certificate", DIFFERENT, f"its level is {run.certificate['level']}, and follows as {level}")
+    which = f"; different: {', '.join(differs)}" if differs else ""
+    return Finding("certificate", VERIFIED, f"{level} to one fp32 worker{which}")
+
+
+def _ledger(run: Recorded) -> Finding:
+    """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
+    order = DataOrder(run.plan, run.config.seed, 0, None)
+    digests = []
+    for epoch in run.ledger["epochs"]:
+        permutation = order.epoch_permutation(epoch["epoch"])
+        steps = [step for step in order.steps() if step.stop <= epoch["expected"]]
+        rows = [(np.full(step.samples, step.t), permutation[step.start : step.stop]) for step in steps]
+        planned = np.concatenate([np.stack(row, axis=1) for row in rows])
+        entries = np.concatenate([planned, np.zeros((len(planned), 1), dtype=np.int64)], axis=1)
+        expected = merge(epoch["epoch"], entries, permutation, planned)
+        if expected.digest != epoch["digest"]:
+            why = f"the digest of epoch {epoch['epoch']} is not that of the samples that seed {run.config.seed} gives"
+            return Finding("ledger", DIFFERENT, why)
+        digests.append(expected.digest)
+    if hashlib.sha256("".join(digests).encode()).hexdigest() != run.ledger["digest"]:
+        return Finding("ledger", DIFFERENT, "its digest is not that of its epochs")
+    seen = sum(epoch["expected"] for epoch in run.ledger["epochs"])
+    claimed = (run.ledger["samples_seen"], run.summary["samples_seen"])
+    if not run.ledger["sound"] or set(claimed) != {seen}:
+        return Finding("ledger", DIFFERENT, f"it is not sound, or the run saw {claimed[1]:,} samples and not {seen:,}")
+    unit = run.ledger["unit"]
+    return Finding("ledger", VERIFIED, f"{seen:,} {unit} in the steps and the order that seed {run.config.seed} gives")
+
+
+def _learning_rates(run: Recorded) -> Finding:
+    """Every step was logged, with the learning rate and the number of samples that the plan gives."""
+    plan, schedule = run.plan, run.config.schedule
+    steps = int(run.summary["optimizer_steps"])
+    for name in ("train/loss", "train/lr", "train/samples_seen"):
+        if missing := sorted(set(range(1, steps + 1)) ^ run.metrics.get(name, {}).keys()):
+            return Finding(
+                "learning rate", DIFFERENT, f"{name} of step {missing[0]:,} is missing, or was never trained"
+            )
+    for step in range(1, steps + 1):
+        before = plan.samples_before(step - 1)
+        lr = plan.lr * lr_multiplier(schedule.name.name, before / plan.total_samples, schedule.warmup_share)
+        expected = {"train/lr": lr, "train/samples_seen": plan.samples_before(step)}
+        for name, value in expected.items():
+            if not _same(found := run.metrics[name][step], value):
+                return Finding(
+                    "learning rate", DIFFERENT, f"{name} of step {step:,} is {found}, and follows as {value}"
+                )
+    why = f"that of all {steps:,} steps follows from the plan and the number of samples seen"
+    return Finding("learning rate", VERIFIED, why)
+
+
+def _result(run: Recorded) -> Finding:
+    """The metrics of the summary are among those that were logged, in the step that they are said to be of."""
+    logged, best = run.metrics, run.summary["best"]
+    step = best["step"] if run.config.evaluation.keep_best else int(run.summary["optimizer_steps"])
+    for name, value in run.summary["eval"].items():
+        found = logged.get(f"eval/{name}", {}).get(step)
+        if found is None or not _same(found, float(value)):
+            why = f"{name} is {value} in the summary, and was logged as {found} at step {step:,}"
+            return Finding("logged metrics", DIFFERENT, why)
+    return Finding("logged metrics", VERIFIED, f"the result is what was logged at step {step:,}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (a, b))
+    return math.isclose(a, b, rel_tol=_TOLERANCE) if numbers else bool(a == b)

@@ -1,0 +1,27 @@
+"""What the workers of a replay do: train the first steps again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.launch.local import Place
+from runner.launch.worker import store_of
+from runner.train.build import Job, build_loop, connect
+
+
+def run_launched(job: dict[str, Any], place: Place) -> list[float]:
+    """The entry point of a launched worker; on rank 0 the loss of each step. `job`: `Job.as_json()` and `steps`."""
+    typed = Job.from_json(job["job"])
+    backend = connect(typed, place.rank, place.workers, place.rank, store_of(place))
+    losses: dict[int, float] = {}
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        if "train/loss" in metrics:
+            losses[step] = metrics["train/loss"]
+
+    loop = build_loop(typed, backend, log)
+    loop.train(until=job["steps"])
+    loop.flush()
+    loop.policy.close()
+    backend.close()
+    return [losses[step] for step in sorted(losses)]
