@@ -18,7 +18,7 @@ from runner.backends import Backend
 from runner.config.schema import Checkpoint
 from runner.errors import Preempted
 from runner.train import build, checkpoint
-from runner.train.build import Job, build_loop, identity_of
+from runner.train.build import Job, build_loop
 from runner.train.checkpoint import Checkpoints, newest, sync_digest
 from runner.train.loop import Loop
 from tests.replicas import outcome, tiny_job
@@ -139,7 +139,7 @@ def _save(loop: Loop, backend: Backend, folder: Path) -> None:
 
 
 def _identity(loop: Loop) -> dict[str, str]:
-    return {**identity_of(loop.prepared, loop.model), "sync": sync_digest(loop.config.sync)}
+    return {**loop.identity, "sync": sync_digest(loop.config.sync)}
 
 
 def _from_newest(job: Job) -> Job:

@@ -31,6 +31,14 @@ _MODEL_FILES = {
 
 #: By which a folder with an adapter is known, as PEFT writes it. It names the model that the adapter belongs to.
 _ADAPTER_CONFIG = "adapter_config.json"
+#: PEFT's name of an adapter's task -> the auto class of transformers that its base model is loaded by.
+_ADAPTER_TASKS = {
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+}
 #: Tokenizer files on the Hub, where patterns cannot be used.
 _HUB_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 #: Settings of a model that are the size of some weight in most architectures, but not in all.
@@ -358,6 +366,7 @@ class Pretrained:
                 config = self._config()
                 config.update({**(special_ids(config.model_type) if self._trains_tokenizer else {}), **settings})
                 model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
+                model.name_or_path = ""  # where the configuration is from, which has not these weights
             else:
                 model = self._load(auto, **settings)
         except UserError:
@@ -393,21 +402,28 @@ class Pretrained:
                 output_loading_info=True,
                 **settings,
             )
-        missing, mismatched = loading["missing_keys"], sorted(loading["mismatched_keys"])
+        missing, mismatched = sorted(loading["missing_keys"]), sorted(loading["mismatched_keys"])
         if base is not None:
-            missing, mismatched = [], []  # the adapter has the head
-            model = self._with_adapter(model)
+            model, missing, mismatched = *self._with_adapter(auto, model, missing), []
         for key, found, wanted in mismatched:
             raise self._other_shape(key, found, wanted)
         if self.complete and missing:
-            raise self._lacks(sorted(missing)[0], model)
-        model.new_weights = sorted(missing)
+            raise self._lacks(missing[0], model)
+        model.new_weights = missing
         loaded: nn.Module = model
         return loaded
 
-    def _with_adapter(self, model: Any) -> Any:
-        from peft import PeftModel  # takes a second, and few models need it
+    def _with_adapter(self, auto: Any, model: Any, missing: Sequence[str]) -> tuple[Any, list[str]]:
+        """The base model with its adapter, and which weights neither of them has. `missing`: in the base model."""
+        from peft import PeftConfig, PeftModel  # takes a second, and few models need it
 
+        settings = PeftConfig.from_pretrained(self._location)
+        task = str(getattr(settings.task_type, "value", settings.task_type))
+        if _ADAPTER_TASKS.get(task, auto.__name__) != auto.__name__:
+            raise UserError(
+                f"recipe.model.name={self.name} is an adapter for another task ({task}): choose the recipe that it was "
+                "trained with"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT uses names that transformers has replaced
             warnings.filterwarnings("error", "Found missing adapter keys")
@@ -418,7 +434,13 @@ class Pretrained:
             except UserWarning as warning:
                 key = re.findall(r"[\w.]+\.[\w.]+", first_line(warning))[0]
                 raise self._lacks(key, model) from warning
-        return adapted if self.complete else adapted.merge_and_unload().requires_grad_(True)
+        ends = tuple(f".{name}." for name in getattr(settings, "modules_to_save", None) or ())
+        missing = [key for key in missing if not any(end in f".{key}" for end in ends)]
+        if self.complete:
+            return adapted, missing
+        merged = adapted.merge_and_unload().requires_grad_(True)
+        merged.name_or_path = ""  # it is on no disk: an adapter beside it could not name it
+        return merged, missing
 
     def _lacks(self, weight: str, model: nn.Module) -> UserError:
         rule = "choose the recipe that it was trained with"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from runner.audit.findings import Finding, GradientCheck, ProcessRecord, StepRecord, find
-from runner.errors import UserError
+from runner.errors import UserError, printable
 from runner.folder.files import strict_json
 
 #: The loss of one batch as the model's own, of transformers' models.
@@ -46,9 +47,11 @@ class Audit:
 
         `folder`: for `ledger.json`, `steps.jsonl` and `findings.json`, written by the first process. `gradient_step`:
         the number of an optimizer step, from 1, whose gradient is compared with that of all its samples in one batch;
-        it takes another forward and backward pass of every process. `loss`: the mean loss of a collated batch; by
+        it takes two more forward and backward passes in every process. `loss`: the mean loss of a collated batch; by
         default `model(**batch).loss`.
         """
+        if gradient_step is not None and _is_sharded(model):
+            raise UserError("Audit cannot compare the gradients of a model that is sharded: leave out gradient_step")
         self._model, self._folder = model, Path(folder)
         self._loader, self._gradient_step = _data_loader(loader), gradient_step
         self._loss = loss or _own_loss
@@ -56,7 +59,7 @@ class Audit:
         # DataLoader forbids to assign it; its iterators read it from here.
         self._loader.__dict__["batch_sampler"] = self._sampler
         self._optimizer: Optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wraps it
-        self._ids: list[tuple[int, list[int]]] = []
+        self._batches: list[tuple[int, tuple[int, ...]]] = []
         self._steps: list[StepRecord] = []
         self._gradient: GradientCheck | None = None
         self._checking = False
@@ -67,58 +70,56 @@ class Audit:
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if module.training and not self._checking and self._sampler.given:
-            self._ids.append(self._sampler.given.popleft())
+            self._batches.append(self._sampler.given.popleft())
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, settings: Any) -> None:
         number = len(self._steps) + 1
-        epoch = self._ids[0][0] if self._ids else self._sampler.epoch
-        ids = [one for _, batch in self._ids for one in batch]
         if number == self._gradient_step:
-            self._gradient = self._check_gradient(ids)
-        lr = float(optimizer.param_groups[0]["lr"])
-        self._steps.append(StepRecord(number, epoch, lr, len(self._ids), tuple(ids)))
-        self._ids = []
+            self._gradient = self._check_gradient([one for _, ids in self._batches for one in ids])
+        self._steps.append(StepRecord(number, float(optimizer.param_groups[0]["lr"]), tuple(self._batches)))
+        self._batches = []
 
-    def _check_gradient(self, ids: list[int]) -> GradientCheck:
+    def _check_gradient(self, ids: list[int]) -> GradientCheck | None:
         """Compare the gradient that the optimizer is about to use with that of all processes' samples in one batch."""
         everyone = sorted(one for part in _gathered(ids) for one in part)
+        if not everyone:
+            return None
         module = getattr(self._model, "module", self._model)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        used = [None if one.grad is None else one.grad.detach().clone() for one in trained]
+        # Of a GradScaler, which lets a fused optimizer divide by it.
+        scale = getattr(self._optimizer, "grad_scale", None)
+        used = [None if one.grad is None else one.grad.detach() / (1.0 if scale is None else scale) for one in trained]
         collate: Any = self._loader.collate_fn
-        device = trained[0].device
-        batch = _on(device, collate([self._loader.dataset[one] for one in everyone]))
+        batch = _on(trained[0].device, collate([self._loader.dataset[one] for one in everyone]))
+        buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
         self._checking = True
         try:
-            with torch.enable_grad():
-                gradients = torch.autograd.grad(self._loss(module, batch), trained, allow_unused=True)
+            with torch.random.fork_rng(), torch.enable_grad():
+                pair = []
+                for seed in (1, 2):  # equal without dropout
+                    torch.manual_seed(seed)
+                    pair.append(torch.autograd.grad(self._loss(module, batch), trained, allow_unused=True))
         finally:
             self._checking = False
-        pairs = [(a, b) for a, b in zip(used, gradients, strict=True) if a is not None and b is not None]
-        dot, whole, rest = (
-            sum(float(term) for term in terms)
-            for terms in zip(
-                *(((a * b).sum(), (b * b).sum(), ((a - b) ** 2).sum()) for a, b in pairs),
-                strict=True,
-            )
-        )
-        drops = any(isinstance(one, nn.Dropout) and one.p > 0 for one in module.modules())
-        return GradientCheck(len(self._steps) + 1, dot / whole, (rest / whole) ** 0.5, drops)
+            for name, one in module.named_buffers():
+                one.data.copy_(buffers[name])
+        scale, difference = _compared(used, pair[0])
+        return GradientCheck(len(self._steps) + 1, scale, difference, _compared(pair[1], pair[0])[1])
 
     def finish(self) -> list[Finding]:
         """What is wrong, the worst first; writes the folder and prints it on the first process. A collective."""
         for hook in self._hooks:
             hook.remove()
         self._loader.__dict__["batch_sampler"] = self._sampler.followed
-        own = ProcessRecord(tuple(self._steps), _checksum(self._model), self._gradient)
-        records = _gathered(own)
-        found = find(records, len(self._loader.dataset))  # type: ignore[arg-type]  # it was checked to have a size
+        weights = None if _is_sharded(self._model) else _checksum(self._model)
+        records = _gathered(ProcessRecord(tuple(self._steps), weights, self._gradient, tuple(self._sampler.untrained)))
+        samples = len(self._loader.dataset)  # type: ignore[arg-type]  # it was checked to have a size
+        del self._model, self._optimizer, self._loader  # a DDP wrapper must not outlive its process group
+        found = find(records, samples)
         if not (dist.is_initialized() and dist.get_rank()):
             self._write(records, found)
-            for one in found.findings:
-                print(f"audit: {one.sentence}")
-            if not found.findings:
-                print(f"audit: nothing wrong in {len(self._steps):,} steps")
+            sentences = [one.sentence for one in found.findings] or [f"nothing wrong in {len(self._steps):,} steps"]
+            sys.stdout.write(printable("".join(f"audit: {one}\n" for one in sentences)))
         return list(found.findings)
 
     def _write(self, records: list[ProcessRecord], found: Any) -> None:
@@ -137,20 +138,27 @@ class Audit:
 
 @dataclass
 class _RecordingSampler:
-    """Passes on what a batch sampler yields, and remembers it. `given`: epoch and ids of batches not yet trained on."""
+    """Passes on what a batch sampler yields, and remembers it.
+
+    `given`: epoch and ids of batches that are not trained on yet; `untrained`: epoch and number of those that never
+    were.
+    """
 
     followed: Any
 
     def __post_init__(self) -> None:
         self.epoch = -1
-        self.given: deque[tuple[int, list[int]]] = deque()
+        self.given: deque[tuple[int, tuple[int, ...]]] = deque()
+        self.untrained: list[tuple[int, int]] = []
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self.given:
+            self.untrained.append((self.epoch, len(self.given)))
+            self.given.clear()
         self.epoch += 1
         epoch = self.epoch
-        self.given = deque(one for one in self.given if one[0] == epoch)  # batches of an epoch that was left early
         for ids in self.followed:
-            self.given.append((epoch, [int(one) for one in ids]))
+            self.given.append((epoch, tuple(int(one) for one in ids)))
             yield ids
 
     def __len__(self) -> int:
@@ -173,6 +181,21 @@ def _data_loader(loader: Any) -> DataLoader[Any]:
     if not isinstance(inner.batch_sampler, BatchSampler) and not hasattr(inner.batch_sampler, "__iter__"):
         raise UserError("Audit needs a DataLoader that makes batches (batch_size or batch_sampler)")
     return inner
+
+
+def _compared(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> tuple[float, float]:
+    """How long a gradient is in the direction of another, and the rest of it, both relative to the other's length."""
+    pairs = [(a.double(), b.double()) for a, b in zip(some, others, strict=True) if a is not None and b is not None]
+    length = sum(float((b * b).sum()) for _, b in pairs)
+    scale = sum(float((a * b).sum()) for a, b in pairs) / length
+    rest = sum(float(((a - scale * b) ** 2).sum()) for a, b in pairs)
+    return scale, (rest / length) ** 0.5 / abs(scale)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether each process has only a part of the weights: FSDP."""
+    kinds = (type(one).__name__ for one in model.modules())
+    return "FullyShardedDataParallel" in kinds or any(hasattr(one, "device_mesh") for one in model.parameters())
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:

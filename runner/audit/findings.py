@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,42 +12,47 @@ from dataclasses import dataclass
 _END = 0.05
 #: What is left of a falling learning rate if its schedule was as long as the run, at most.
 _LEFT = 0.25
-#: Differences of a gradient from that of the whole batch: by rounding, and in a model with dropout.
-_ROUNDING, _DROPOUT = 0.01, 0.25
+#: Differences of a gradient from that of the whole batch: by rounding, also in bf16; and times what chance makes.
+_ROUNDING, _CHANCE = 0.02, 3.0
+#: Share of an epoch that is repeated to give all processes equal batches, at most.
+_PADDING = 0.2
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step of one process. `epoch`: from 0; `batches`: forward passes; `ids`: of the samples."""
+    """One optimizer step of one process. `batches`: epoch, from 0, and sample ids of each forward pass."""
 
     step: int
-    epoch: int
     lr: float
-    batches: int
-    ids: tuple[int, ...]
+    batches: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class GradientCheck:
     """The gradient of a step, compared with that of its samples in one batch.
 
-    `scale`: how long it is in the direction of the other; `difference`: relative to the other's length; `dropout`:
-    whether the model drops units, so that no two gradients are the same.
+    `scale`: how long it is in the direction of the other; `difference`: of the rest, relative to the other's length;
+    `chance`: the same of two gradients of that batch, which dropout makes different.
     """
 
     step: int
     scale: float
     difference: float
-    dropout: bool
+    chance: float
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """All that one process has recorded. `weights`: a checksum of its weights at the end."""
+    """All that one process has recorded.
+
+    `weights`: a checksum of its weights at the end, None if they are sharded. `untrained`: batches of each epoch that
+    were made before the next began, and never trained on.
+    """
 
     steps: tuple[StepRecord, ...]
-    weights: str
+    weights: str | None
     gradient: GradientCheck | None
+    untrained: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,30 @@ class Found:
 def find(records: Sequence[ProcessRecord], samples: int) -> Found:
     """`records`: of all processes; `samples`: of the data set."""
     epochs = tuple(_epochs(records, samples))
+    if (nothing := _followed(records)) is not None:
+        return Found((nothing, *_weights(records)), epochs)
     whole = any(_on_all(one, len(records), samples) for one in epochs)
     parts = (
         *(_weights(records), _steps(records), _coverage(records, epochs, samples), _order(records)),
         *(() if whole else (_schedule(records),)),  # such a run has more steps than its schedule was made for
-        _gradient(records),
+        *(_gradient(records), _untrained(records)),
     )
     return Found(tuple(one for part in parts for one in part), epochs)
+
+
+def _followed(records: Sequence[ProcessRecord]) -> Finding | None:
+    """A finding if the loop did not use what the audit follows, so that nothing can be said."""
+    steps = [step for record in records for step in record.steps]
+    if not all(record.steps for record in records):
+        return Finding("nothing", "no optimizer step was followed: give Audit the optimizer that is stepped")
+    without = sum(not step.batches for step in steps)
+    if without:
+        return Finding(
+            "nothing",
+            f"{without:,} of {len(steps):,} optimizer steps took no batch that was followed: give Audit the loader "
+            "that is iterated and the model that is called with each batch, as they are after prepare or DDP",
+        )
+    return None
 
 
 def _on_all(epoch: EpochCoverage, workers: int, samples: int) -> bool:
@@ -96,15 +119,16 @@ def _on_all(epoch: EpochCoverage, workers: int, samples: int) -> bool:
 def _epochs(records: Sequence[ProcessRecord], samples: int) -> Iterator[EpochCoverage]:
     seen: dict[int, Counter[int]] = {}
     for record in records:
-        for step in record.steps:
-            seen.setdefault(step.epoch, Counter()).update(step.ids)
+        for epoch, ids in (batch for step in record.steps for batch in step.batches):
+            seen.setdefault(epoch, Counter()).update(ids)
     for epoch, counts in sorted(seen.items()):
         repeated = sum(times > 1 for times in counts.values())
         yield EpochCoverage(epoch, sum(counts.values()), len(counts), samples - len(counts), repeated)
 
 
 def _weights(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    if len({record.weights for record in records}) > 1:
+    known = [record.weights for record in records if record.weights is not None]
+    if len(set(known)) > 1:
         rule = "gradients were not averaged; wrap the model in DistributedDataParallel, or accelerator.prepare(model)"
         yield Finding("weights", f"the {len(records)} processes end with different weights: {rule}")
 
@@ -131,25 +155,46 @@ def _coverage(records: Sequence[ProcessRecord], epochs: Sequence[EpochCoverage],
             )
             return
         if one.repeated:
-            yield Finding(
-                "coverage",
-                f"epoch {one.epoch} saw {one.repeated:,} of {samples:,} samples more than once, to give all processes "
-                "equal batches; even_batches=False (Accelerate) or drop_last=True (DistributedSampler) avoids it",
+            padded = workers > 1 and one.samples_seen <= (1 + _PADDING) * samples
+            why = (
+                "to give all processes equal batches; even_batches=False (Accelerate) or drop_last=True "
+                "(DistributedSampler) avoids it"
+                if padded
+                else "a sampler with replacement, or one that is not shared by the processes?"
             )
+            times = f"epoch {one.epoch} saw {one.repeated:,} of {samples:,} samples more than once"
+            yield Finding("coverage", f"{times}: {why}")
             return
-        if one.missing and len(epochs) > 1:
-            yield Finding(
-                "coverage",
-                f"epoch {one.epoch} left out {one.missing:,} of {samples:,} samples: drop_last, or max_steps?",
-            )
-            return
+    if any(one.missing for one in epochs[:-1]) and len(_ever(records)) > max(one.unique for one in epochs[:-1]):
+        worst = max(epochs[:-1], key=lambda one: one.missing)
+        yield Finding(
+            "coverage",
+            f"epoch {worst.epoch} left out {worst.missing:,} of {samples:,} samples: drop_last, or an epoch that was "
+            "left early?",
+        )
+
+
+def _ever(records: Sequence[ProcessRecord]) -> set[int]:
+    """The samples of all epochs: a sampler may be of a part of the data set."""
+    return {one for record in records for step in record.steps for _, ids in step.batches for one in ids}
+
+
+def _untrained(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    """Batches that were made and not trained on."""
+    for epoch, batches in records[0].untrained:
+        yield Finding(
+            "coverage",
+            f"{batches} batches of epoch {epoch} were made and not trained on: the loop left the epoch early, or "
+            "skipped its first batches, and then the samples that are listed for its steps are earlier ones",
+        )
+        return
 
 
 def _order(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
     """Each epoch in the same order: a DistributedSampler whose epoch is not set."""
     orders: dict[int, list[int]] = {}
-    for step in records[0].steps:
-        orders.setdefault(step.epoch, []).extend(step.ids)
+    for epoch, ids in (batch for step in records[0].steps for batch in step.batches):
+        orders.setdefault(epoch, []).extend(ids)
     first, *others = orders.values()
     if others and first != sorted(first) and all(one == first[: len(one)] for one in others):
         rule = "call sampler.set_epoch(epoch) before each epoch"
@@ -161,7 +206,7 @@ def _schedule(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
     rates = [step.lr for step in records[0].steps]
     peak, total = max(rates), len(rates)
     at_0 = next((number for number, lr in enumerate(rates) if lr == 0 and not any(rates[number:])), total)
-    workers, batches = len(records), max(step.batches for step in records[0].steps)
+    workers, batches = len(records), max(len(step.batches) for step in records[0].steps)
     if total - at_0 > max(1, _END * total):
         ratio = total / at_0 if at_0 else float("inf")
         yield Finding(
@@ -192,13 +237,18 @@ def _cause(ratio: float, workers: int, batches: int) -> str:
 
 
 def _gradient(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    check = records[0].gradient
-    if check is None or check.difference <= (_DROPOUT if check.dropout else _ROUNDING):
+    check, steps = records[0].gradient, records[0].steps
+    if check is None:
         return
-    if abs(check.scale - 1) > _ROUNDING and check.difference < 1.2 * abs(check.scale - 1):
-        rule = "divide each loss by the number of batches that are accumulated, once; DDP averages over processes"
-        sentence = f"is {check.scale:.3g} times that of its samples in one batch: {rule}"
-    else:
+    usual = statistics.mode(len(step.batches) for step in steps)
+    if len(steps[check.step - 1].batches) > usual:  # with those of a step that fp16's scaler skipped, or of an end
+        return
+    noise = max(_ROUNDING, _CHANCE * check.chance)
+    if check.difference > noise:
         rule = "losses are averaged by batch, whatever number of labels each has; divide sums by the global number"
         sentence = f"differs by {100 * check.difference:.2g}% from that of its samples in one batch: {rule}"
-    yield Finding("gradient", f"the gradient of step {check.step} {sentence}")
+        yield Finding("gradient", f"the gradient of step {check.step} {sentence}")
+    elif check.scale > 1 + noise:  # a shorter one was clipped
+        rule = "divide each loss by the number of batches that are accumulated, once; DDP averages over processes"
+        sentence = f"is {check.scale:.3g} times that of its samples in one batch: {rule}"
+        yield Finding("gradient", f"the gradient of step {check.step} {sentence}")

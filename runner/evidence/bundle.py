@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ _OPTIONAL = ("environment.json", "tracking.json")
 #: Times are left out of the zip file: the same content gives the same file.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 2**20
+#: What reading a file that is no bundle raises, also one that is encrypted or cut off.
+_NO_BUNDLE = (
+    *(OSError, zipfile.BadZipFile, zlib.error, RuntimeError),
+    *(KeyError, ValueError, TypeError, AttributeError),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
 
     `with_models`: with the files of the models, and not only their digests.
     """
-    folders = {_name(run, number, runs): run for number, run in enumerate(runs)}
+    names = [re.sub(r"[^\w.-]", "_", run.resolve().name) for run in runs]
+    folders = {_unique(names, number): run for number, run in enumerate(runs)}
     for run in runs:
         _check(run)
     packed: dict[str, Path] = {}
@@ -61,17 +68,24 @@ def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
     digest = _digest(manifest)
     draft = output.with_name(f".{output.name}")
     try:
-        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(draft, "w") as archive:
             content = strict_json({**manifest, "digest": digest}, indent=1).encode()
-            archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), content)
+            archive.writestr(_entry(MANIFEST, len(content)), content)
             for name, path in packed.items():
-                with path.open("rb") as source, archive.open(zipfile.ZipInfo(name, _EPOCH), "w") as target:
+                with path.open("rb") as source, archive.open(_entry(name, path.stat().st_size), "w") as target:
                     shutil.copyfileobj(source, target, _CHUNK)
         draft.rename(output)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(f"--output={output} cannot be written ({error.strerror}): choose another file") from error
+    finally:
+        draft.unlink(missing_ok=True)
     return digest
+
+
+def _entry(name: str, size: int) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.file_size, entry.compress_type = size, zipfile.ZIP_DEFLATED
+    return entry
 
 
 def unpack(file: Path, folder: Path) -> Bundle:
@@ -83,6 +97,13 @@ def unpack(file: Path, folder: Path) -> Bundle:
             runs, files, weights = manifest["runs"], _checksums(manifest["files"]), manifest["weights"]
             if manifest["format"] != _FORMAT:
                 raise UserError(f"{file} has the format {manifest['format']} of another version: update the runner")
+            if not all(Path(name).name == name and f"{name}/config.yaml" in files for name in runs):
+                raise UserError(f"{file} lists runs that it does not contain: do not trust it")
+            total = sum(size for size, _ in files.values())
+            if total > shutil.disk_usage(folder).free:
+                raise UserError(
+                    f"{file} needs {total:,} bytes in {folder.parent}, which are not free there: free space"
+                )
             for name, (size, _) in files.items():
                 target = folder / name
                 if not target.resolve().is_relative_to(folder.resolve()):
@@ -92,7 +113,7 @@ def unpack(file: Path, folder: Path) -> Bundle:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(name) as source, target.open("wb") as copy:
                     shutil.copyfileobj(source, copy, _CHUNK)
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
+    except _NO_BUNDLE as error:
         raise UserError(
             f"{file} is not a bundle of runner.evidence ({first_line(error)}): give another file"
         ) from error
@@ -116,11 +137,9 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _name(run: Path, number: int, runs: Sequence[Path]) -> str:
+def _unique(names: Sequence[str], number: int) -> str:
     """The folder of a run in the bundle."""
-    name = re.sub(r"[^\w.-]", "_", run.resolve().name)
-    twice = sum(one.resolve().name == run.resolve().name for one in runs) > 1
-    return f"{number}-{name}" if twice else name
+    return names[number] if names.count(names[number]) == 1 else f"{number}-{names[number]}"
 
 
 def _check(run: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runner.config.choices import AccumulationMode
 from runner.config.compose import compose, settings
 from runner.config.plain import from_plain
-from runner.config.schema import Config
+from runner.config.schema import Accumulation, Config
+from runner.errors import UserError, first_line
 from runner.folder.metrics_log import MetricsReader
 from runner.plan import Plan
 from runner.plan.certificate import NOT_COMPARABLE, RunSetup, certify
@@ -28,8 +31,6 @@ VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
 
 #: Of two computations of the same formula in float64.
 _TOLERANCE = 1e-12
-#: What the plan of a run that was resumed on other workers has in common with the plan that its settings give.
-_OF_WORKERS = ("world_size", "micro_batch", "accumulation_steps", "replica_batch", "k", "sync_window")
 #: Properties of a certificate that the settings do not give: the data's digest is part of the first one.
 _NOT_IN_SETTINGS = ("recipe", "versions")
 
@@ -74,8 +75,14 @@ class Recorded:
         )
 
     @property
+    def segments(self) -> Sequence[Mapping[str, Any]]:
+        """The parts of the run on one set of workers each."""
+        found: Sequence[Mapping[str, Any]] = self.certificate["segments"]
+        return found
+
+    @property
     def resumed(self) -> bool:
-        return len(self.certificate.get("segments", ())) > 1
+        return len(self.segments) > 1
 
     @property
     def data_digest(self) -> str | None:
@@ -98,7 +105,7 @@ def never_verified(run: Recorded) -> Iterator[Finding]:
     """What the run has recorded, and nobody can compute again."""
     path = run.folder / "environment.json"
     if path.exists():
-        found = read_json(path)
+        found = json.loads(path.read_text(encoding="utf-8"))[-1]
         packages = found["packages"]
         commit = f", commit {found['commit'][:12]} of the runner" if found["commit"] else ""
         why = f"python {found['python']}, torch {packages.get('torch')}, {len(packages)} packages{commit}"
@@ -109,11 +116,20 @@ def never_verified(run: Recorded) -> Iterator[Finding]:
 
 
 def _plan(run: Recorded) -> Finding:
-    samples, workers = int(run.summary["data"]["train_samples"]), run.plan.world_size
-    expected = dataclasses.asdict(plan_for(run.config, samples, workers))
-    found = dataclasses.asdict(run.plan)
-    left_out = _OF_WORKERS if run.resumed else ()
-    wrong = [name for name in expected if name not in left_out and not _same(found[name], expected[name])]
+    samples, first = int(run.summary["data"]["train_samples"]), run.segments[0]
+    last = run.segments[-1]
+    given = run.config
+    if run.resumed:  # the settings are those of its last part
+        steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
+        given = dataclasses.replace(given, accumulation=steps)
+    try:
+        plan = plan_for(given, samples, first["workers"])
+    except UserError as error:
+        return Finding("plan", DIFFERENT, f"the settings give none ({first_line(error)})")
+    if run.resumed:
+        plan = plan.on_workers(last["workers"], last["accumulation_steps"], run.config.sync.k)
+    expected, found = dataclasses.asdict(plan), dataclasses.asdict(run.plan)
+    wrong = [name for name in expected if not _same(found[name], expected[name])]
     if wrong:
         name = wrong[0]
         return Finding("plan", DIFFERENT, f"{name} is {found[name]}, and the settings give {expected[name]}")
@@ -122,7 +138,7 @@ def _plan(run: Recorded) -> Finding:
         "plan",
         VERIFIED,
         f"global batch {plan.global_batch:,}, learning rate {plan.lr:.4g}, {plan.optimizer_steps:,} steps follow from "
-        f"the settings, {samples:,} training samples and {workers} worker(s)",
+        f"the settings, {samples:,} training samples and {first['workers']} worker(s)",
     )
 
 
@@ -141,15 +157,15 @@ def _certificate(run: Recorded) -> Finding:
     )
     expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
     stopped = bool(run.summary["stopped_early"])
+    if other := sorted(found.keys() ^ expected.keys()):  # made by another version, or changed
+        why = f"it has other properties than this version of the runner gives it: {', '.join(other)}"
+        return Finding("certificate", CLAIMED, why)
     for name, one in found.items():
-        if name not in expected:  # of another version of the runner
-            return Finding("certificate", CLAIMED, f"this version of the runner does not know the property {name}")
         compared = name not in _NOT_IN_SETTINGS and not (stopped and name == "samples_seen")
         if compared and not (one["equal"] == expected[name].equal and _same(one["value"], expected[name].value)):
             return Finding("certificate", DIFFERENT, f"{name} is {one['value']}, and follows as {expected[name].value}")
     differs = [name for name, one in found.items() if not one["equal"]]
-    levels = [found[name]["allows"] for name in differs]
-    levels += [segment["level"] for segment in run.certificate.get("segments", ())]
+    levels = [expected[name].allows for name in differs] + [segment["level"] for segment in run.segments]
     order = ("equivalent", "comparable", NOT_COMPARABLE)
     level = max(levels, key=order.index, default=order[0])
     if level != run.certificate["level"] and not run.certificate.get("withdrawn"):
@@ -162,6 +178,8 @@ def _ledger(run: Recorded) -> Finding:
     """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
     order = DataOrder(run.plan, run.config.seed, 0, None)
     digests = []
+    if [epoch["epoch"] for epoch in run.ledger["epochs"]] != list(range(len(run.ledger["epochs"]))):
+        return Finding("ledger", DIFFERENT, "its epochs are not numbered from 0")
     for epoch in run.ledger["epochs"]:
         permutation = order.epoch_permutation(epoch["epoch"])
         steps = [step for step in order.steps() if step.stop <= epoch["expected"]]
@@ -175,10 +193,13 @@ def _ledger(run: Recorded) -> Finding:
         digests.append(expected.digest)
     if hashlib.sha256("".join(digests).encode()).hexdigest() != run.ledger["digest"]:
         return Finding("ledger", DIFFERENT, "its digest is not that of its epochs")
-    seen = sum(epoch["expected"] for epoch in run.ledger["epochs"])
-    claimed = (run.ledger["samples_seen"], run.summary["samples_seen"])
-    if not run.ledger["sound"] or set(claimed) != {seen}:
-        return Finding("ledger", DIFFERENT, f"it is not sound, or the run saw {claimed[1]:,} samples and not {seen:,}")
+    seen = run.plan.samples_before(int(run.summary["optimizer_steps"]))
+    in_epochs = sum(epoch["expected"] for epoch in run.ledger["epochs"])
+    if {in_epochs, run.ledger["samples_seen"], run.summary["samples_seen"]} != {seen}:
+        why = f"{run.summary['optimizer_steps']:,} steps have {seen:,} samples, and it has {in_epochs:,}"
+        return Finding("ledger", DIFFERENT, why)
+    if not run.ledger["sound"]:
+        return Finding("ledger", DIFFERENT, "the run itself has found that it does not match the plan")
     unit = run.ledger["unit"]
     return Finding("ledger", VERIFIED, f"{seen:,} {unit} in the steps and the order that seed {run.config.seed} gives")
 
@@ -208,6 +229,9 @@ def _learning_rates(run: Recorded) -> Finding:
 def _result(run: Recorded) -> Finding:
     """The metrics of the summary are among those that were logged, in the step that they are said to be of."""
     logged, best = run.metrics, run.summary["best"]
+    if run.config.sync.overlap and run.summary["stopped_early"]:
+        why = "the averages under way were applied after the evaluation that was logged"
+        return Finding("logged metrics", CLAIMED, why)
     step = best["step"] if run.config.evaluation.keep_best else int(run.summary["optimizer_steps"])
     for name, value in run.summary["eval"].items():
         found = logged.get(f"eval/{name}", {}).get(step)
@@ -219,4 +243,9 @@ def _result(run: Recorded) -> Finding:
 
 def _same(a: Any, b: Any) -> bool:
     numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (a, b))
-    return math.isclose(a, b, rel_tol=_TOLERANCE) if numbers else bool(a == b)
+    return close(a, b, _TOLERANCE) if numbers else bool(a == b)
+
+
+def close(a: float, b: float, relative: float, absolute: float = 0.0) -> bool:
+    """Whether two numbers are equal up to these differences; NaN, of a metric that is not defined, equals NaN."""
+    return math.isclose(a, b, rel_tol=relative, abs_tol=absolute) or (math.isnan(a) and math.isnan(b))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.config.choices import PrecisionName
+from runner.config.choices import EquivalenceMode, PrecisionName
 from runner.config.compose import compose, parsed, settings
 from runner.config.instantiate import build_recipe
 from runner.config.schema import Config
@@ -21,10 +22,10 @@ from runner.evaluate import worker as evaluation_worker
 from runner.evaluate.command import evaluation_job
 from runner.evaluate.prepared import prepare as prepare_evaluation
 from runner.evidence import replay
-from runner.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded
+from runner.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, close
 from runner.folder.files import Checksums, damage
 from runner.launch.local import WorkerFailed, launch
-from runner.plan.experiment import prepare
+from runner.plan.experiment import Experiment, prepare
 from runner.run.earlier import saved_settings
 from runner.verify.command import replay_job
 
@@ -38,8 +39,10 @@ _ROUNDING = {
     PrecisionName.bf16: 5e-2,
     PrecisionName.fp16: 5e-2,
 }
-#: Of metrics, from the same weights.
-_METRICS = 1e-4
+#: Of metrics, from the same weights; and how many samples may change sides by rounding.
+_METRICS, _FLIPS = 1e-4, 2
+#: Of the digest of the data that a run's card has.
+_DIGITS = 16
 
 
 def check_places(overrides: Sequence[str]) -> None:
@@ -70,7 +73,8 @@ def recomputed(
     yield data
     model = next((one for one in (run.folder / "model", *models) if weights and damage(one, weights) is None), None)
     if model is not None:
-        yield Finding("weights", VERIFIED, f"{len(weights)} files in {model} have the digests in the bundle")
+        where = "its own files" if model == run.folder / "model" else str(model)
+        yield Finding("weights", VERIFIED, f"{where} have the digests that the bundle says the run's model had")
     else:
         yield Finding("weights", CLAIMED, "they are not here: give --model FOLDER, or make the bundle --with-models")
     if data.outcome == VERIFIED and model is not None:
@@ -93,17 +97,18 @@ def _config(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str])
 
 
 def _data(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str]) -> Finding:
-    if run.data_digest is None:
+    digest = run.data_digest
+    if digest is None or len(digest) < _DIGITS:
         return Finding("data", CLAIMED, "the run has not recorded their digest (it has no tracking.json)")
-    config = _config(run, overrides, config_dirs)
-    recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
     try:
+        config = _config(run, overrides, config_dirs)
+        recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
         facts = recipe.facts(Cache(config.cache_dir))
     except UserError as error:
-        return Finding("data", CLAIMED, f"they are not here ({first_line(error)})")
-    if not facts.digest.startswith(run.data_digest):
-        return Finding("data", DIFFERENT, f"{facts.source} have the digest {facts.digest[:16]}, not {run.data_digest}")
-    return Finding("data", VERIFIED, f"{facts.source} have the digest {run.data_digest} of every text and label")
+        return Finding("data", CLAIMED, f"they cannot be read here ({first_line(error)})")
+    if not facts.digest.startswith(digest):
+        return Finding("data", DIFFERENT, f"{facts.source} have the digest {facts.digest[:_DIGITS]}, not {digest}")
+    return Finding("data", VERIFIED, f"{facts.source} have the digest {digest} of every text and label")
 
 
 def _result(run: Recorded, model: Path, overrides: Sequence[str], config_dirs: Sequence[str]) -> Finding:
@@ -112,25 +117,36 @@ def _result(run: Recorded, model: Path, overrides: Sequence[str], config_dirs: S
     with tempfile.TemporaryDirectory(prefix="runner-evidence-") as work:
         if not (run.folder / "model").exists():
             shutil.copytree(model, run.folder / "model")
+        _move_base(run.folder / "model", overrides)
         folder = f"hydra.run.dir={Path(work) / 'evaluation'}"
         try:
             evaluation = prepare_evaluation(str(run.folder), ["tracking=none", folder, *used], config_dirs, None)
             job = evaluation_job(evaluation, Path(work), None)
-            found = launch(evaluation_worker.run_launched, job.as_json(), evaluation.placement.workers)
+            found = launch(evaluation_worker.run_launched, job.as_json(), evaluation.placement.workers)["metrics"]
         except (UserError, RunFailed, WorkerFailed) as error:
             return Finding("result", CLAIMED, f"it cannot be computed here ({first_line(error)})")
-    return _compare_result(run.summary["eval"], found["metrics"])
-
-
-def _compare_result(claimed: Mapping[str, float], found: Mapping[str, float]) -> Finding:
+    claimed = run.summary["eval"]
+    rounding = max(_METRICS, _ROUNDING[evaluation.config.precision.name])
+    flips = 100 * _FLIPS / evaluation.facts.eval_samples  # percent
     for name, value in claimed.items():
-        if not math.isclose(found[name], float(value), rel_tol=_METRICS, abs_tol=1e-9):
+        absolute = 0.0 if name in evaluation.recipe.minimised else flips
+        if not close(found[name], float(value), rounding, absolute):
             return Finding(
                 "result", DIFFERENT, f"{name} is {value}, and these weights have {found[name]} on these data"
             )
-    digits = "in every digit" if dict(found) == dict(claimed) else "up to rounding"
+    digits = "in every digit" if all(close(found[name], float(claimed[name]), 0.0) for name in claimed) else "nearly"
     shown = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
     return Finding("result", VERIFIED, f"{shown}: these weights have it on these data, {digits}")
+
+
+def _move_base(model: Path, overrides: Sequence[str]) -> None:
+    """Let an adapter name the model that `recipe.model.name=` gives: its own name is a path on the author's machine."""
+    settings_file, key = model / "adapter_config.json", "recipe.model.name"
+    given = [one.value() for one in parsed(overrides) if one.key_or_group == key]
+    if given and settings_file.exists():
+        content = json.loads(settings_file.read_text(encoding="utf-8"))
+        base = str(Path(str(given[-1])).resolve()) if Path(str(given[-1])).is_dir() else str(given[-1])
+        settings_file.write_text(json.dumps({**content, "base_model_name_or_path": base}), encoding="utf-8")
 
 
 def _training(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str], steps: int) -> Finding:
@@ -143,6 +159,8 @@ def _training(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str
         if experiment.placement.workers != run.plan.world_size:
             workers = run.plan.world_size
             return Finding("training", CLAIMED, f"it was trained by {workers} workers: give device.workers={workers}")
+        if (where := _other_dropout(run, experiment)) is not None:
+            return Finding("training", CLAIMED, f"it was trained on {where}, where other units are dropped than here")
         with tempfile.TemporaryDirectory(prefix="runner-evidence-") as work:
             job: dict[str, Any] = {"job": replay_job(experiment, Path(work), run.plan.world_size).as_json()}
             losses = launch(replay.run_launched, {**job, "steps": steps}, run.plan.world_size)
@@ -154,7 +172,15 @@ def _training(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str
         if not difference <= tolerance:
             why = f"the loss of step {step} was {recorded[step]}, and is {losses[step - 1]} when it is trained again"
             return Finding("training", DIFFERENT, why)
-    largest = max(differences)
+    largest = max(differences, default=math.nan)
     digits = "in every digit" if largest == 0 else f"up to {largest:.1g} of its value"
     device = experiment.placement.device_type
     return Finding("training", VERIFIED, f"{steps} steps trained again on {device} have the recorded losses, {digits}")
+
+
+def _other_dropout(run: Recorded, experiment: Experiment) -> str | None:
+    """The device of the run, if its random streams drop other units than those of this machine's device."""
+    properties = {one["name"]: one["value"] for one in (*run.certificate["equal"], *run.certificate["different"])}
+    same = properties["device"] == experiment.placement.device_type
+    by_sample = run.config.equivalence.mode is EquivalenceMode.exact or not experiment.setup.has_dropout
+    return None if same or by_sample else str(properties["device"])

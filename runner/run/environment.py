@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from pathlib import Path
@@ -11,19 +12,31 @@ from runner.config.schema import Config
 from runner.track.card import git_commit
 from runner.train.build import code_of
 
+FILE_NAME = "environment.json"
 
-def environment_of(config: Config) -> dict[str, Any]:
-    """Python, platform, every installed package, the commit of the runner, and digests of the code that trains."""
-    return {
+
+def environments(folder: Path, config: Config, after_step: int) -> list[dict[str, Any]]:
+    """The content of `environment.json`: an entry for each part of the run, of which one begins after this step.
+
+    Python, platform, every installed package, the commit of the runner, and digests of the code that trains.
+    """
+    path = folder / FILE_NAME
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    now = {
+        "after_step": after_step,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _packages(),
         "commit": git_commit(),
         "code": code_of(config),
     }
+    return [*(one for one in earlier if one["after_step"] < after_step), now]
 
 
 def _packages() -> dict[str, str]:
     """Version by name. Read from the names of folders: importlib.metadata takes a thousand times as long."""
-    found = (path.stem for folder in sys.path for path in Path(folder).glob("*.dist-info"))
-    return dict(sorted((name.lower(), version) for name, _, version in (one.rpartition("-") for one in found)))
+    found: dict[str, str] = {}
+    for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info")):
+        name, _, version = path.stem.rpartition("-")
+        found.setdefault(name.lower(), version)  # the first is the one that is imported
+    return dict(sorted(found.items()))

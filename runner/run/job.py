@@ -29,7 +29,8 @@ from runner.launch.worker import run_launched
 from runner.plan.experiment import Experiment
 from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.earlier import summary_of_run
-from runner.run.environment import environment_of
+from runner.run.environment import FILE_NAME as ENVIRONMENT
+from runner.run.environment import environments
 from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
@@ -237,7 +238,8 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     plain = without_credentials(to_plain(experiment.config))
     write_json(folder / "plan.json", experiment.plan.as_json())
     write_json(folder / "certificate.json", experiment.certificate.as_json())
-    write_json(folder / "environment.json", environment_of(experiment.config))
+    began = experiment.certificate.segments[-1].after_step
+    write_json(folder / ENVIRONMENT, environments(folder, experiment.config, began))
     # Last: it makes the folder one of a run, which can be resumed.
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain)))
 

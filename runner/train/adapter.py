@@ -43,11 +43,11 @@ def add_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
     assert settings.rank is not None
     assert settings.alpha is not None
     if not (model.name_or_path or settings.merge):
-        rule = "its base model is saved nowhere, and the adapter is worth nothing without it: use adapter.merge=true"
-        raise UserError(f"adapter.merge=false is invalid for a model that starts with random weights: {rule}")
+        rule = "an adapter is worth nothing without the model that it belongs to: use adapter.merge=true"
+        raise UserError(f"adapter.merge=false is invalid for a model that is on no disk (random or merged): {rule}")
     head = _head(model)
     if settings.target_modules is not None:
-        _check_names(settings.target_modules, head, model)
+        _check_names(settings.target_modules, [*head, *_tied_output(model)], model)
     config = LoraConfig(
         task_type=next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None),
         r=settings.rank,
@@ -81,6 +81,14 @@ def _head(model: Any) -> list[str]:
     new = (name.rpartition(".")[0] for name in getattr(model, "new_weights", ()))
     others = (name for name in new if name and name.partition(".")[0] not in head)
     return list(dict.fromkeys([*head, *others]))
+
+
+def _tied_output(model: Any) -> list[str]:
+    """The output layer, if it shares its weights with the embedding: a product cannot be added to one of the two."""
+    output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if output is None or output.weight is not embedding.weight:
+        return []
+    return [name for name, module in model.named_modules() if module is output]
 
 
 def _check_names(names: Sequence[str], head: Sequence[str], model: nn.Module) -> None:

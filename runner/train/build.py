@@ -117,9 +117,11 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     set_seed(config.seed)  # the same on all workers, so that new parameters are the same
     precision = Precision(config.precision.name, backend.device.type)
     eager_device = torch.device("cpu") if backend.compiles else backend.device
-    model = precision.cast(add_adapter(config.adapter, recipe.build_model(prepared))).to(eager_device)
+    model = add_adapter(config.adapter, recipe.build_model(prepared))
+    frozen = frozen_digest(model)  # in fp32: a run can continue in another precision
+    model = precision.cast(model).to(eager_device)
     _apply_options(config, model)
-    identity = identity_of(prepared, model)
+    identity = _identity(prepared, model, frozen)
     if saved is not None and state is not None:
         _require_same(saved, identity)
         load_changing_state(model, {**state["model"], **state["buffers"]})  # before the sync policy copies the weights
@@ -140,10 +142,9 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     return loop
 
 
-def identity_of(prepared: Prepared, model: torch.nn.Module) -> dict[str, str]:
+def _identity(prepared: Prepared, model: torch.nn.Module, frozen: str | None) -> dict[str, str]:
     """What must be the same when a run is resumed, as only a worker knows it: tokens, layers and frozen weights."""
     layers = hashlib.sha256(repr(model).encode()).hexdigest()
-    frozen = frozen_digest(model)
     return {"tokenised data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
 
 
@@ -157,7 +158,7 @@ def code_of(config: Config) -> dict[str, str]:
 
 def _require_same(saved: Saved, identity: Mapping[str, str]) -> None:
     for name, value in identity.items():
-        if saved.identity[name] != value:
+        if saved.identity.get(name, value) != value:
             raise UserError(
                 f"resume={saved.folder.parents[1]} is invalid: the {name} of the run's recipe changed after step "
                 f"{saved.step}; restore it, or start a new run"

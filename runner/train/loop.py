@@ -102,7 +102,7 @@ class Loop:
         self._evaluated_at: int | None = None
         self._stalled_before = 0.0
         self._finishing = False
-        #: What must be the same when its state is loaded: see `identity_of`.
+        #: What must be the same when its state is loaded: tokens, layers and frozen weights.
         self.identity: Mapping[str, str] = {}
         #: Saves the loop's state while it trains; None: nothing is saved.
         self.checkpoints: Checkpoints | None = None

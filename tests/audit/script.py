@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -52,6 +53,8 @@ def main(mistake: str, folder: str) -> None:
     if mistake == "same order":
         loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
     steps = EPOCHS * SAMPLES // (BATCH * 2 * accelerator.num_processes)
+    if mistake == "schedule too long":
+        steps *= 2
     scheduler = get_linear_schedule_with_warmup(optimizer, 1, steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     if mistake not in ("loader not prepared", "same order"):
@@ -73,6 +76,9 @@ def main(mistake: str, folder: str) -> None:
                         scheduler.step()
                 optimizer.zero_grad()
     audit.finish()
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # torch's process group and DDP do not always survive the end of the interpreter
 
 
 if __name__ == "__main__":

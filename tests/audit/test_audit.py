@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from runner.audit import Audit
 from runner.errors import UserError
@@ -49,6 +50,7 @@ def found(folder: Path) -> list[dict[str, Any]]:
         ("same order", ["order"], "set_epoch"),
         ("stepped by every process", ["schedule"], "2 times for each optimizer step, as by each of 2 processes"),
         ("stepped in every batch", ["schedule"], "2 times for each optimizer step"),
+        ("schedule too long", ["schedule"], "of its peak at the end"),
         ("mean of means", ["gradient"], "divide sums by the global number"),
         ("not divided", ["gradient"], "is 2 times that of its samples in one batch"),
     ],
@@ -92,6 +94,42 @@ def test_one_process_and_plain_torch(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "nothing wrong in 8 steps" in capsys.readouterr().out
     epochs = json.loads((tmp_path / "ledger.json").read_text())["epochs"]
     assert [epoch["samples_seen"] for epoch in epochs] == [20, 20]
+
+
+def test_a_loader_that_was_not_iterated(tmp_path: Path) -> None:
+    """Nothing can be said then, and least of all that nothing is wrong."""
+    data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8.0)[:, None])
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    audit = Audit(model, optimizer, DataLoader(data, batch_size=4), tmp_path, gradient_step=1, loss=square_error)
+    trained(model, optimizer, DataLoader(data, batch_size=4))
+    assert [one.kind for one in audit.finish()] == ["nothing"]
+    audit = Audit(model, optimizer, DataLoader(data, batch_size=4), tmp_path)
+    assert [one.kind for one in audit.finish()] == ["nothing"]
+
+
+def test_what_is_no_mistake(tmp_path: Path) -> None:
+    """Clipping, dropout, steps across the end of an epoch, and a loader of a part of the data.
+
+    The check of a gradient leaves random streams and running statistics as they were.
+    """
+    ends = []
+    for gradient_step in (None, 2):
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(22, 4), torch.randn(22, 1))
+        model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(data, batch_size=5, sampler=SubsetRandomSampler(range(15)))
+        audit = Audit(model, optimizer, loader, tmp_path, gradient_step, loss=square_error)
+        for number, batch in enumerate(itertools.chain(loader, loader), start=1):
+            (square_error(model, batch) / 2).backward()
+            if number % 2 == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                optimizer.step()
+                optimizer.zero_grad()
+        assert audit.finish() == []
+        ends.append([tensor.tolist() for tensor in model.state_dict().values()])
+    assert ends[0] == ends[1]
 
 
 def square_error(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -37,10 +37,17 @@ def assert_ended(root: Path, process: subprocess.Popen[bytes], status: str = "KI
     assert left_of_session(process.pid) == []
 
 
+def wait_until_trained_and_tracked(root: Path, process: subprocess.Popen[bytes]) -> Path:
+    """MLflow's store takes seconds to be made, for which a run that is interrupted does not wait."""
+    metrics = wait_for(root, METRICS, process)
+    wait_until(lambda: read(metrics.parent, "tracking.json")["run_id"], "MLflow does not know the run")
+    return metrics
+
+
 def test_ctrl_c(tmp_path: Path) -> None:
     """Exit code 130, KILLED in folder and store, no process left; until then no socket is open to the network."""
     process = start(tmp_path, *ENDLESS)
-    wait_for(tmp_path, METRICS, process)
+    wait_until_trained_and_tracked(tmp_path, process)
     assert listening_addresses(process.pid) <= {"0100007F", "00000000000000000000000001000000"}  # loopback
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert_ended(tmp_path, process)
@@ -60,7 +67,7 @@ def listening_addresses(session: int) -> set[str]:
 
 def test_closed_terminal(tmp_path: Path) -> None:
     process = start(tmp_path, *ENDLESS)
-    wait_for(tmp_path, METRICS, process)
+    wait_until_trained_and_tracked(tmp_path, process)
     process.send_signal(signal.SIGHUP)
     assert_ended(tmp_path, process)
 
@@ -68,7 +75,7 @@ def test_closed_terminal(tmp_path: Path) -> None:
 def test_nohup_and_sigterm(tmp_path: Path) -> None:
     """Under nohup a run trains on when its terminal is closed; SIGTERM, as of a scheduler, saves and ends it."""
     process = start(tmp_path, "nohup", str(BIN / "python"), *ENDLESS)
-    metrics = wait_for(tmp_path, METRICS, process)
+    metrics = wait_until_trained_and_tracked(tmp_path, process)
     os.killpg(process.pid, signal.SIGHUP)
     seen = metrics.stat().st_size
     wait_until(lambda: metrics.stat().st_size > seen or process.poll() is not None, "it does not train on")

@@ -20,7 +20,7 @@ from tests.runs import TRACKED, only_folder, read, run, store, stored_runs, summ
 
 FILES = {
     *("certificate.json", "config.yaml", "ledger.json", "metrics.jsonl"),
-    *("model", "plan.json", "summary.json", "tracking.json"),
+    *("environment.json", "model", "plan.json", "summary.json", "tracking.json"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -125,6 +126,18 @@ def better_loss(folder: Path) -> None:
     change("summary.json", lambda summary: summary["eval"].update(loss=0.25))(folder)
 
 
+def leave_out_an_epoch(folder: Path) -> None:
+    """With all numbers that follow from it, except that the learning rate was logged for all steps."""
+
+    def cut(ledger: Any) -> None:
+        (first, _) = ledger["epochs"]
+        digest = hashlib.sha256(first["digest"].encode()).hexdigest()
+        ledger.update(epochs=[first], digest=digest, samples_seen=first["samples_seen"])
+
+    change("ledger.json", cut)(folder)
+    change("summary.json", lambda summary: summary.update(samples_seen=100))(folder)
+
+
 FORGED: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {
     "another learning rate in the plan": ("plan", change("plan.json", lambda plan: plan.update(lr=0.5)), []),
     "another batch in the settings": ("plan", replace("config.yaml", "global_batch: 24", "global_batch: 48"), []),
@@ -136,6 +149,7 @@ FORGED: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {
     ),
     "another seed": ("ledger", replace("config.yaml", "seed: 0", "seed: 1"), []),
     "a digest of an epoch": ("ledger", change("ledger.json", lambda one: one["epochs"][1].update(digest="0" * 64)), []),
+    "an epoch left out": ("ledger", leave_out_an_epoch, []),
     "more samples": ("ledger", change("summary.json", lambda one: one.update(samples_seen=400)), []),
     "another learning rate in a step": ("learning rate", log("train/lr", 3, 0.7), []),
     "a step left out": ("learning rate", drop_step, []),
@@ -147,6 +161,22 @@ FORGED: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {
     "a better loss in both": ("result", better_loss, []),
     "a loss of training": ("training", log("train/loss", 2, 0.1), ["--replay=3"]),
 }
+
+
+def test_a_property_left_out_of_the_certificate(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    change("certificate.json", lambda one: one["different"].pop())(folder)
+    make_bundle([folder], tmp_path / "forged.zip", with_models=False)
+    assert findings(tmp_path / "forged.zip")[1]["certificate"][0] == "only claimed"
+
+
+def test_runs_of_one_name(trained: Path, tmp_path: Path) -> None:
+    for name in ("a b", "a_b"):
+        shutil.copytree(trained, tmp_path / name)
+    make_bundle([tmp_path / "a b", tmp_path / "a_b"], tmp_path / "both.zip", with_models=False)
+    with zipfile.ZipFile(tmp_path / "both.zip") as archive:
+        assert json.loads(archive.read("manifest.json"))["runs"] == ["0-a_b", "1-a_b"]
 
 
 @pytest.mark.parametrize(("claim", "forge", "arguments"), FORGED.values(), ids=FORGED)

@@ -52,6 +52,7 @@ EXACT: dict[str, Any] = {"overrides": "equivalence=exact"}
 #: For each property a minimal difference: its name, the level, a baseline, a setup, and properties that differ with it.
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("recipe", NOT_COMPARABLE, {}, {"overrides": "recipe.model.layers=3"}, set()),
+    ("adapter", NOT_COMPARABLE, {}, {"overrides": "adapter=lora"}, set()),
     ("global_batch", COMPARABLE, {}, {"overrides": "batch.global_batch=96 scaling=none"}, {"data_order"}),
     ("samples_seen", NOT_COMPARABLE, {}, {"overrides": "epochs=3"}, set()),
     ("data_order", COMPARABLE, {}, {"overrides": "batch.drop_last=true"}, set()),

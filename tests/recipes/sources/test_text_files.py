@@ -408,6 +408,7 @@ def test_classes_of_the_evaluation_set(here: Path) -> None:
     ],
 )
 def test_wrong_settings(here: Path, settings: dict[str, Any], words: str) -> None:
+    Path("x.jsonl").write_text(json_lines({"text": "a", "label": "b"}))
     assert words in refusal(COLA, **{**BY_POSITION, **settings})
 
 
