@@ -46,13 +46,22 @@ def found(folder: Path) -> list[dict[str, Any]]:
     [
         ("none", [], ""),
         ("loader not prepared", ["coverage"], "each 2 times"),
-        ("model not prepared", ["weights", "gradient"], "different weights"),
-        ("same order", ["order"], "set_epoch"),
-        ("stepped by every process", ["schedule"], "2 times for each optimizer step, as by each of 2 processes"),
-        ("stepped in every batch", ["schedule"], "2 times for each optimizer step"),
-        ("schedule too long", ["schedule"], "of its peak at the end"),
         ("mean of means", ["gradient"], "divide sums by the global number"),
-        ("not divided", ["gradient"], "is 2 times that of its samples in one batch"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("model not prepared", ["weights", "gradient"], "different weights"),
+                ("same order", ["order"], "set_epoch"),
+                (
+                    "stepped by every process",
+                    ["schedule"],
+                    "2 times for each optimizer step, as by each of 2 processes",
+                ),
+                ("stepped in every batch", ["schedule"], "2 times for each optimizer step"),
+                ("schedule too long", ["schedule"], "of its peak at the end"),
+                ("not divided", ["gradient"], "is 2 times that of its samples in one batch"),
+            )
+        ),
     ],
 )
 def test_mistakes_are_found(tmp_path: Path, mistake: str, kinds: list[str], words: str) -> None:
@@ -66,6 +75,7 @@ def test_mistakes_are_found(tmp_path: Path, mistake: str, kinds: list[str], word
     assert {step["process"] for step in steps} == {0, 1}
 
 
+@pytest.mark.long
 def test_trainer(tmp_path: Path) -> None:
     """64 samples in batches of 5 on two processes: Accelerate repeats some, to give both as many."""
     run("trainer_script.py", str(tmp_path / "audit"))
