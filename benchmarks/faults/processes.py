@@ -23,6 +23,7 @@ _MARK = "RUNNER_FAULTS"
 _SHARED_MEMORY = Path("/dev/shm")
 #: Temporary folders of torch: a cache, and what torchrun leaves when it is killed.
 _OF_TORCH = ("torchinductor_", "torchelastic_")
+_OF_JOBLIB = ("joblib", "sem.joblib", "sem.loky")
 _OTHER_RUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID")
 
 
@@ -103,9 +104,9 @@ class Processes:
     def _unused_memory(self) -> list[str]:
         """Shared memory that is new and in no process's use; another program's is so for a moment before and after.
 
-        joblib's is that of sweeps with several jobs, which no run here is part of.
+        That of joblib, whose part loky is, belongs to sweeps with several jobs, which no run here is part of.
         """
-        new = [name for name in _entries(_SHARED_MEMORY) - self._memory if not name.startswith("joblib")]
+        new = [name for name in _entries(_SHARED_MEMORY) - self._memory if not name.startswith(_OF_JOBLIB)]
         return [name for name in new if not _in_use(_SHARED_MEMORY / name) and (_SHARED_MEMORY / name).exists()]
 
 
