@@ -16,6 +16,7 @@ from runner.config.plain import to_plain
 from runner.plan.experiment import prepare
 from runner.train.build import Job, build_loop
 from runner.train.loop import Loop
+from runner.train.sharding import full
 
 #: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 have no samples in it.
 TINY = [
@@ -49,7 +50,8 @@ def make_loop(backend: Backend, overrides: list[str], logged: list[Any] | None =
 
 
 def weights_of(loop: Loop) -> Weights:
-    return {name: tensor.detach().clone() for name, tensor in loop.model.state_dict().items()}
+    """All weights. A collective if they are sharded."""
+    return {name: full(tensor.detach()).clone() for name, tensor in loop.model.state_dict().items()}
 
 
 def outcome(loop: Loop) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from runner.train import build, checkpoint
 from runner.train.build import Job, build_loop
 from runner.train.checkpoint import Checkpoints, newest, sync_digest
 from runner.train.loop import Loop
+from runner.train.sharding import full
 from tests.replicas import outcome, tiny_job
 
 #: Parts of a loop's state that are only checked, or that a CPU does not have.
@@ -121,7 +122,9 @@ def train_part(backend: Backend, overrides: list[str], folder: Path, until: int 
     """
     job, log = tiny_job(overrides, 1, folder), _Log()
     plan = job.plan.on_workers(backend.world_size, 1, job.config.sync.k)
-    loop = build_loop(_from_newest(dataclasses.replace(job, plan=plan)), backend, log.write)
+    loop = build_loop(
+        _from_newest(dataclasses.replace(job, plan=plan, local_workers=backend.world_size)), backend, log.write
+    )
     loop.train(until)
     if until is None:
         return _finished(loop, log)
@@ -139,7 +142,7 @@ def _save(loop: Loop, backend: Backend, folder: Path) -> None:
 
 
 def _identity(loop: Loop) -> dict[str, str]:
-    return {**loop.identity, "sync": sync_digest(loop.config.sync)}
+    return {**loop.identity, "sync": sync_digest(loop.config.sync, loop.config.sharding)}
 
 
 def _from_newest(job: Job) -> Job:
@@ -153,9 +156,16 @@ def _finished(loop: Loop, log: _Log) -> dict[str, Any]:
     state = loop.state_dict()
     del state["policy"]  # of a run that has ended; it counts seconds
     syncs = [(row["drift"], row["cosine"], row["steps"], row["bytes"]) for row in state.pop("synchronisations")]
-    result = {**outcome(loop), "state": copy.deepcopy(state), "synchronisations": syncs, "logged": dict(log)}
+    result = {**outcome(loop), "state": _whole(state), "synchronisations": syncs, "logged": dict(log)}
     loop.policy.close()
     return result
+
+
+def _whole(state: Any) -> Any:
+    """A copy in which no tensor is sharded. A collective if one is."""
+    if isinstance(state, dict):
+        return {key: _whole(value) for key, value in state.items()}
+    return full(state).clone() if isinstance(state, Tensor) else copy.deepcopy(state)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -30,15 +30,16 @@ def build_backend(
     cache: Path,
     threads: int,
     timeout_s: float,
+    offloads: bool = False,
 ) -> Backend:
     """Connect one worker with the others through `store`.
 
     `device_type`: `cpu`, `cuda` or `xla`. `local_workers`: the number of workers on this machine. `cache`: the folder
     of caches that are shared between runs. `threads`: of this worker on a CPU. `timeout_s`: that workers wait for each
-    other.
+    other. `offloads`: whether weights on GPUs are kept in the host's memory.
     """
     if device_type != "xla":
-        return TorchBackend(device_type, rank, world_size, local_rank, store, timeout_s)
+        return TorchBackend(device_type, rank, world_size, local_rank, store, timeout_s, offloads)
     from runner.backends import xla  # imports torch_xla, which is optional and takes seconds
 
     host = TorchBackend("cpu", rank, world_size, local_rank, store, timeout_s)

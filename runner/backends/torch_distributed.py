@@ -27,6 +27,15 @@ _PREPARATION_TIMEOUT = datetime.timedelta(days=1)
 _AFTER_WATCHDOG_S = 30.0
 
 
+#: The libraries for collectives, by the type of the device and whether weights are in the host's memory.
+_GROUPS = {
+    ("cpu", False): "gloo",
+    ("cpu", True): "gloo",
+    ("cuda", False): "nccl",
+    ("cuda", True): "cuda:nccl,cpu:gloo",
+}
+
+
 @contextlib.contextmanager
 def _quiet_gloo() -> Iterator[None]:
     """Redirect the library's own writes to standard output: until torch 2.10 gloo reports every connection."""
@@ -56,7 +65,7 @@ class TorchBackend(Backend):
     """A worker in a torch.distributed process group; a single worker is a group of one.
 
     `device_type`: `cpu` or `cuda`. `store`: through which the workers find each other. `timeout_s`: that they wait for
-    each other.
+    each other. `offloads`: whether workers with a GPU also sum tensors that are in the host's memory.
     """
 
     def __init__(
@@ -67,6 +76,7 @@ class TorchBackend(Backend):
         local_rank: int,
         store: dist.Store,
         timeout_s: float = Launch.timeout_s,
+        offloads: bool = False,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -82,7 +92,7 @@ class TorchBackend(Backend):
         self._host_group: dist.ProcessGroup | None = None
         with _quiet_gloo():
             dist.init_process_group(
-                "nccl" if device_type == "cuda" else "gloo",
+                _GROUPS[device_type, offloads],
                 store=store,
                 rank=rank,
                 world_size=world_size,

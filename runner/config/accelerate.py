@@ -181,7 +181,8 @@ class _File:
         name = "NO" if name is False else str(name)  # YAML reads an unquoted NO as false
         instead = "use MULTI_CPU, MULTI_GPU or XLA, or a device such as device=gpu4 without a file"
         if name in _SHARDING:
-            raise self.invalid("distributed_type", f"here every worker holds the whole model; {instead}")
+            sharded = "sharding=fsdp is a setting of the runner: add it to the command, and "
+            raise self.invalid("distributed_type", (sharded if name == "FSDP" else "") + instead)
         if name not in _KINDS:
             raise self.invalid("distributed_type", instead)
         if self.get("parallelism_config"):

@@ -42,6 +42,12 @@ class AdapterKind(str, enum.Enum):
     lora = "lora"
 
 
+class ShardingKind(str, enum.Enum):
+    none = "none"
+    fsdp = "fsdp"
+    fsdp_offload = "fsdp_offload"
+
+
 class SyncPolicyName(str, enum.Enum):
     periodic = "periodic"
     outer = "outer"

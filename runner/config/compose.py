@@ -38,6 +38,7 @@ ELSEWHERE = {
     "bf16": "precision=bf16",
     "eval_steps": "evaluation.every_steps",
     "fp16": "precision=fp16",
+    "fsdp": "sharding=fsdp",
     "gradient_accumulation_steps": "accumulation.steps",
     "learning_rate": "optimizer.lr",
     "logging_steps": "log_every",

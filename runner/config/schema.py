@@ -33,6 +33,7 @@ from runner.config.choices import (
     ScalingBatch,
     ScalingRule,
     ScheduleName,
+    ShardingKind,
     SyncPolicyName,
     SyncSchedule,
     TrackerName,
@@ -136,6 +137,24 @@ class Adapter:
         require(0 <= self.dropout < 1, "adapter.dropout", self.dropout, "must be at least 0 and below 1")
         ok = names is None or (len(names) > 0 and all(name.strip() for name in names))
         require(ok, "adapter.target_modules", names, "list names such as [query,value], or null for all linear layers")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Where the weights are: all of them on every worker (`none`), or a part of each on every worker (`fsdp`).
+
+    `fsdp_offload` keeps the parts, and the optimizer, in the host's memory. `param_dtype`: in which weights are
+    gathered for a forward or backward pass; null: the weights' own.
+    """
+
+    kind: ShardingKind = ShardingKind.none
+    param_dtype: PrecisionName | None = None
+
+    def __post_init__(self) -> None:
+        dtype, ok = self.param_dtype, self.param_dtype in (None, PrecisionName.bf16)
+        require(ok, "sharding.param_dtype", dtype, "use bf16, or null for the weights' own")
+        rule = "sharding=none gathers no weights: add sharding=fsdp"
+        require(dtype is None or self.kind is not ShardingKind.none, "sharding.param_dtype", dtype, rule)
 
 
 _OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
@@ -464,6 +483,7 @@ class Config:
     trusted_packages: list[str] = field(default_factory=list)
     recipe: Any = MISSING
     adapter: Adapter = field(default_factory=Adapter)
+    sharding: Sharding = field(default_factory=Sharding)
     device: Device = MISSING
     batch: Batch = MISSING
     accumulation: Accumulation = MISSING
@@ -497,11 +517,23 @@ class Config:
         require(not moments or name in _AVERAGED, "sync.average", self.sync.average, rule)
         rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
         require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
+        self._check_sharding()
         if self.equivalence.mode is EquivalenceMode.exact:
             rule = "equivalence=exact cannot control dropout inside a compiled model; leave one of the two out"
             require(not self.compile, "compile", True, rule)
             rule = "equivalence=exact cannot control dropout in recomputed activations; leave one of the two out"
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
+
+    def _check_sharding(self) -> None:
+        kind, dtype = self.sharding.kind, self.sharding.param_dtype
+        if kind is ShardingKind.none:
+            return
+        rule = f"no worker has all weights to train on alone with sharding={kind.name}: use sync.k=1"
+        require(self.sync.always_synchronous, "sync.k", self.sync.k, rule)
+        rule = f"its factors of whole matrices cannot be sharded: use optimizer=adamw, or another than {kind.name}"
+        require(self.optimizer.name is not OptimizerName.adafactor, "optimizer", self.optimizer.name, rule)
+        ok = dtype is None or self.precision.name is PrecisionName.bf16
+        require(ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
 
 
 @functools.cache

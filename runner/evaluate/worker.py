@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runner.backends import Backend
+from runner.config.choices import ShardingKind
 from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain
 from runner.data.recipe import Recipe
@@ -18,6 +19,7 @@ from runner.launch.worker import store_of
 from runner.train.build import WorkerJob, connect, prepare_data, to_device
 from runner.train.evaluate import predict
 from runner.train.precision import Precision
+from runner.train.sharding import in_turn, mesh_of, shard
 
 #: In the job's folder: the predictions in sample order, float64.
 PREDICTIONS = "predictions.npy"
@@ -48,7 +50,13 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
     recipe = base.from_saved(job.model, job.file)
     prepared = prepare_data(recipe, job, backend)
     precision = Precision(config.precision.name, backend.device.type)
-    model = to_device(precision.cast(recipe.build_model(prepared)), backend.device)
+    sharding = config.sharding
+    if sharding.kind is ShardingKind.none:
+        model = to_device(precision.cast(recipe.build_model(prepared)), backend.device)
+    else:
+        mesh = mesh_of(backend)
+        with in_turn(backend, job.local_workers):
+            model = shard(sharding, precision.cast(recipe.build_model(prepared)), backend, None, mesh).model
     if config.compile:
         model.compile(dynamic=True)
     started = time.perf_counter()
@@ -61,6 +69,7 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
         config.evaluation.micro_batch,
         config.device.length_buckets,
         PhaseProgress(job.folder, "evaluating", "batches") if backend.rank == 0 else None,
+        collective_forward=sharding.kind is not ShardingKind.none,
     )
     if backend.rank != 0:
         return None

@@ -276,6 +276,12 @@ def _wire(setup: RunSetup) -> str:
     return "as it is" if setup.plan.world_size == 1 or compress is Compress.none else compress.name
 
 
+def _gathered(setup: RunSetup) -> str:
+    """In which sharded weights are gathered."""
+    dtype = setup.config.sharding.param_dtype
+    return "as they are" if dtype is None else dtype.name
+
+
 def _dropout(setup: RunSetup) -> str:
     """What determines a sample's dropout: its place in a worker's micro-batch, or the sample itself."""
     if not setup.has_dropout:
@@ -351,6 +357,7 @@ _ROWS = (
     ),
     _Row("dropout", _dropout, _COMPARABLE, "different units are dropped"),
     _Row("precision", lambda s: s.config.precision.name.name, _COMPARABLE, "different rounding"),
+    _Row("gathered_weights", _gathered, _COMPARABLE, "all weights are rounded before they are used"),
     _Row("compile", lambda s: s.config.compile, _COMPARABLE, "fused kernels round differently"),
     _Row(
         "gradient_checkpointing",
@@ -361,6 +368,7 @@ _ROWS = (
     _Row("versions", _versions, _COMPARABLE, "kernels and defaults may differ"),
     _Row("world_size", lambda s: s.plan.world_size, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("sharding", lambda s: s.config.sharding.kind.name, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("device", lambda s: s.device_type, _EQUIVALENT, "different kernels: last bits differ"),
     _Row("rehearsed", lambda s: s.rehearsed, _EQUIVALENT, "kernels of another device than the named one"),
 )

@@ -17,13 +17,14 @@ from runner.config.choices import (
     DeviceKind,
     Goal,
     PrecisionName,
+    ShardingKind,
     SyncPolicyName,
     SyncSchedule,
 )
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import NOT_THE_SETUP, Accumulation, Config, Precision, Sync
+from runner.config.schema import NOT_THE_SETUP, Accumulation, Config, Precision, Sharding, Sync
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
@@ -79,7 +80,8 @@ class Experiment:
     @property
     def one_worker(self) -> RunSetup:
         """This run on one worker without accumulation, in this run's precision: the reference for its speed."""
-        return dataclasses.replace(self.setup, plan=baseline_plan(self.config, self.plan), rehearsed=False)
+        config = dataclasses.replace(self.config, sharding=Sharding())
+        return dataclasses.replace(self.setup, config=config, plan=baseline_plan(config, self.plan), rehearsed=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -129,6 +131,8 @@ class Experiment:
             parts += sync_labels(self.config.sync)
         elif plan.k > 1:
             parts.append(f"k={plan.k}")
+        if self.config.sharding.kind is not ShardingKind.none:
+            parts.append(self.config.sharding.kind.name)
         if self.config.precision.name is not PrecisionName.fp32:
             parts.append(self.config.precision.name.name)
         return " · ".join([*parts, *self.varied, f"s{self.config.seed}"])
@@ -349,5 +353,6 @@ def baseline_of(setup: RunSetup) -> RunSetup:
         precision=Precision(PrecisionName.fp32),
         compile=False,
         gradient_checkpointing=False,
+        sharding=Sharding(),
     )
     return dataclasses.replace(setup, config=config, plan=baseline_plan(config, setup.plan), rehearsed=False)

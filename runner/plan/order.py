@@ -70,6 +70,10 @@ class DataOrder:
         share = deal(self.global_batch(epoch, step), self._plan.world_size, self._rank)
         return cut(share, self._plan.accumulation_steps)
 
+    def most_micro_batches(self, step: Step) -> int:
+        """The micro-batches of the worker that gets most of a global batch."""
+        return min(self._plan.accumulation_steps, -(-step.samples // self._plan.world_size))
+
     def advance(self) -> None:
         """Move to the next global batch, across epochs."""
         self.t += 1

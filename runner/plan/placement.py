@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from runner.backends.machine import LocalDevices
-from runner.config.choices import DeviceKind, PrecisionName, Rehearse
+from runner.config.choices import DeviceKind, PrecisionName, Rehearse, ShardingKind
 from runner.config.schema import Config, Device
 from runner.errors import UserError
 
@@ -115,6 +115,8 @@ def check_device_serves(config: Config, placement: Placement) -> None:
             "gradient_checkpointing=true is not supported on TPUs, where XLA removes the recomputation: "
             "use gradient_checkpointing=false and a smaller micro-batch with accumulation.steps"
         )
+    if tpu and config.sharding.kind is not ShardingKind.none:
+        raise UserError(f"sharding={config.sharding.kind.name} is for CPUs and GPUs: use sharding=none")
     if config.compile:
         _check_compiler(placement)
 

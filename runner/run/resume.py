@@ -43,7 +43,7 @@ LATEST = "latest"
 _SHOWN = 3
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
-_GROUPS = ("device", "accumulation", "precision", "sync", "checkpoint", "launch", "tracking")
+_GROUPS = ("device", "accumulation", "precision", "sync", "sharding", "checkpoint", "launch", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("nonfinite_steps", "cache_dir", "trusted_packages"),
@@ -223,8 +223,9 @@ def _check(experiment: Experiment, folder: Path, saved: Saved) -> None:
         raise UserError(
             f"device.workers={workers} is invalid: the run's {saved.workers} workers {why}; use {saved.workers}"
         )
-    if sync_digest(experiment.config.sync) != saved.identity["sync"] and not saved.for_any_workers:
-        raise UserError(f"sync={sync_name(experiment.config.sync)} is invalid: the run's workers {why}; leave it out")
+    config = experiment.config
+    if sync_digest(config.sync, config.sharding) != saved.identity["sync"] and not saved.for_any_workers:
+        raise UserError(f"sync={sync_name(config.sync)} is invalid: the run's workers {why}; leave it out")
 
 
 def _changes(experiment: Experiment, saved: Saved) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def speed_key(setup: RunSetup, machine: str) -> str:
         "precision": to_plain(config.precision),
         "optimizer": {name: value for name, value in to_plain(config.optimizer).items() if name != "lr"},
         "model": [config.compile, config.gradient_checkpointing, *map(to_plain, (config.equivalence, config.adapter))],
+        "sharding": to_plain(config.sharding),
         "batch": [plan.micro_batch, plan.accumulation_steps, config.batch.length_sorted],
         "workers": plan.world_size,
     }

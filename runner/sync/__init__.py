@@ -14,6 +14,7 @@ from runner.config.schema import Config, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import SyncSteps, sync_steps
 from runner.sync.averaging import wire_dtype
+from runner.sync.fully_sharded import FullySharded
 from runner.sync.gradients import PeriodicGradients
 from runner.sync.local_sgd import LocalSGD
 from runner.sync.optimizers import Moments, OuterSGD
@@ -25,11 +26,21 @@ __all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_pol
 
 
 def build_sync_policy(
-    config: Config, plan: Plan, model: nn.Module, optimizer: Optimizer, backend: Backend
+    config: Config,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    backend: Backend,
+    bytes_per_pass: int | None = None,
 ) -> SyncPolicy:
-    """The policy that the configuration names. A single worker is always synchronous."""
+    """The policy that the configuration names. A single worker is always synchronous.
+
+    `bytes_per_pass`: of a sharded model, see `FullySharded`; None if every worker has all weights.
+    """
     sync, steps = config.sync, sync_steps(plan, config.sync, config.schedule)
     buffers = running_statistics(model)
+    if bytes_per_pass is not None:
+        return FullySharded(model, buffers, backend, bytes_per_pass)
     make_local = functools.partial(_local_policy, sync, steps, model, buffers, optimizer, backend)
     if steps.first_local == 0:
         return make_local()

@@ -63,9 +63,15 @@ class SyncPolicy(Protocol):
     #: Whether workers train on while a collective is in flight: nothing else should make them wait for each other then.
     overlaps: bool = False
 
+    #: Whether a forward pass is a collective, so that all workers need the same number of them.
+    collective_forward: bool = False
+
     @property
     def equal_parts(self) -> tuple[str, ...]:
-        """The parts of a loop's state that are the same on all workers right after a synchronisation."""
+        """The parts of a loop's state that are the same on all workers right after a synchronisation.
+
+        Those of a sharded model are: each worker has its shards of the same tensors.
+        """
         return ()
 
     def loss_divisor(self, facts: StepFacts) -> float:

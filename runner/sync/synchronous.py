@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from runner.backends import Backend
 from runner.errors import UserError
-from runner.sync.averaging import FlatTensors
+from runner.sync.averaging import RunningStatistics
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncRecord, SyncStats
 
@@ -39,8 +39,7 @@ class Synchronous(SyncPolicy):
         #: Parameters that the last backward pass computed a gradient for.
         self._reached: set[nn.Parameter] = set()
         self._hooks: list[RemovableHandle] = []
-        self._buffers = list(buffers) if backend.world_size > 1 else []
-        self._initial_buffers = [buffer.clone() for buffer in self._buffers]
+        self._statistics = RunningStatistics(buffers, backend)
         self.forward_model = model
         if backend.world_size > 1 and not backend.compiles:
             self.forward_model = _data_parallel(model, backend.device, wire)
@@ -99,33 +98,12 @@ class Synchronous(SyncPolicy):
         self._steps += 1
         return True
 
-    @contextmanager
-    def common_weights(self) -> Iterator[None]:
-        own = [buffer.clone() for buffer in self._buffers]
-        self._average_buffers()
-        yield
-        for buffer, before in zip(self._buffers, own, strict=True):
-            buffer.copy_(before)
-        if own:
-            self._backend.mark_step()
+    def common_weights(self) -> AbstractContextManager[Any]:
+        return self._statistics.averaged()
 
     def finish(self) -> bool:
-        self._average_buffers()
+        self._statistics.average()
         return False
-
-    @torch.no_grad()
-    def _average_buffers(self) -> None:
-        """Running statistics differ between workers during training: averaging gradients does not make them equal."""
-        if not self._buffers:
-            return
-        # Average the change since the start, so that constant buffers keep their exact values.
-        torch._foreach_sub_(self._buffers, self._initial_buffers)
-        flat = FlatTensors(self._buffers, shared=False)
-        self._backend.mark_step()
-        self._backend.all_reduce(flat.pack()).div_(self._backend.world_size)
-        flat.unpack()
-        torch._foreach_add_(self._buffers, self._initial_buffers)
-        self._backend.mark_step()
 
     def stats(self) -> SyncStats:
         if self._backend.world_size == 1:
@@ -149,12 +127,11 @@ class Synchronous(SyncPolicy):
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "initial_buffers": self._initial_buffers}
+        return {"steps": self._steps, "initial_buffers": self._statistics.initial}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
-        for buffer, initial in zip(self._initial_buffers, state["initial_buffers"], strict=True):
-            buffer.copy_(initial)
+        self._statistics.load(state["initial_buffers"])
 
 
 def _data_parallel(model: nn.Module, device: torch.device, wire: torch.dtype | None) -> DistributedDataParallel:

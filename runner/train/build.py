@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import __version__
 from runner.backends import Backend, build_backend
 from runner.backends.machine import available_cores, describe_machine, library_versions
-from runner.config.choices import EquivalenceMode
+from runner.config.choices import EquivalenceMode, OptimizerName, ShardingKind
 from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
@@ -31,6 +32,7 @@ from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.plan import Plan
 from runner.sync import build_sync_policy
+from runner.sync.averaging import wire_dtype
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
 from runner.train.adapter import (
@@ -40,12 +42,13 @@ from runner.train.adapter import (
     load_changing_state,
     without_adapter,
 )
-from runner.train.checkpoint import Checkpoints, Saved, load, read_manifest, sync_digest
+from runner.train.checkpoint import Checkpoints, Saved, State, load, read_manifest, restored, sync_digest
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
 from runner.train.result import RunResult
 from runner.train.seeds import set_seed, worker_seed
+from runner.train.sharding import in_turn, mesh_of, shard
 from runner.train.tokens import Tokens, over_all_workers
 
 #: Before the names of modules, in the identity of a checkpoint.
@@ -101,6 +104,7 @@ def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: 
         cache=Cache(job.config.cache_dir).root,
         threads=job.threads,
         timeout_s=job.config.launch.timeout_s,
+        offloads=job.config.sharding.kind is ShardingKind.fsdp_offload,
     )
 
 
@@ -111,38 +115,62 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     """
     config = job.config
     saved = read_manifest(job.checkpoint) if job.checkpoint is not None else None
-    state = load(saved, backend.rank, backend.world_size, config.sync) if saved is not None else None
+    state = load(saved, backend.rank, backend.world_size, config.sync, config.sharding) if saved is not None else None
     recipe: Recipe = build_recipe(config.recipe, config.trusted_packages)
     prepared = prepare_data(recipe, job, backend)
-    set_seed(config.seed)  # the same on all workers, so that new parameters are the same
     precision = Precision(config.precision.name, backend.device.type)
-    eager_device = torch.device("cpu") if backend.compiles else backend.device
-    model = add_adapter(config.adapter, recipe.build_model(prepared))
-    frozen = frozen_digest(model)  # in fp32: a run can continue in another precision
-    model = precision.cast(model).to(eager_device)
-    _apply_options(config, model)
-    identity = _identity(prepared, model, frozen)
-    if saved is not None and state is not None:
-        _require_same(saved, identity)
-        load_changing_state(model, {**state["model"], **state["buffers"]})  # before the sync policy copies the weights
-    exact = config.equivalence.mode is EquivalenceMode.exact
-    if exact:
-        check_model(recipe, prepared, model, eager_device)
-    model = to_device(model, backend.device)
-    optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused=not backend.compiles)
-    policy = build_sync_policy(config, job.plan, model, optimizer, backend)
+    set_seed(config.seed)  # the same on all workers, so that new parameters are the same
+    if config.sharding.kind is ShardingKind.none:
+        eager_device = torch.device("cpu") if backend.compiles else backend.device
+        model, identity = _build_model(config, recipe, prepared, precision, eager_device, saved, state)
+        model, sharded = to_device(model, backend.device), None
+    else:
+        mesh = mesh_of(backend)
+        with in_turn(backend, job.local_workers):
+            cpu = torch.device("cpu")
+            model, identity = _build_model(config, recipe, prepared, precision, cpu, saved, state)
+            sharded = shard(config.sharding, model, backend, wire_dtype(config.sync.compress), mesh)
+    # torch's fused SGD does not take sharded tensors.
+    fused = not backend.compiles and (sharded is None or config.optimizer.name is not OptimizerName.sgd)
+    optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused)
+    bytes_per_pass = sharded.bytes_per_pass if sharded is not None else None
+    policy = build_sync_policy(config, job.plan, model, optimizer, backend, bytes_per_pass)
     own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)
     set_seed(own_seed)
     backend.seed(own_seed)
-    dropout = exact_streams(config.seed) if exact else standard_streams
+    dropout = exact_streams(config.seed) if config.equivalence.mode is EquivalenceMode.exact else standard_streams
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
-    loop.identity = identity
+    loop.identity, loop.sharded = identity, sharded
     if state is not None:
         loop.load_state_dict(state)
     return loop
 
 
-def _identity(prepared: Prepared, model: torch.nn.Module, frozen: str | None) -> dict[str, str]:
+def _build_model(
+    config: Config,
+    recipe: Recipe,
+    prepared: Prepared,
+    precision: Precision,
+    device: torch.device,
+    saved: Saved | None,
+    state: State | None,
+) -> tuple[nn.Module, dict[str, str]]:
+    """The model on `device`, with the weights of `state` if there is one, and what identifies it in a checkpoint."""
+    model = add_adapter(config.adapter, recipe.build_model(prepared))
+    frozen = frozen_digest(model)  # in fp32: a run can continue in another precision
+    model = precision.cast(model).to(device)
+    _apply_options(config, model)
+    identity = _identity(prepared, model, frozen)
+    if saved is not None and state is not None:
+        _require_same(saved, identity)
+        weights = restored({**state["model"], **state["buffers"]}, changing_state(model))
+        load_changing_state(model, weights)  # before the sync policy copies them
+    if config.equivalence.mode is EquivalenceMode.exact:
+        check_model(recipe, prepared, model, device)
+    return model, identity
+
+
+def _identity(prepared: Prepared, model: nn.Module, frozen: str | None) -> dict[str, str]:
     """What must be the same when a run is resumed, as only a worker knows it: tokens, layers and frozen weights."""
     layers = hashlib.sha256(repr(model).encode()).hexdigest()
     return {"tokenised data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
@@ -165,7 +193,7 @@ def _require_same(saved: Saved, identity: Mapping[str, str]) -> None:
             )
 
 
-def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+def to_device(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on `device`, with tied parameters still tied: moving to or from XLA gives each name a new parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -197,7 +225,7 @@ def train(
     identity = {
         **loop.identity,
         "data": job.facts.digest,
-        "sync": sync_digest(job.config.sync),
+        "sync": sync_digest(job.config.sync, job.config.sharding),
         **library_versions(job.device_type),
     }
     if backend.rank == 0:  # which writes it down
@@ -219,20 +247,21 @@ def train(
     loop.policy.close()
     warnings = _gather_warnings(loop, log.warning() if log is not None else None)
     tokens = over_all_workers(loop.tokens, backend)
+    if loop.best.weights is not None:
+        load_changing_state(loop.model, loop.best.weights)
+    whole = loop.sharded.whole() if loop.sharded is not None else None
     if log is None:
         return None
     log.close()
-    if loop.best.weights is not None:
-        load_changing_state(loop.model, loop.best.weights)
     result = _result(loop, job, tokens, warnings)
     require_space(job.folder, model_bytes, "the model")
-    _save(loop, job.folder)
+    _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     return result
 
 
-def _save(loop: Loop, folder: Path) -> None:
+def _save(loop: Loop, model: nn.Module, folder: Path) -> None:
     """Write the folder `model`, all of it or nothing. Raises RunFailed if the disk does not take it."""
-    model, draft = to_device(loop.model, torch.device("cpu")), folder / ".model"
+    draft = folder / ".model"
     model = without_adapter(loop.config.adapter, model)
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -267,7 +296,7 @@ def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
     return Prepared.load(cache.root / names[0])
 
 
-def _apply_options(config: Config, model: torch.nn.Module) -> None:
+def _apply_options(config: Config, model: nn.Module) -> None:
     if config.gradient_checkpointing:
         enable = getattr(model, "gradient_checkpointing_enable", None)
         if enable is None or not getattr(model, "supports_gradient_checkpointing", False):

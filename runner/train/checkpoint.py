@@ -1,9 +1,10 @@
 """Checkpoints: the state of all workers as files, written while training goes on, and complete or not there at all.
 
 `checkpoints/step-00000120/` has a folder `worker-<rank>` for each worker: its tensors as safetensors, written by
-torch.distributed.checkpoint, and everything else in `state.json`. What all workers share is only in worker 0's. Nothing
-is pickled, so that loading runs no code. `complete.json` lists every file with its size and SHA-256. It is written into
-a folder with a temporary name, which is renamed once all of it is on the disk.
+torch.distributed.checkpoint, and everything else in `state.json`. What all workers share is only in worker 0's; of a
+sharded tensor each has its part, in `shards/`. Nothing is pickled, so that loading runs no code. `complete.json` lists
+every file with its size and SHA-256. It is written into a folder with a temporary name, which is renamed once all of it
+is on the disk.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.config.choices import ShardingKind
 from runner.config.plain import to_plain
 from runner.config.schema import Checkpoint as CheckpointConfig
-from runner.config.schema import Sync
+from runner.config.schema import Sharding, Sync
 from runner.errors import Diverged, first_line, printable
 from runner.folder.files import Checksums, checksums, damage, require_space, sync_folder, write_json
+from runner.train.sharding import is_sharded, laid_out_as, local
 
-FOLDER, _MANIFEST, _STATE = "checkpoints", "complete.json", "state.json"
+FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json", "shards"
 #: Seconds that worker 0 waits for the files of the others after its own.
 _OTHERS_TIMEOUT_S = 300.0
 #: About how often workers ask each other whether to save. A collective of a few bytes in every step would be noticed.
@@ -45,6 +48,8 @@ _FINITE = ("/model/", "/optimizer/")
 
 #: A loop's state: tensors, numbers, text, and dicts, lists and tuples of them.
 State = dict[str, Any]
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,14 @@ class Saved:
     def damage(self) -> str | None:
         """What is wrong with the files, in words; None if they are as they were written."""
         return damage(self.folder, self.files)
+
+
+@dataclass(frozen=True)
+class SavedShards:
+    """A tensor of which each worker has saved its part, until `restored` reads it. `name`: in the files of `folder`."""
+
+    folder: Path
+    name: str
 
 
 class Checkpoints:
@@ -140,8 +153,13 @@ class Checkpoints:
         started = time.perf_counter()
         self.wait()
         tensors: dict[str, Tensor] = {}
-        own = {name: part for name, part in state().items() if self._rank == 0 or name not in equal}
-        plain = _split(own, "", tensors)
+        shared: dict[str, Tensor] = {}
+        content = state()
+        left = equal if self._rank else ()  # to worker 0, except for this worker's shards
+        plain = _split({name: part for name, part in content.items() if name not in left}, "", tensors)
+        _split({name: content[name] for name in left}, "", shared)
+        tensors |= {name: tensor for name, tensor in shared.items() if is_sharded(tensor)}
+        tensors = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         self._thread = threading.Thread(
             target=self._write_or_warn, args=(step, plain, tensors, tuple(equal)), name="checkpoint", daemon=True
         )
@@ -184,13 +202,17 @@ class Checkpoints:
     def _write(self, draft: Path, plain: Any, tensors: dict[str, Tensor]) -> None:
         own = draft / _worker(self._rank)
         for name, tensor in tensors.items():
-            if name.startswith(_FINITE) and not tensor.isfinite().all():
+            if name.startswith(_FINITE) and not local(tensor).isfinite().all():
                 raise Diverged(f"{name.lstrip('/')} is not finite")  # it must not replace a checkpoint that is
         own.mkdir(parents=True)
-        require_space(draft, sum(tensor.nbytes for tensor in tensors.values()), "it")
-        _write_tensors(own, tensors)
+        require_space(draft, sum(local(tensor).nbytes for tensor in tensors.values()), "it")
+        shards = {name: tensor for name, tensor in tensors.items() if is_sharded(tensor)}
+        _write_tensors(own, {name: tensor for name, tensor in tensors.items() if name not in shards})
+        if shards:
+            _write_tensors(own / _SHARDS, shards)
+            sync_folder(own / _SHARDS)
         write_json(own / _STATE, plain)
-        files = checksums(draft, sorted(own.iterdir()))
+        files = checksums(draft, sorted(path for path in own.rglob("*") if path.is_file()))
         sync_folder(own)
         write_json(draft / f"{own.name}.json", files)
 
@@ -270,19 +292,31 @@ def remove_drafts(run: Path, before: int | None = None) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def sync_digest(sync: Sync) -> str:
+def sync_digest(sync: Sync, sharding: Sharding) -> str:
     """Equal for settings under which workers synchronise in the same way."""
-    return hashlib.sha256(json.dumps(to_plain(sync), sort_keys=True).encode()).hexdigest()
+    sharded = sharding.kind is not ShardingKind.none
+    content = [to_plain(sync), to_plain(sharding)] if sharded else to_plain(sync)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def load(saved: Saved, rank: int, workers: int, sync: Sync) -> State:
-    """The state of worker `rank` of `workers` that synchronise by `sync`, on the CPU."""
-    shared, same_sync = _read(saved, 0), saved.identity["sync"] == sync_digest(sync)
+def load(saved: Saved, rank: int, workers: int, sync: Sync, sharding: Sharding) -> State:
+    """The state of worker `rank` of `workers` that synchronise in this way, on the CPU."""
+    shared, same_sync = _read(saved, 0), saved.identity["sync"] == sync_digest(sync, sharding)
     if saved.workers == workers and same_sync:
         return {**shared, **_read(saved, rank)} if rank else shared
     assert saved.for_any_workers, saved.equal
     states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
     return redistributed(states, saved.equal if same_sync else (), rank, workers)
+
+
+def restored(tensors: Mapping[Key, Tensor | SavedShards], like: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Saved tensors on the layout of `like`: whole, or this worker's shards where its tensors are sharded."""
+    result = {key: tensor for key, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    shards = {key: one for key, one in tensors.items() if isinstance(one, SavedShards)}
+    targets = {key: torch.empty_like(like[key]) for key in shards}
+    for folder in {one.folder for one in shards.values()}:
+        _read_shards(folder, {one.name: targets[key] for key, one in shards.items()})
+    return laid_out_as(like, result) | targets
 
 
 def redistributed(states: Sequence[State], equal: Collection[str], rank: int, workers: int) -> State:
@@ -327,15 +361,15 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _worker(rank: int) -> str:
+def _worker(rank: int | str) -> str:
     return f"worker-{rank}"
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON, which keeps the types of keys and sequences; copies of its tensors go to `tensors`."""
+    """`value` as JSON, which keeps the types of keys and sequences; its tensors go to `tensors`."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        return {"tensor": name}
+        tensors[name] = value.detach()
+        return {"shards" if is_sharded(value) else "tensor": name}
     if isinstance(value, Mapping):
         return {"dict": [[key, _split(item, f"{name}/{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
@@ -344,25 +378,29 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     return {"float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `_split`."""
+def _join(plain: Any, tensors: Mapping[str, Tensor], folder: Path) -> Any:
+    """The inverse of `_split`, with tensors in shards left in the checkpoint's `folder`."""
     if not isinstance(plain, dict):
         return plain
     ((kind, content),) = plain.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "shards":
+        return SavedShards(folder, content)
     if kind == "float":
         return float(content)
     if kind == "dict":
-        return {key: _join(item, tensors) for key, item in content}
-    items = [_join(item, tensors) for item in content]
+        return {key: _join(item, tensors, folder) for key, item in content}
+    items = [_join(item, tensors, folder) for item in content]
     return tuple(items) if kind == "tuple" else items
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     library = _library()
+    # `save_distributed` notes where a shard begins in the whole tensor.
+    writer = library.HuggingFaceStorageWriter(str(folder), save_distributed=folder.name == _SHARDS)
     try:
-        library.save(tensors, storage_writer=library.HuggingFaceStorageWriter(str(folder)), no_dist=True)
+        library.save(tensors, storage_writer=writer, no_dist=True)
     except library.CheckpointException as error:  # no `Exception`, and it says the reason on another line
         raise OSError(first_line(next(iter(error.failures.values()))[0])) from error
 
@@ -373,8 +411,30 @@ def _read(saved: Saved, rank: int) -> State:
     known = library.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in known.items()}
     library.load(tensors, storage_reader=library.HuggingFaceStorageReader(str(folder)), no_dist=True)
-    state: State = _join(json.loads((folder / _STATE).read_text(encoding="utf-8")), tensors)
+    state: State = _join(json.loads((folder / _STATE).read_text(encoding="utf-8")), tensors, saved.folder)
     return state
+
+
+def _read_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Read the whole tensors, or this worker's shards of them, from the shards that any number of workers saved."""
+    library = _library()
+
+    class AllWorkers(library.HuggingFaceStorageReader):  # type: ignore[name-defined]
+        def read_metadata(self) -> Any:
+            first, *others = (
+                library.HuggingFaceStorageReader(str(path)).read_metadata()
+                for path in sorted(folder.glob(f"{_worker('*')}/{_SHARDS}"))
+            )
+            for other in others:
+                first.storage_data.update(other.storage_data)
+                for name, of in other.state_dict_metadata.items():
+                    known = first.state_dict_metadata.setdefault(name, of)
+                    if known is not of:
+                        known.chunks.extend(of.chunks)
+                        known.size = torch.Size(map(max, known.size, of.size))
+            return first
+
+    library.load(tensors, storage_reader=AllWorkers(str(folder)), no_dist=True)
 
 
 def _library() -> Any:

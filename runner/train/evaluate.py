@@ -29,9 +29,12 @@ def evaluate(
     length_buckets: Sequence[int] | None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    collective_forward: bool = False,
 ) -> dict[str, float] | None:
     """The recipe's metrics over the evaluation part, the same on every worker. Arguments and None as of `predict`."""
-    predictions = predict(recipe, prepared, model, backend, precision, micro_batch, length_buckets, progress, stop)
+    predictions = predict(
+        recipe, prepared, model, backend, precision, micro_batch, length_buckets, progress, stop, collective_forward
+    )
     if predictions is None:
         return None
     metrics: dict[str, float] = backend.broadcast_object(
@@ -51,11 +54,13 @@ def predict(
     length_buckets: Sequence[int] | None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    collective_forward: bool = False,
 ) -> Tensor | None:
     """The recipe's predictions for the evaluation part in sample order, fp64 on the CPU of every worker. A collective.
 
     `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if `stop()`
-    was true on a worker before one of them.
+    was true on a worker before one of them. `collective_forward`: whether all workers need the same number of forward
+    passes; `stop` has to have the same result on all of them then.
 
     Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
     put back into sample order, so that metrics do not depend on the number of workers.
@@ -66,6 +71,9 @@ def predict(
     mine = deal(by_length, backend.world_size, backend.rank)
     micro_batch = min(micro_batch, -(-len(table) // backend.world_size))  # no worker has more
     micro_batches = [mine[i : i + micro_batch] for i in range(0, len(mine), micro_batch)]
+    if collective_forward:  # fillers
+        most = -(-len(deal(by_length, backend.world_size, 0)) // micro_batch)
+        micro_batches += [np.zeros(0, dtype=np.int64)] * (most - len(micro_batches))
     shapes = layout(lengths, micro_batch, length_buckets, backend.compiles)
 
     was_training = model.training

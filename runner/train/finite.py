@@ -14,6 +14,7 @@ from runner.backends import Backend
 from runner.config.choices import PrecisionName
 from runner.config.schema import Config
 from runner.errors import Diverged, printable
+from runner.train.sharding import local
 from runner.train.throughput import StepRecord
 
 #: Skipped steps in a row after which fp16 is given up: they divide the loss scale by 2^40, from 2^16 to the smallest
@@ -66,8 +67,9 @@ class FiniteNumbers:
             raise Diverged(f"{self._first_problem}: {self._advice()}")
 
     def require_weights(self, weights: Sequence[Tensor], step: int) -> None:
-        """Raises Diverged if a weight that is evaluated after this step is not finite."""
-        if not bool(torch.stack([weight.detach().isfinite().all() for weight in weights]).all()):
+        """Raises Diverged if a weight that is evaluated after this step is not finite. A collective."""
+        finite = torch.stack([local(weight.detach()).isfinite().all() for weight in weights]).all()
+        if self._backend.start_host_sum([not finite], async_op=False)() != [0.0]:
             raise Diverged(f"the weights are not finite after optimizer step {step:,}: {self._advice()}")
 
     def require_result(self, metrics: Mapping[str, float], losses: Collection[str]) -> None:

@@ -28,7 +28,7 @@ from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncStats
 from runner.train.adapter import changing_state, load_changing_state
-from runner.train.checkpoint import Checkpoints
+from runner.train.checkpoint import Checkpoints, restored
 from runner.train.compilation import CompilationWatch
 from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import evaluate
@@ -37,6 +37,7 @@ from runner.train.ledger import Ledger, LedgerError
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
 from runner.train.seeds import random_state, restore_random_state
+from runner.train.sharding import ShardedModel, full
 from runner.train.throughput import Meter, StepLoss, StepRecord
 from runner.train.tokens import Tokens, tokens_of
 
@@ -85,7 +86,8 @@ class Loop:
         self.compilations = CompilationWatch(backend)
         #: The synchronisations that ended a local phase, as logged; on rank 0 only.
         self.synchronisations: list[dict[str, float | None]] = []
-        self.best = BestTracker(config.evaluation, config.evaluation.keep_best and backend.rank == 0)
+        keeps_weights = config.evaluation.keep_best and (backend.rank == 0 or policy.collective_forward)
+        self.best = BestTracker(config.evaluation, keeps_weights)
         self.optimizer_step = 0
         self.eval_metrics: dict[str, float] = {}
         #: Called with the progress of an evaluation, in micro-batches: (done, total).
@@ -104,6 +106,8 @@ class Loop:
         self._finishing = False
         #: What must be the same when its state is loaded: tokens, layers and frozen weights.
         self.identity: Mapping[str, str] = {}
+        #: The model as it was sharded; None if every worker has all weights.
+        self.sharded: ShardedModel | None = None
         #: Saves the loop's state while it trains; None: nothing is saved.
         self.checkpoints: Checkpoints | None = None
 
@@ -147,11 +151,15 @@ class Loop:
     def _epoch_steps(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
         """The remaining steps of the current epoch, at most `limit`: each with its planned ids and its micro-batches.
 
-        A step without samples for this worker is one micro-batch of fillers.
+        A worker without samples runs one micro-batch of fillers; if forward passes are collectives, as many
+        micro-batches as the others.
         """
         epoch = self.order.epoch
         steps = self.order.steps()[self.order.t :][:limit]
-        shares = [self.order.micro_batches(epoch, step) or [np.zeros(0, dtype=np.int64)] for step in steps]
+        shares = [self.order.micro_batches(epoch, step) for step in steps]
+        for step, own in zip(steps, shares, strict=True):
+            least = self.order.most_micro_batches(step) if self.policy.collective_forward else 1
+            own += [np.zeros(0, dtype=np.int64)] * (least - len(own))
         planned = itertools.chain.from_iterable(shares)
         loader = batches(self.prepared.train, planned, self.recipe, self.prepared, self._layout)
         on_device = self.backend.feed(loader)
@@ -226,7 +234,7 @@ class Loop:
         self.scaler.unscale_(self.optimizer)
         norm = None
         if self.config.optimizer.clip_norm is not None:
-            norm = clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm)
+            norm = full(clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm))
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -327,6 +335,7 @@ class Loop:
                 self.config.device.length_buckets,
                 self.eval_progress,
                 self._must_stop_evaluation,
+                self.policy.collective_forward,
             )
             if metrics is not None:
                 self.eval_metrics = metrics
@@ -347,7 +356,10 @@ class Loop:
     def _must_stop_evaluation(self) -> bool:
         """Called before each micro-batch: whether this worker was asked to save and end. The last one is finished."""
         self.meter.progress("evaluation")
-        return self.checkpoints is not None and self.checkpoints.preempted() and not self._finishing
+        stop = self.checkpoints is not None and self.checkpoints.preempted() and not self._finishing
+        if self.policy.collective_forward:  # no worker can go on alone
+            stop = self.backend.start_host_sum([stop], async_op=False)() != [0.0]
+        return stop
 
     def _close_epoch(self, epoch: int, steps_done: int) -> None:
         self.flush()
@@ -394,9 +406,13 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """`state`: of a loop with the same plan. A part that is None in it starts anew."""
-        load_changing_state(self.model, {**state["model"], **state["buffers"]})
+        weights = changing_state(self.model)
+        load_changing_state(self.model, restored({**state["model"], **state["buffers"]}, weights))
         groups = self.optimizer.state_dict()["param_groups"]  # the settings are the configuration's
-        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        self.optimizer.load_state_dict({"state": self._optimizer_state(state["optimizer"]), "param_groups": groups})
+        best = state["best"]
+        if best["weights"] is not None:
+            state = {**state, "best": {**best, "weights": restored(best["weights"], weights)}}
         for name in _STATEFUL:
             if state[name] is not None:
                 getattr(self, name).load_state_dict(state[name])
@@ -407,6 +423,15 @@ class Loop:
         if state["random"] is not None:
             restore_random_state(state["random"])
             self.backend.restore_random_state(state["device_random"])
+
+    def _optimizer_state(self, state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """A saved state of the optimizer, by the numbers of its parameters, in parts where these are in parts."""
+        parameters = enumerate(p for group in self.optimizer.param_groups for p in group["params"])
+        return {
+            number: restored(state[number], dict.fromkeys(state[number], parameter))
+            for number, parameter in parameters
+            if number in state
+        }
 
 
 def _without_none(values: Mapping[str, float | None]) -> dict[str, float]:

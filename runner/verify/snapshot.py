@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runner.plan.describe_sync import sync_labels
 from runner.train.loop import Loop
+from runner.train.sharding import full
 
 #: By name, in the model's order; on the CPU.
 Tensors = dict[str, Tensor]
@@ -51,7 +52,7 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
             if parameter.grad is not None:
                 gradients[name] = _copy(parameter.grad)
 
-    if loop.backend.rank == 0:
+    if loop.backend.rank == 0 or loop.sharded is not None:
         loop.optimizer.register_step_pre_hook(keep_gradients)
     yield _weights_only(loop, 0)
     for step in range(1, steps + 1):
@@ -98,12 +99,13 @@ def _gradients_of(loop: Loop) -> str:
 
 
 def _copy(tensor: Tensor) -> Tensor:
+    tensor = full(tensor)
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return real.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _weights(loop: Loop) -> Tensors:
-    if loop.backend.rank != 0:
+    if loop.backend.rank != 0 and loop.sharded is None:
         return {}
     return {name: _copy(tensor) for name, tensor in [*loop.model.named_parameters(), *loop.model.named_buffers()]}
 
@@ -113,7 +115,7 @@ def _replicas(loop: Loop) -> str | None:
 
     Buffers are not compared: running statistics differ between workers until they are averaged or saved.
     """
-    if loop.backend.world_size == 1:
+    if loop.backend.world_size == 1 or loop.sharded is not None:
         return None
     names = [name for name, _ in loop.model.named_parameters()]
     of_rank = loop.backend.all_gather_object([_hash(parameter) for parameter in loop.model.parameters()])

@@ -20,7 +20,7 @@ from tests.tiny_models import save_bert
 
 GROUPS = (
     *("recipe", "device", "batch", "accumulation", "precision", "sync", "scaling", "optimizer", "schedule"),
-    *("adapter", "tracking", "checkpoint", "equivalence", "setup", "experiment", "sweep"),
+    *("adapter", "sharding", "tracking", "checkpoint", "equivalence", "setup", "experiment", "sweep"),
 )
 FILES = sorted(path.relative_to(conf_dir()).with_suffix("").as_posix() for path in conf_dir().rglob("*.yaml"))
 CHOICES = [tuple(name.split("/", 1)) for name in FILES if "/" in name]
@@ -34,6 +34,8 @@ NAMED_BY = {
     "scaling": "rule",
     "optimizer": "name",
     "schedule": "name",
+    "adapter": "kind",
+    "sharding": "kind",
     "tracking": "kind",
     "equivalence": "mode",
 }

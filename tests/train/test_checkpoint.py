@@ -14,7 +14,7 @@ import torch
 
 from runner.backends import Backend
 from runner.config.choices import SyncPolicyName
-from runner.config.schema import Checkpoint, Sync
+from runner.config.schema import Checkpoint, Sharding, Sync
 from runner.train import checkpoint
 from runner.train.checkpoint import FOLDER, Checkpoints, load, newest, remove_drafts, saved_folders, sync_digest
 from tests.faulty_recipes import fill
@@ -30,7 +30,7 @@ STATE = {
 
 
 SYNC = Sync(SyncPolicyName.periodic, k=1)
-IDENTITY = {"data": "x", "sync": sync_digest(SYNC)}
+IDENTITY = {"data": "x", "sync": sync_digest(SYNC, Sharding())}
 #: Whether each worker was asked to save and end.
 PREEMPTED = {0: False, 1: False}
 
@@ -61,7 +61,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     saved, _ = newest(tmp_path)
     assert saved is not None
     assert (saved.step, saved.workers, saved.identity) == (7, 1, IDENTITY)
-    assert same(load(saved, 0, 1, SYNC), STATE)
+    assert same(load(saved, 0, 1, SYNC, Sharding()), STATE)
     suffixes = {path.suffix for path in saved.folder.rglob("*") if path.is_file()}
     assert suffixes == {".json", ".safetensors"}
 
@@ -75,7 +75,7 @@ def test_the_state_is_copied_before_training_goes_on(tmp_path: Path, monkeypatch
     checkpoints.wait()
     saved, _ = newest(tmp_path)
     assert saved is not None
-    assert load(saved, 0, 1, SYNC)["model"]["weight"].tolist() == [0, 0, 0]
+    assert load(saved, 0, 1, SYNC, Sharding())["model"]["weight"].tolist() == [0, 0, 0]
     assert stalled == checkpoints.stall_seconds > 0
 
 
@@ -156,8 +156,8 @@ def test_all_workers_have_to_write(tmp_path: Path) -> None:
         one.wait()
     saved, _ = newest(tmp_path)
     assert saved is not None
-    assert same(load(saved, 0, 2, SYNC), STATE)
-    assert same(load(saved, 1, 2, SYNC), {**STATE, "random": "other"})
+    assert same(load(saved, 0, 2, SYNC, Sharding()), STATE)
+    assert same(load(saved, 1, 2, SYNC, Sharding()), {**STATE, "random": "other"})
     assert saved.for_any_workers
 
 
