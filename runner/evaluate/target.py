@@ -24,7 +24,7 @@ from runner.track.store import database_of
 
 #: The settings that an evaluation has. The others are those of a training run.
 _USED = (
-    *("recipe", "device", "precision", "compile", "evaluation.micro_batch", "tracking", "cache_dir"),
+    *("recipe", "device", "precision", "sharding", "compile", "evaluation.micro_batch", "tracking", "cache_dir"),
     *("trusted_packages", "hydra"),
 )
 

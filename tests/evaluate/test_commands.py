@@ -93,6 +93,13 @@ def test_other_workers_and_batches_by_run_id(trained: Path) -> None:
     assert summary["eval"] == pytest.approx(own["eval"], rel=1e-5)
 
 
+def test_a_sharded_model(trained: Path) -> None:
+    """Three workers, of which one has fewer micro-batches than the others."""
+    overrides = ["device=cpu", "device.workers=3", "sharding=fsdp", "evaluation.micro_batch=2", "tracking=none"]
+    assert cli.evaluate_main([str(trained), *overrides]) == 0
+    assert read(result_of(trained), "summary.json")["eval"] == pytest.approx(read(trained, "summary.json")["eval"])
+
+
 def test_predictions_in_the_order_of_samples(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "predictions.csv"
     arguments = [str(trained), "-o", str(output), "tracking=none"]
