@@ -81,6 +81,7 @@ def test_sweep_and_compare(here: Path) -> None:
         compare("nowhere")
 
 
+@pytest.mark.long
 def test_from_a_script(tmp_path: Path) -> None:
     """In an own process, whose main module the workers import."""
     script = tmp_path / "mine.py"

@@ -7,18 +7,24 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from runner import cli
 from runner.compare.from_folders import run_folders
 
 
 @pytest.fixture(scope="session")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the sweep was started. Tests only read it, or copy it."""
-    root = tmp_path_factory.mktemp("sweep")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        assert cli.main(["-m", "recipe=linear", "batch.micro_batch=4", "device=cpu,cpu2", "seed=0,1"], time.time()) == 0
+def sweep(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The folder in which the sweep was started. Tests only read it, or copy it; all processes of pytest share it."""
+    own = tmp_path_factory.getbasetemp()
+    root = (own if worker_id == "master" else own.parent) / "sweep"
+    with FileLock(f"{root}.lock"):
+        if not root.exists():
+            root.mkdir()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(root)
+                arguments = ["-m", "recipe=linear", "batch.micro_batch=4", "device=cpu,cpu2", "seed=0,1"]
+                assert cli.main(arguments, time.time()) == 0
     return root
 
 

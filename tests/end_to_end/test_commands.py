@@ -65,6 +65,7 @@ def listening_addresses(session: int) -> set[str]:
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
+@pytest.mark.long
 def test_closed_terminal(tmp_path: Path) -> None:
     process = start(tmp_path, *ENDLESS)
     wait_until_trained_and_tracked(tmp_path, process)
@@ -72,6 +73,7 @@ def test_closed_terminal(tmp_path: Path) -> None:
     assert_ended(tmp_path, process)
 
 
+@pytest.mark.long
 def test_nohup_and_sigterm(tmp_path: Path) -> None:
     """Under nohup a run trains on when its terminal is closed; SIGTERM, as of a scheduler, saves and ends it."""
     process = start(tmp_path, "nohup", str(BIN / "python"), *ENDLESS)
@@ -85,6 +87,7 @@ def test_nohup_and_sigterm(tmp_path: Path) -> None:
     assert len(list(only_folder(tmp_path).glob("checkpoints/step-*"))) == 1
 
 
+@pytest.mark.long
 def test_workers_end_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL, as when memory runs out, reaches the parent only: its workers must not train on."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -116,6 +119,7 @@ def torchrun(root: Path, *overrides: str) -> tuple[int, str]:
     return process.wait(timeout=180), output(root)
 
 
+@pytest.mark.long
 def test_torchrun_leaves_one_folder_and_one_run(tmp_path: Path) -> None:
     """Two processes of torchrun join one run: rank 0 is the parent, the other never enters Hydra."""
     code, text = torchrun(tmp_path, "device=cpu2")
@@ -126,6 +130,7 @@ def test_torchrun_leaves_one_folder_and_one_run(tmp_path: Path) -> None:
     assert text.count("finished") == 1
 
 
+@pytest.mark.long
 def test_torchrun_starts_workers_again(tmp_path: Path) -> None:
     """In the same folder and MLflow run, from the newest checkpoint, with the store that it has kept."""
     arguments = [*TRACKED, "device=cpu2", "epochs=40", "checkpoint.every_steps=10"]

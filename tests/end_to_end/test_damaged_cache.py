@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.runs import read, run
 
 TRAIN = "train/input_ids.npy"
@@ -34,6 +36,7 @@ def train(name: str) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_the_weights_are_those_of_a_fresh_cache(here: Path) -> None:
     fresh = train("fresh")
     (entry,) = (path for path in (here / "cache").iterdir() if path.is_dir())

@@ -84,6 +84,7 @@ def test_fp16_that_skips_every_step(here: Path, capsys: pytest.CaptureFixture[st
     assert not (only_folder(here) / "model").exists()
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up(here: Path, small_disk: Path) -> None:
     """Training goes on to its end; the run in the store is FAILED with the reason, and can continue with free space."""
     (here / DISK).write_text(str(small_disk))
@@ -132,6 +133,7 @@ def test_a_model_without_room(small_disk: Path, capsys: pytest.CaptureFixture[st
     assert not (small_disk / "other").exists()
 
 
+@pytest.mark.long
 def test_a_store_that_is_full(here: Path, small_disk: Path) -> None:
     """The run ends as it would without it, and says how to send the rest, in a few lines."""
     given = [*TRACKED, f"tracking.uri=sqlite:///{small_disk / 'mlflow.db'}", "max_steps=2", "device=cpu"]

@@ -213,6 +213,7 @@ def test_failed_job_is_run_again(here: Path, capsys: pytest.CaptureFixture[str])
 # --- Resuming -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["interrupted", "killed"])
 def test_interrupted_sweep_is_resumed(end: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C, or SIGKILL for all its processes, in the second of three jobs: resuming runs that one and the third."""
@@ -245,6 +246,7 @@ def test_interrupted_sweep_is_resumed(end: str, here: Path, capsys: pytest.Captu
     assert ended == [("0", "FINISHED"), ("1", "FINISHED"), ("1", "KILLED"), ("2", "FINISHED")]
 
 
+@pytest.mark.long
 def test_an_interrupted_job_continues_from_its_checkpoint(here: Path) -> None:
     """In its own folder and its own MLflow run."""
     jobs = ["seed=0,1", "epochs=8", "checkpoint.every_steps=2"]

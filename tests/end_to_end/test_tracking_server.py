@@ -157,6 +157,7 @@ def everything(server: Server) -> dict[str, Any]:
 # --- Whole runs ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_server_that_dies_and_comes_back(here: Path, server: Server) -> None:
     """Killed in the middle of a run and restarted: training continues, every value arrives once, FINISHED."""
     hold(here, HELD)

@@ -57,6 +57,7 @@ def test_different_training(b: str, what: str, step: int, capsys: pytest.Capture
     assert ("before the first step" if step == 0 else f"step {step}") in printed
 
 
+@pytest.mark.long
 def test_interrupted(here: Path) -> None:
     """Ctrl-C ends all workers, with exit code 130 and no folder left."""
     setups = ["device=cpu2", "epochs=1000", "--a", "", "--b", "", "--steps", "8000"]

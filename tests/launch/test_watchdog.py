@@ -39,6 +39,7 @@ def test_who_is_waited_for(now: dict[int, Sign], expected: str | None) -> None:
     assert found is None if expected is None else found is not None and found.startswith(expected)
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_named_and_replaced(tmp_path: Path) -> None:
     """First a warning, then an end within the time-out, and a new start from the newest checkpoint."""
     limits = ["launch.timeout_s=8", "launch.max_restarts=1", "checkpoint.every_steps=5"]

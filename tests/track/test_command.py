@@ -199,6 +199,7 @@ def test_the_ui_prints_the_pages_that_show_runs(
     assert found == [("new", ids["new"]), ("old", ids["old"])]
 
 
+@pytest.mark.long
 def test_the_ui_is_quiet_and_ends_on_ctrl_c(here: Path) -> None:
     """Requests and the end leave no lines below the addresses, and no process stays."""
     with socket.socket() as free:
