@@ -285,6 +285,9 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
 
 def _unknown_key(key: str, overrides: Sequence[str], name: str = CONFIG_NAME) -> UserError:
     key = key.lstrip("+~")
+    if key.rpartition(".")[2] == "streaming":
+        why = "a ledger needs rows that can be counted and numbered: give files, or a folder written by save_to_disk"
+        return UserError(f"there is no setting '{key}': {why}")
     elsewhere = ELSEWHERE.get(key, ELSEWHERE.get(key.rpartition(".")[2]))
     if elsewhere is not None:
         return UserError(f"there is no setting '{key}'; did you mean '{elsewhere}'?")

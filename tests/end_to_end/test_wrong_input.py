@@ -101,6 +101,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner setup=acc", "setup=acc", "'acc4'"),
     ("runner schedule=xyz", "schedule=xyz", "constant, cosine, linear"),
     ("runner experiment=localsgd", "experiment=localsgd", "'local_sgd'"),
+    ("runner recipe=text_classification recipe.data.streaming=true", "recipe.data.streaming", "ledger"),
     ("runner sharding=fdsp", "sharding=fdsp", "'fsdp'"),
     ("runner fsdp=full_shard", "'fsdp'", "'sharding=fsdp'"),
     ("runner sharding=fsdp sync.k=4 device=cpu2", "sync.k=4", "sharding=fsdp"),
