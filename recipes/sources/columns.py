@@ -43,6 +43,7 @@ def infer_columns(
         if len(fit) != 1:
             found = f"{' and '.join(map(repr, fit))} could be it" if fit else "none is recognised"
             unlabelled = ", or use runner.predict for texts without labels" if role == "label" and not fit else ""
+            unlabelled = kind.otherwise * (role == "label") + unlabelled
             raise UserError(
                 f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
                 f"{found}; set recipe.data.{role}_column to one of them{unlabelled}"

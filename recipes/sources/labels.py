@@ -54,11 +54,12 @@ class LabelCells:
 
 
 class LabelKind(ABC):
-    """`usual`: names of columns with such labels, in lower case."""
+    """`usual`: names of columns with such labels, in lower case; `otherwise`: another way to name them."""
 
     usual: tuple[str, ...] = (
         *("label", "labels", "class", "category", "target", "gold_label", "sentiment", "intent", "topic"),
     )
+    otherwise: str = ""
 
     @abstractmethod
     def like(self, column: Series[Any]) -> bool:
@@ -123,8 +124,11 @@ class ClassSets(LabelKind):
 
     separator: str | None
 
+    otherwise = ", or recipe.data.label_columns to columns of 0 and 1"
+
     def like(self, column: Series[Any]) -> bool:
-        return bool(column.map(_is_list).all())
+        separated = column.map(lambda cell: self.separator is not None and self.separator in str(cell))
+        return bool(column.map(_is_list).all() or separated.any())
 
     def names(self, found: LabelCells) -> tuple[Sequence[str], tuple[str, ...]]:
         if found.names is not None:
@@ -159,7 +163,7 @@ class ClassSets(LabelKind):
             elif isinstance(cell, str):
                 raise UserError(
                     f"{found.where} {row} has the text '{cell}' in {found.place}, not a list: set what separates its "
-                    "labels, such as recipe.data.label_separator=';'"
+                    "labels, such as \"recipe.data.label_separator=';'\""
                 )
             else:
                 raise found.wrong(row, "has no list of labels")

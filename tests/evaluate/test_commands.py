@@ -311,8 +311,8 @@ def test_other_labels(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for recipe, overrides in labelled.write(here).items():
         assert run(f"hydra.run.dir={recipe}", "device=cpu2", "max_steps=3", "tracking=none", base=overrides) == 0
         own = read(here / recipe, "summary.json")["eval"]
-        again = evaluated(here / recipe, "device=cpu2")
-        assert (again["eval"], again["data"]["eval_samples"]) == (own, 12)
+        again = evaluated(here / recipe, "device=cpu")
+        assert (again["eval"], again["data"]["eval_samples"]) == (pytest.approx(own, rel=1e-3), 12)
     assert "labels inferred: food = 0, music = 1, sport = 2" in capsys.readouterr().out
 
     assert cli.predict_main(["multi_label", "-o", "sets.csv", "tracking=none"]) == 0
