@@ -134,6 +134,9 @@ class SequenceClassification(TransformerRecipe):
         require(ok, "recipe.padding", self.padding, "use longest or max_length")
         rule = f"use one of {', '.join(PROBLEMS)}"
         require(self.problem in PROBLEMS, "recipe.problem", self.problem, rule)
+        of_data = getattr(self.data, "problem", self.problem)
+        rule = f"it must be recipe.problem={self.problem}; choose the recipe multi_label or text_regression instead"
+        require(of_data == self.problem, "recipe.data.problem", of_data, rule)
         shown, known = self.metrics_shown, self._problem.metrics
         ok = shown is None or isinstance(shown, (list, tuple))
         require(ok, "recipe.metrics_shown", shown, "give a list, such as [accuracy], or null")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
+from recipes.models.pretrained import Pretrained
 from recipes.sources.text_files import TextFiles
-from recipes.tasks.classification import Corpus, LabelledText
+from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.errors import UserError
 
 TEXTS = ["a first text that is long", "another one of some length", "the third of the texts", "and the very last one"]
@@ -157,6 +158,11 @@ def test_another_problem(content: str, settings: dict[str, Any], words: str) -> 
     with pytest.raises(UserError) as caught:
         TextFiles(**{"train": "t.csv", "eval": "t.csv", **settings}).read()
     assert words in str(caught.value)
+
+
+def test_recipe_and_data_have_the_same_problem() -> None:
+    with pytest.raises(UserError, match=r"recipe\.data\.problem=regression"):
+        SequenceClassification(TextFiles(problem="regression"), Pretrained("x"))
 
 
 def test_lists_are_not_one_class() -> None:
