@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from recipes.tasks.classification import METRICS, SequenceClassification
+from recipes.tasks.classification import SequenceClassification
+from recipes.tasks.problems import SingleLabel
 from runner.data.cache import Cache
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -83,7 +84,7 @@ class TokenLabels(SequenceClassification):
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         labels = padded(table[range(len(table))]["labels"], IGNORED_LABEL, self.max_length)
         shown = labels != IGNORED_LABEL
-        return {name: METRICS[name](predictions[shown], labels[shown]) for name in self.metric_names}
+        return {name: SingleLabel.metrics[name](predictions[shown], labels[shown]) for name in self.metric_names}
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:

@@ -154,11 +154,11 @@ class Pretrained:
             rule = f"transformers does not know its model_type '{kind}'; update transformers, or give another model"
             require(kind in CONFIG_MAPPING, "recipe.model.name", self.name, rule)
 
-    def check_classes(self, classes: int) -> None:
-        """Check that a classification head fits the number of classes. Raises UserError."""
+    def check_classes(self, classes: int, kind: str = "ForSequenceClassification") -> None:
+        """Check that a head of this kind fits the number of classes, if the model has one. Raises UserError."""
         config = self._known()
-        names, kind = config.get("id2label"), (config.get("architectures") or [""])[0]
-        ok = self._random or not names or not kind.endswith("ForSequenceClassification") or len(names) == classes
+        names, saved = config.get("id2label"), (config.get("architectures") or [""])[0]
+        ok = self._random or not names or not saved.endswith(kind) or len(names) == classes
         rule = f"its classification head has {len(names or ())} classes, and these data have {classes}"
         require(ok, "recipe.model.name", self.name, f"{rule}; give a model without this head, or other data")
 
@@ -344,10 +344,20 @@ class Pretrained:
         names = self._config().id2label
         return tuple(str(names[number]) for number in sorted(names))
 
+    def problem_type(self) -> str | None:
+        """What the model was trained for, in transformers' words; None if it does not say. Raises UserError."""
+        found: str | None = self._config().problem_type
+        return found
+
     def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
         from transformers import AutoModelForSequenceClassification
 
         return self._build(AutoModelForSequenceClassification, vocabulary, pad_id, num_labels=classes)
+
+    def build_tagger(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
+        from transformers import AutoModelForTokenClassification
+
+        return self._build(AutoModelForTokenClassification, vocabulary, pad_id, num_labels=classes)
 
     def build_span_model(self, vocabulary: int, pad_id: int) -> nn.Module:
         from transformers import AutoModelForQuestionAnswering

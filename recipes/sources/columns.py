@@ -10,16 +10,14 @@ from runner.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from recipes.sources.labels import LabelKind
+
 _TEXTS = ("text", "sentence", "review", "message", "content", "comment", "tweet", "document", "body", "utterance")
-_LABELS = ("label", "labels", "class", "category", "target", "gold_label", "sentiment", "intent", "topic")
 _PAIRS = (
     *(("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2"), ("text_a", "text_b")),
     *(("premise", "hypothesis"), ("question1", "question2"), ("question", "answer"), ("question", "sentence")),
     *(("query", "passage"), ("query", "document")),
 )
-
-#: A column of labels has at least so many rows of each label, on average.
-_ROWS_PER_LABEL = 2
 
 #: Rows of which the content is looked at.
 _LOOKED_AT = 10_000
@@ -28,8 +26,10 @@ _LOOKED_AT = 10_000
 _TEXT_CHARACTERS, _TEXT_DIFFERENT = 15, 0.5
 
 
-def infer_columns(rows: Dataset, setting: str, labelled: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns by role: `text`, `label` if `labelled`, and `pair` for pairs of texts.
+def infer_columns(
+    rows: Dataset, setting: str, kind: LabelKind, labelled: bool, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The columns by role: `text`, `label` if `labelled`, with labels of this kind, and `pair` for pairs of texts.
 
     Those that are not `given` by their usual names, else by their content. Raises UserError if several columns, or
     none, fit.
@@ -43,6 +43,7 @@ def infer_columns(rows: Dataset, setting: str, labelled: bool, given: Mapping[st
         if len(fit) != 1:
             found = f"{' and '.join(map(repr, fit))} could be it" if fit else "none is recognised"
             unlabelled = ", or use runner.predict for texts without labels" if role == "label" and not fit else ""
+            unlabelled = kind.otherwise * (role == "label") + unlabelled
             raise UserError(
                 f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
                 f"{found}; set recipe.data.{role}_column to one of them{unlabelled}"
@@ -50,7 +51,8 @@ def infer_columns(rows: Dataset, setting: str, labelled: bool, given: Mapping[st
         if (table[fit[0]].astype(str) == fit[0]).any():
             places = {**columns, role: fit[0]}
             everything = list(map(str, table.columns))
-            found = " ".join(f"recipe.data.{one}_column={everything.index(places[one])}" for one in places)
+            roles = [one for one in ("text", "pair", "label") if one in places]
+            found = " ".join(f"recipe.data.{one}_column={everything.index(places[one])}" for one in roles)
             found += "" if "label" in places else " recipe.data.label_column=…"
             raise UserError(
                 f"recipe.data.{role}_column=null cannot be inferred: {setting} has '{fit[0]}' in its first line and "
@@ -59,7 +61,7 @@ def infer_columns(rows: Dataset, setting: str, labelled: bool, given: Mapping[st
             )
         columns[role] = fit[0]
 
-    labels = [by_lower[name] for name in _LABELS if name in by_lower]
+    labels = [by_lower[name] for name in kind.usual if name in by_lower]
     if "text" not in given:
         texts = [by_lower[name] for name in _TEXTS if name in by_lower]
         pairs = [[by_lower[name] for name in pair] for pair in _PAIRS if all(name in by_lower for name in pair)]
@@ -71,7 +73,7 @@ def infer_columns(rows: Dataset, setting: str, labelled: bool, given: Mapping[st
             choose("text", fit or [name for name in names if name not in labels and _like_texts(table[name])])
     if labelled and "label" not in given:
         others = [name for name in names if name not in columns.values()]
-        choose("label", labels or [name for name in others if _like_labels(table[name])])
+        choose("label", labels or [name for name in others if kind.like(table[name])])
     return columns
 
 
@@ -79,7 +81,3 @@ def _like_texts(column: Any) -> bool:
     if not column.map(lambda cell: isinstance(cell, str)).all():
         return False
     return bool(column.str.len().mean() >= _TEXT_CHARACTERS and column.nunique() >= _TEXT_DIFFERENT * len(column))
-
-
-def _like_labels(column: Any) -> bool:
-    return 2 <= column.astype(str).nunique() <= len(column) / _ROWS_PER_LABEL

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recipes.sources.columns import infer_columns
+from recipes.sources.labels import Classes, ClassSets, LabelCells, LabelKind, Numbers, flags_as_sets
 from recipes.sources.rows import Rows, check_columns, is_table
 from recipes.sources.source import Part, Source
 from recipes.tasks.classification import Corpus, LabelledText
 from runner.errors import UserError, did_you_mean, require
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 #: A position from 0 in a file without a header, else the name of a column or field.
 Column = int | str
 
-#: More classes than this, and fewer than two rows of each, are not classes.
-_MANY_CLASSES = 20
-
-#: Classes that a note lists.
-_CLASSES_SHOWN = 12
-
 
 @dataclass(frozen=True)
 class TextFiles(Source):
-    """Rows with a text, or a pair of texts, and a label.
+    """Rows with a text, or a pair of texts, and a label, several or a number, as `problem` says (see `PROBLEMS`).
 
     `text_column`, `label_column`, and for pairs of texts `pair_column`: positions from 0 in tables without a header,
     which have `columns` columns; else names; without them they are inferred from the training file. `label_names`: the
     classes in the order of their numbers; without them the labels are sorted and numbered. Rows with a label in
     `skip_labels` are left out before `max_*_samples` are chosen. `hub_text`, `hub_pair`, `hub_label`: the Hub's names.
+    Several labels are a list; or text, in which `label_separator` separates them; or `label_columns` with 0 and 1.
     """
 
     text_column: int | str | None = None
@@ -46,23 +41,28 @@ class TextFiles(Source):
     hub_text: str = "text"
     hub_pair: str | None = None
     hub_label: str = "label"
+    problem: str = "single_label"
+    label_columns: Sequence[int | str] | None = None
+    label_separator: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         text = self.text_column
         rule = "recipe.data.text_column=null infers the text: set recipe.data.text_column too"
         require(text is not None or self.pair_column is None, "recipe.data.pair_column", self.pair_column, rule)
-        for role, column in self._given.items():
+        self._check_problem()
+        given = [(f"recipe.data.{role}_column", column) for role, column in self._given.items()]
+        for setting, column in given + [("recipe.data.label_columns", column) for column in self.label_columns or ()]:
             if isinstance(column, int) != isinstance(text, int):
                 raise UserError(
-                    f"recipe.data.{role}_column={column} is invalid with recipe.data.text_column={text}: "
+                    f"{setting}={column} is invalid with recipe.data.text_column={text}: "
                     "use positions for all columns, or names for all"
                 )
             if isinstance(column, int):
                 ok = self.columns is not None
-                require(ok, "recipe.data.columns", None, f"recipe.data.{role}_column={column} is a position: set it")
+                require(ok, "recipe.data.columns", None, f"{setting}={column} is a position: set it")
                 rule = f"use a position from 0 to recipe.data.columns={self.columns} - 1"
-                require(0 <= column < (self.columns or 0), f"recipe.data.{role}_column", column, rule)
+                require(0 <= column < (self.columns or 0), setting, column, rule)
         names = self.label_names
         if names is not None:
             # YAML reads a bare yes or no as a boolean.
@@ -71,23 +71,57 @@ class TextFiles(Source):
         rule = "list labels, such as ['-'], or [] for none"
         require(_is_list_of_text(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
 
+    def _check_problem(self) -> None:
+        """Check the settings of labels that not every problem has. Raises UserError."""
+        several, columns = self.problem == "multi_label", self.label_columns
+        only = "only recipe=multi_label has several labels; use null"
+        require(several or columns is None, "recipe.data.label_columns", columns, only)
+        require(several or self.label_separator is None, "recipe.data.label_separator", self.label_separator, only)
+        ok = self.label_separator is None or bool(str(self.label_separator).strip())
+        require(ok, "recipe.data.label_separator", self.label_separator, "use a character, such as ';', or null")
+        names = self.label_names
+        require(
+            self.problem != "regression" or names is None, "recipe.data.label_names", names, "numbers have no names"
+        )
+        rule = "it leaves out rows by their only label; use []"
+        require(not (several and self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
+        if columns is not None:
+            ok = isinstance(columns, (list, tuple)) and len(set(columns)) == len(columns) >= 2
+            require(ok, "recipe.data.label_columns", columns, "list two or more different columns of 0 and 1")
+            other = self.label_column or self.label_separator
+            require(other is None, "recipe.data.label_columns", columns, "leave out label_column and label_separator")
+            ok = names is None or len(names) == len(columns)
+            rule = f"recipe.data.label_columns has {len(columns)} columns; give a name for each, or null"
+            require(ok, "recipe.data.label_names", names, rule)
+
+    @property
+    def _kind(self) -> LabelKind:
+        kinds = {"single_label": Classes(), "multi_label": ClassSets(self.label_separator), "regression": Numbers()}
+        return kinds[self.problem]
+
     @property
     def _given(self) -> dict[str, Column]:
         """The columns that are set, by role."""
         columns = {"text": self.text_column, "label": self.label_column, "pair": self.pair_column}
         return {role: column for role, column in columns.items() if column is not None}
 
+    @property
+    def _flags(self) -> dict[str, str]:
+        """The columns of 0 and 1, and the class of each."""
+        columns = list(map(str, self.label_columns or ()))
+        return dict(zip(columns, self.label_names or columns, strict=False))  # of other lengths only without columns
+
     def read(self) -> Corpus:
         self.check_both()
         train = self._rows("train", labelled=True)
         evaluation = self._rows("eval", labelled=True, columns=train.columns)
-        names, inferred = self.label_names or train.label_names, tuple[str, ...]()
+        names, inferred = self.label_names, tuple[str, ...]()
         if names is None:
-            names, inferred = self._infer_names(train)
+            names, inferred = self._kind.names(self._kept(train).labels)
         lacking = "is not in recipe.data.label_names" if self.label_names else "recipe.data.train lacks"
-        learned = self._labelled(train, names, f"which {lacking}", numbers=not inferred)
-        self._check_classes(learned, names)
-        evaluated = self._labelled(evaluation, names, f"which {lacking}", numbers=not inferred)
+        learned = self._labelled(train, names, f"which {lacking}", by_number=not inferred)
+        self._kind.check_training(learned.labels, names, self.max_train_samples)
+        evaluated = self._labelled(evaluation, names, f"which {lacking}", by_number=not inferred)
         learned = dataclasses.replace(learned, notes=self.notes + train.notes + inferred)
         return Corpus(learned, evaluated, self.described("train", "eval"), names)
 
@@ -103,7 +137,7 @@ class TextFiles(Source):
         if label_names is None:
             texts, pairs = rows.texts()
             return LabelledText(texts, None, pairs, rows.notes)
-        return self._labelled(rows, label_names, "which the model does not know", numbers=True)
+        return self._labelled(rows, label_names, "which the model does not know", by_number=True)
 
     def _rows(
         self, part: Part, labelled: bool, file: str | None = None, columns: Mapping[str, Column] | None = None
@@ -115,8 +149,12 @@ class TextFiles(Source):
         name, setting = found
         self._check_pairs("hub_pair", "pair_column")
         given = {role: column for role, column in self._given.items() if labelled or role != "label"}
+        flags = self._flags if labelled else {}
         positions = isinstance(self.text_column, int)
         rows = self.rows(part, file, header=not positions)
+        if missing := [name for name in flags if name not in rows.names]:
+            known = did_you_mean(missing[0], rows.names)
+            raise UserError(f"recipe.data.label_columns={missing[0]} is not a column of {setting}{known}")
         if positions and not is_table(name):
             raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use column names")
         if positions and not labelled and len(rows.names) == 1 and "pair" not in given:
@@ -127,27 +165,30 @@ class TextFiles(Source):
             raise _no_rows(setting)
         notes: tuple[str, ...] = ()
         if columns is None:
-            require(not positions or len(given) > labelled, "recipe.data.label_column", None, "give its position")
-            columns = given if positions else infer_columns(rows.dataset, setting, labelled, given)
+            by_label = labelled and not flags
+            require(not positions or len(given) > by_label, "recipe.data.label_column", None, "give its position")
+            others = rows.dataset.remove_columns(list(flags))
+            columns = given if positions else infer_columns(others, setting, self._kind, by_label, given)
             if inferred := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
                 notes = ("columns inferred: " + ", ".join(inferred),)
         places = {role: f"recipe.data.{role}_column={column}" for role, column in columns.items()}
         for role, column in columns.items():
             if str(column) not in rows.names:
                 raise UserError(f"{places[role]} is not a column of {setting}{did_you_mean(str(column), rows.names)}")
-        return _Rows.of(rows, part, columns, places, notes)
+        return _Rows.of(rows, part, columns, places, flags, notes)
 
     def _hub_rows(self, part: Part, labelled: bool) -> _Rows:
         self._check_pairs("pair_column", "hub_pair")
         columns = {"text": self.hub_text}
         if self.hub_pair is not None:
             columns["pair"] = self.hub_pair
-        if labelled:
+        flags = self._flags if labelled else {}
+        if labelled and not flags:
             columns["label"] = self.hub_label
         rows = self.rows(part)
-        check_columns(rows, list(columns.values()))
+        check_columns(rows, [*columns.values(), *flags])
         places = {role: f"recipe.data.hub_{role}={column}" for role, column in columns.items()}
-        return _Rows.of(rows, part, columns, places)
+        return _Rows.of(rows, part, columns, places, flags)
 
     def _check_pairs(self, given: str, missing: str) -> None:
         """A pair column that is only configured for the other source would silently train on single texts."""
@@ -160,66 +201,23 @@ class TextFiles(Source):
 
     def _kept(self, rows: _Rows) -> _Rows:
         """The rows whose label is not skipped."""
-        skipped = rows.labels.isin([str(label) for label in self.skip_labels])
+        skipped = rows.labels.texts.isin([str(label) for label in self.skip_labels])
         if skipped.all():
             raise _no_rows(rows.setting, f" outside recipe.data.skip_labels={list(self.skip_labels)}")
         return dataclasses.replace(rows, cells=rows.cells[~skipped])
 
-    def _infer_names(self, rows: _Rows) -> tuple[list[str], tuple[str, ...]]:
-        """The different labels in order, numbers by value; and a note unless they are 0, 1, 2, …"""
-        labels = self._kept(rows).labels
-        empty = labels.eq("")
-        if empty.any():
-            raise UserError(f"{rows.where} {empty.idxmax()} has no label in {rows.places['label']}")
-        names = sorted(labels.unique())
-        if all(re.fullmatch(r"-?\d+", name) for name in names):
-            names.sort(key=int)
-        if len(names) > max(_MANY_CLASSES, len(labels) / 2):
-            raise UserError(
-                f"{rows.places['label']} has {len(names):,} different values in {len(labels):,} rows of "
-                f"{rows.setting}: name a column of classes"
-            )
-        if names == [str(number) for number in range(len(names))]:
-            return names, ()
-        shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES_SHOWN]))
-        more = f" and {len(names) - _CLASSES_SHOWN} more" if len(names) > _CLASSES_SHOWN else ""
-        return names, (f"labels inferred: {shown}{more}",)
-
-    def _labelled(self, rows: _Rows, names: Sequence[str], lacking: str, numbers: bool) -> LabelledText:
-        """The texts and classes that are kept. `lacking` follows a wrong label; `numbers`: labels may be numbers."""
+    def _labelled(self, rows: _Rows, names: Sequence[str], lacking: str, by_number: bool) -> LabelledText:
+        """The texts and labels that are kept. `lacking`, `by_number`: as of `LabelKind.labels`."""
         rows = self._kept(rows)
-        # The Hub's copies have numbers where files have names. They are ambiguous only if a name looks like a number.
-        classes = {str(number): number for number in range(len(names))} if numbers else {}
-        if any(name.isdecimal() for name in names):
-            classes = {}
-        classes |= {name: number for number, name in enumerate(names)}
-        labels = rows.labels.map(classes)
-        if labels.hasnans:
-            line = labels.isna().idxmax()
-            label = rows.labels[line]
-            wrong = f"{rows.where} {line} has the label '{label}' in {rows.places['label']}"
-            raise UserError(f"{wrong}, {lacking}{did_you_mean(label, names)}")
+        labels: Any = self._kind.labels(rows.labels, names, lacking, by_number)
         texts, pairs = rows.texts()
         chosen = self.chosen(rows.part, len(labels))
         return LabelledText(
             [texts[row] for row in chosen],
-            labels.iloc[chosen].astype(int).tolist(),
+            [labels[row] for row in chosen],
             [pairs[row] for row in chosen] if pairs is not None else None,
             rows.notes,
         )
-
-    def _check_classes(self, train: LabelledText, names: Sequence[str]) -> None:
-        found = set(train.labels or ())
-        limit = self.max_train_samples
-        if len(found) == 1:
-            fix = f"raise recipe.data.max_train_samples={limit}" if limit else "give a file with several classes"
-            raise UserError(
-                f"recipe.data.train has only labels of class {names[found.pop()]}, so there is nothing to learn: {fix}"
-            )
-        absent = [name for number, name in enumerate(names) if number not in found]
-        if absent:
-            fix = f"raise recipe.data.max_train_samples={limit}" if limit else "remove it from recipe.data.label_names"
-            raise UserError(f"recipe.data.train has no row of the class '{absent[0]}', so it cannot be learned: {fix}")
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,8 @@ class _Rows:
     """The rows of one part, before labels become numbers.
 
     `cells`: a column for each role, of which the index numbers the rows for people; `columns`, `places`: these columns
-    in the source and in messages; `where`: what precedes a row's number; `label_names`: of the data set.
+    in the source and in messages; `where`: what precedes a row's number; `label_names`: of the data set. Columns of 0
+    and 1 become one with lists of classes.
     """
 
     part: Part
@@ -241,18 +240,30 @@ class _Rows:
 
     @staticmethod
     def of(
-        rows: Rows, part: Part, columns: Mapping[str, Column], places: Mapping[str, str], notes: tuple[str, ...] = ()
+        rows: Rows,
+        part: Part,
+        columns: Mapping[str, Column],
+        places: Mapping[str, str],
+        flags: Mapping[str, str],
+        notes: tuple[str, ...] = (),
     ) -> _Rows:
         import pandas
 
         cells = {role: list(rows.dataset[str(column)]) for role, column in columns.items()}
         frame = pandas.DataFrame(cells, index=rows.numbers, dtype=object)
-        names = getattr(rows.dataset.features[str(columns["label"])], "names", None) if "label" in columns else None
+        names: Sequence[str] | None = None
+        if flags:
+            names, places = list(flags.values()), {**places, "label": f"recipe.data.label_columns={list(flags)}"}
+            several = pandas.DataFrame({name: list(rows.dataset[name]) for name in flags}, rows.numbers, dtype=object)
+            frame["label"] = flags_as_sets(several, flags, rows.where)
+        elif "label" in columns:
+            feature = rows.dataset.features[str(columns["label"])]
+            names = getattr(getattr(feature, "feature", feature), "names", None)  # of a list, those of its values
         return _Rows(part, frame, columns, places, rows.setting, rows.where, names, notes)
 
     @property
-    def labels(self) -> Series[str]:
-        return self.cells["label"].map(_as_text)
+    def labels(self) -> LabelCells:
+        return LabelCells(self.cells["label"], self.where, self.places["label"], self.setting, self.label_names)
 
     def texts(self) -> tuple[list[str], list[str] | None]:
         """The texts and, for pairs, the second texts. Raises UserError if one is empty."""
@@ -262,13 +273,6 @@ class _Rows:
                 if missing.any():
                     raise UserError(f"{self.where} {missing.idxmax()} has no text in {self.places[role]}")
         return self.cells["text"].tolist(), self.cells["pair"].tolist() if "pair" in self.cells else None
-
-
-def _as_text(label: Any) -> str:
-    """A label as the user would write it; some data sets have class numbers such as 1.0 and true, or NaN for none."""
-    if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):
-        label = int(label)
-    return "" if label is None or label != label else str(label).strip()
 
 
 def _no_rows(setting: str, why: str = "") -> UserError:

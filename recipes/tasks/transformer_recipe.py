@@ -20,6 +20,12 @@ from runner.data.recipe import Batch, Prepared, Recipe
 from runner.data.table import write_table
 from runner.errors import UserError, require
 
+#: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
+_CHUNK = 10_000
+
+#: Special tokens of a text or pair, at most (RoBERTa has four): loading the tokenizer to count them takes seconds.
+_MOST_SPECIAL = 8
+
 _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -105,11 +111,53 @@ def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
     return found
 
 
+def set_label_names(config: Any, names: Sequence[str]) -> None:
+    """Save the names of the classes with the model: for pipelines, and for runner.evaluate and runner.predict."""
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: number for number, name in enumerate(names)}
+
+
+def saved_label_names(model: Pretrained, data: object) -> tuple[str, ...]:
+    """The names of a saved model's classes, spelt as `data.label_names` does, or those if the model has none."""
+    names, given = model.label_names(), tuple(getattr(data, "label_names", None) or ())
+    if all(name == f"LABEL_{number}" for number, name in enumerate(names)) and len(given) == len(names):
+        return given
+    spelling = {name.casefold(): name for name in given}
+    return tuple(spelling.get(name.casefold(), name) for name in names)
+
+
 def check_model(model: ModelSource, setting: str, tokens: int) -> None:
     """Check that the model can be loaded and has positions for `tokens` tokens. Raises UserError, Unavailable."""
     model.check()
     limit = model.longest_input()
     require(limit is None or tokens <= limit, setting, tokens, f"the model has {limit} positions; use at most {limit}")
+
+
+def check_room(max_length: int, tokenizer: Callable[[], Any], pair: bool = False) -> None:
+    """Check that more than special tokens fit: otherwise tokenizers truncate nothing at all. Raises UserError."""
+    if max_length <= _MOST_SPECIAL:
+        special = tokenizer().num_special_tokens_to_add(pair=pair)
+        rule = f"the tokenizer adds {special} special tokens; use at least {special + 1} tokens"
+        require(max_length > special, "recipe.max_length", max_length, rule)
+
+
+def count_truncated(
+    tokenizer: Any,
+    texts: Sequence[Any],
+    lengths: Sequence[int],
+    max_length: int,
+    pairs: Sequence[str] | None = None,
+    **settings: Any,
+) -> int:
+    """How many texts, or pairs, have more than `max_length` tokens. `lengths`: of the truncated ones."""
+    full = [row for row, length in enumerate(lengths) if length == max_length]
+    count = 0
+    for start in range(0, len(full), _CHUNK):
+        rows = full[start : start + _CHUNK]
+        second = None if pairs is None else [pairs[row] for row in rows]
+        encoded = tokenizer([texts[row] for row in rows], second, verbose=False, **settings)
+        count += sum(len(ids) > max_length for ids in encoded["input_ids"])
+    return count
 
 
 def check_unchanged(digest: str, planned: str, source: str) -> None:

@@ -129,7 +129,8 @@ class Recipe(ABC):
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         """Rows as CPU tensors, padded to `length` tokens, by default to the longest row.
 
-        The first dimension of every tensor is the row. Targets are under `labels`, `IGNORED_LABEL` where there is none.
+        The first dimension of every tensor is the row. Targets are under `labels`, `IGNORED_LABEL` where there is none,
+        or nan if they are floats.
         """
 
     @abstractmethod
@@ -166,7 +167,7 @@ def without_targets(batch: Batch, rows: np.ndarray) -> Batch:
     if not rows.any():
         return batch
     labels = batch["labels"].clone()
-    labels[torch.from_numpy(rows)] = IGNORED_LABEL
+    labels[torch.from_numpy(rows)] = torch.nan if labels.is_floating_point() else IGNORED_LABEL
     return {**batch, "labels": labels}
 
 

@@ -19,7 +19,7 @@ ROW = "row"
 
 
 def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of integers, or of lists of integers, into a new `folder`."""
+    """Write columns of integers, of floats, or of lists of integers, into a new `folder`."""
     folder.mkdir(parents=True)
     for name, values in columns.items():
         if len(values) and isinstance(values[0], (list, tuple, np.ndarray)):
@@ -32,9 +32,11 @@ def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             np.save(folder / f"{name}.offsets.npy", offsets)
         else:
             array = np.asarray(values)
-            if array.size and array.dtype.kind not in "iub":
-                raise TypeError(f"column '{name}' has dtype {array.dtype}, but tables hold integers")
-            np.save(folder / f"{name}.npy", array.astype(np.int64))
+            if array.size and array.dtype.kind not in "iubf":
+                raise TypeError(f"column '{name}' has dtype {array.dtype}, but tables hold numbers")
+            np.save(
+                folder / f"{name}.npy", array.astype(np.float64 if array.size and array.dtype.kind == "f" else np.int64)
+            )
 
 
 class Table:
@@ -54,7 +56,7 @@ class Table:
         return self._length
 
     def column(self, name: str) -> np.ndarray:
-        """A column of single integers, int64 of shape [rows]."""
+        """A column of single numbers, int64 or float64 of shape [rows]."""
         return self._values[name]
 
     def groups(self) -> np.ndarray | None:

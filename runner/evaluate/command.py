@@ -157,7 +157,8 @@ def _write_predictions(evaluation: Evaluation, predictions: np.ndarray, output: 
     table = pandas.DataFrame(recipe.prediction_columns(torch.from_numpy(predictions), prepared.eval))
     draft = output.with_name(f".{output.name}-{os.getpid()}")
     if output.suffix.lower() == ".csv":
-        table.to_csv(draft, index=False, float_format="%.6g")
+        lists = table.map(lambda cell: strict_json(cell, ensure_ascii=False) if isinstance(cell, list) else cell)
+        lists.to_csv(draft, index=False, float_format="%.6g")
     else:
         lines = (strict_json(row, ensure_ascii=False) + "\n" for row in table.to_dict("records"))
         draft.write_text("".join(lines), encoding="utf-8")

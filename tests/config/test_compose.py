@@ -14,7 +14,7 @@ from runner.config.compose import compose, conf_dir, known_keys, settings, sweep
 from runner.config.setups import COUNTS
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from tests.recipes import zoo
+from tests.recipes import labelled, zoo
 from tests.recipes.letters import save_gpt2
 from tests.tiny_models import save_bert
 
@@ -66,6 +66,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         **dict.fromkeys(("mnli", "text_classification"), pairs),
         "causal_lm": lines,
         "squad": squad,
+        **labelled.write(folder),
     }
 
 

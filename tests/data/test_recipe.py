@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,20 @@ from runner.data.table import write_table
 
 
 @pytest.mark.parametrize("rows", [[True, True, True], [False, True, True], [True, False, False]])
-@pytest.mark.parametrize("labels", [torch.tensor([1, 0, 2]), torch.tensor([[3, -100, 2], [1, 1, -100], [0, 0, 7]])])
+@pytest.mark.parametrize(
+    "labels",
+    [torch.tensor([1, 0, 2]), torch.tensor([[3, -100, 2], [1, 1, -100], [0, 0, 7]]), torch.tensor([1.5, -100.0, 0.0])],
+)
 def test_rows_lose_their_targets(labels: torch.Tensor, rows: list[bool]) -> None:
     """The rows named lose every target, of tokens too, the others keep theirs; inputs and the given batch stay."""
     batch = {"input_ids": torch.tensor([[5, 6], [7, 8], [9, 9]]), "labels": labels}
     before = labels.clone()
     without = without_targets(batch, np.array(rows))
     assert without["labels"].dtype == labels.dtype
+    ignored = math.nan if labels.is_floating_point() else IGNORED_LABEL  # every number may be a target
     for row, expected in enumerate(before):
-        assert torch.equal(without["labels"][row], torch.full_like(expected, IGNORED_LABEL) if rows[row] else expected)
+        found = torch.full_like(expected, ignored) if rows[row] else expected
+        assert torch.allclose(without["labels"][row], found, rtol=0, atol=0, equal_nan=True)
     assert IGNORED_LABEL == -100  # what torch's cross_entropy leaves out by default
     assert without["input_ids"] is batch["input_ids"]
     assert torch.equal(batch["labels"], before)

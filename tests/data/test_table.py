@@ -14,6 +14,7 @@ from runner.data.table import ROW, Table, write_table
 COLUMNS = {
     "input_ids": [[], [5, 6, 7], [8], [2**31 - 1, -100]],
     "label": [1, 0, 2, 2**40],
+    "score": [0.1, -2.5, 1e300, 3.0],
     "length": [0, 3, 1, 2],
 }
 
@@ -29,7 +30,7 @@ def test_rows_come_back_in_the_given_order(table: Table, rows: list[int]) -> Non
     taken = table[rows]
     assert taken.pop(ROW).tolist() == rows
     assert [row.tolist() for row in taken["input_ids"]] == [COLUMNS["input_ids"][row] for row in rows]
-    for name in ("label", "length"):
+    for name in ("label", "score", "length"):
         assert taken[name].tolist() == [COLUMNS[name][row] for row in rows]
 
 
@@ -58,11 +59,11 @@ def test_groups_and_empty_tables(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(table: Table) -> None:
-    """Existing folders, ids beyond 32 bits, which would become other ids, and anything but integers."""
+    """Existing folders, ids beyond 32 bits, which would become other ids, and anything but numbers."""
     for columns, error in (
         ({"length": [2]}, FileExistsError),
         ({"input_ids": [[2**31]], "length": [1]}, OverflowError),
-        ({"length": [1.5]}, TypeError),
+        ({"length": ["1"]}, TypeError),
     ):
         folder = table.folder if error is FileExistsError else table.folder.parent / error.__name__
         with pytest.raises(error):

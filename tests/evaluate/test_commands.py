@@ -19,7 +19,7 @@ from recipes.synthetic.grammar import generate
 from runner import cli
 from runner.compare.from_folders import read_folders
 from runner.compare.from_mlflow import ExistingStore
-from tests.recipes import zoo
+from tests.recipes import labelled, zoo
 from tests.runs import TRACKED, read, run, store, stored_runs
 from tests.tiny_models import save_bert
 
@@ -311,6 +311,37 @@ def test_text_and_perplexity(here: Path) -> None:
     assert table.document.nunique() == 20
     targets = table.tokens - 1
     assert (table.loss * targets).sum() / targets.sum() == pytest.approx(own["loss"], rel=1e-5)
+
+
+def test_other_labels(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several classes, a number, a tag for each word: the run's metrics again, and a row for each sample."""
+    for recipe, overrides in labelled.write(here).items():
+        assert run(f"hydra.run.dir={recipe}", "device=cpu2", "max_steps=3", "tracking=none", base=overrides) == 0
+        own = read(here / recipe, "summary.json")["eval"]
+        again = evaluated(here / recipe, "device=cpu")
+        assert (again["eval"], again["data"]["eval_samples"]) == (pytest.approx(own, rel=1e-3), 12)
+    assert "labels inferred: food = 0, music = 1, sport = 2" in capsys.readouterr().out
+
+    assert cli.predict_main(["multi_label", "-o", "sets.csv", "tracking=none"]) == 0
+    sets = pandas.read_csv("sets.csv")
+    assert [json.loads(labels) for labels in sets.label] == [labels for _, labels in labelled.class_sets(12, 1)]
+    chosen = [[name for name in labelled.CLASSES if row[f"probability_{name}"] > 0.5] for _, row in sets.iterrows()]
+    assert [json.loads(labels) for labels in sets.predicted] == chosen
+
+    assert cli.predict_main(["text_regression", "-o", "numbers.csv", "tracking=none"]) == 0
+    numbers = pandas.read_csv("numbers.csv")
+    assert list(numbers.columns) == ["text", "predicted", "label"]
+    assert ((numbers.predicted - numbers.label) ** 2).mean() == pytest.approx(
+        read(here / "text_regression", "summary.json")["eval"]["mse"], rel=1e-4
+    )
+
+    Path("words.txt").write_text("Today\nAda\n\nOslo\nrests\n")
+    given = ["token_classification", "-o", "words.jsonl", "--input=words.txt", "tracking=none"]
+    assert cli.predict_main(given) == 0
+    rows = [json.loads(line) for line in Path("words.jsonl").read_text().splitlines()]
+    assert [row["tokens"] for row in rows] == [["Today", "Ada"], ["Oslo", "rests"]]
+    assert {tag for row in rows for tag in row["predicted"]} <= {"O", "B-LOC", "I-LOC", "B-PER", "I-PER"}
+    assert all(row.keys() == {"tokens", "predicted"} and len(row["predicted"]) == 2 for row in rows)
 
 
 def test_recipe_without_transformers(here: Path) -> None:
