@@ -102,6 +102,8 @@ def compose(
         name = _SAVED
         # A choice, by default none, comes after the run's settings and so replaces them. The device comes last, because
         # some of its choices override another group.
+        if any(override.key_or_group == "tracking" for override in parsed(overrides)):
+            saved = {name: value for name, value in saved.items() if name != "tracking"}  # choices of trackers add up
         groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir() and path.name != "device"]
         defaults = ["schema", "_self_", *({group: None} for group in (*groups, "device"))]
         ConfigStore.instance().store(name=_SAVED, node={"defaults": defaults, **saved})

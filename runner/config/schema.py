@@ -35,7 +35,6 @@ from runner.config.choices import (
     ScheduleName,
     SyncPolicyName,
     SyncSchedule,
-    TrackerName,
 )
 from runner.errors import require
 
@@ -358,9 +357,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are logged. `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`."""
+    """Where runs are logged, to any of three trackers besides the run's folder.
 
-    kind: TrackerName = MISSING
+    `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`. `experiment`: of MLflow, and the
+    project of W&B. `log_model`: to MLflow.
+    """
+
+    mlflow: bool = False
+    tensorboard: bool = False
+    wandb: bool = False
     uri: str | None = None
     experiment: str = "runner"
     run_name: str | None = None
@@ -368,8 +373,8 @@ class Tracking:
 
     def __post_init__(self) -> None:
         require(bool(self.experiment.strip()), "tracking.experiment", repr(self.experiment), "must not be empty")
-        if self.kind is TrackerName.none:
-            rule = "tracking=none logs only to the run's folder; choose tracking=mlflow"
+        if not self.mlflow:
+            rule = "only MLflow uses it; choose tracking=mlflow, or tracking=[mlflow,…] for several trackers"
             require(self.uri is None, "tracking.uri", "…", rule)
             require(not self.log_model, "tracking.log_model", True, rule)
         elif self.uri is None:
