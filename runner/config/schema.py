@@ -381,6 +381,11 @@ class Tracking:
             # Not by interpolation in the YAML file: `--cfg job --resolve` would print a password in the variable.
             object.__setattr__(self, "uri", os.environ.get("MLFLOW_TRACKING_URI"))
 
+    @property
+    def local(self) -> list[str]:
+        """The trackers that write into the run's folder."""
+        return [name for name in ("tensorboard", "wandb") if getattr(self, name)]
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -34,8 +34,8 @@ def _sync(options: Namespace, console: Console) -> int:
     failed = 0
     given = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folders = {folder: store_and_runs(folder, given) for folder in map(Path, options.folders)}
-    for uri in {uri for uri, _ in folders.values() if uri is not None}:
-        check_tracking(Tracking(mlflow=True, uri=uri))
+    for store in {store for store, _ in folders.values() if store is not None}:
+        check_tracking(Tracking(mlflow=True, uri=store))
     for folder, (uri, runs) in folders.items():
         for run in runs_below(folder):
             try:

@@ -17,7 +17,6 @@ from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
 from runner.track.store import database_of, how_to_open, make_database
-from runner.track.tensorboard import PREFIX as EVENTS
 
 # Set before MLflow is imported. MLflow would repeat a request whose response was lost without asking whether it was
 # processed, and so create a second run; retries are decided here.
@@ -200,7 +199,7 @@ class Delivery:
     def close(self) -> None:
         """Send the files, the tags set at the end of the run, and its status."""
         for path in sorted(self._folder.glob("*")):  # none if the folder is gone
-            if path.is_file() and path.name != CARD_FILE and not path.name.startswith((".", EVENTS)):
+            if path.is_file() and path.name != CARD_FILE and not path.name.startswith("."):
                 self._client.log_artifact(self.run_id, str(path))
         for name, value in self._own(self.card.last_tags, self._client.get_run(self.run_id)).items():
             self._client.set_tag(self.run_id, name, value)

@@ -55,9 +55,7 @@ def check_tracking(tracking: Tracking) -> None:
 
     Raises UserError.
     """
-    for package in ("tensorboard", "wandb"):
-        if getattr(tracking, package) and not _is_installed(package):
-            raise UserError(f"tracking={package} needs the package {package}: pip install 'finetune-runner[{package}]'")
+    check_installed(tracking.local)
     uri = store_of(tracking)
     if uri is None:
         return
@@ -80,6 +78,15 @@ def check_tracking(tracking: Tracking) -> None:
         )
     elif scheme in ("", "file"):
         check_folder("tracking.uri", uri.removeprefix("file:").removeprefix("//"))
+
+
+def check_installed(packages: Sequence[str]) -> None:
+    """Raises UserError for a package that is not installed."""
+    for package in packages:
+        if not _is_installed(package):
+            raise UserError(
+                f"tracking={package} needs a package that is not installed: pip install 'finetune-runner[{package}]'"
+            )
 
 
 def _is_installed(package: str) -> bool:

@@ -1,9 +1,11 @@
-"""Writes a run as a file of TensorBoard's events, in the run's folder."""
+"""Writes a run as a file of TensorBoard's events, below `tensorboard/` in the run's folder."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -13,9 +15,6 @@ from typing import Any
 from runner.folder.metrics_log import MetricsReader
 from runner.track.card import RunCard
 from runner.track.description import NOTE_TAG
-
-#: TensorBoard finds its files by a part of this name.
-PREFIX = "events.out.tfevents."
 
 
 class TensorBoard:
@@ -34,12 +33,15 @@ class TensorBoard:
 
     def begin(self) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.hparams.api import hparams_pb
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        for old in self._folder.glob(f"{PREFIX}*"):
-            old.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._folder / "tensorboard")
         card, self._reader, self._last_step = RunCard.read(self._folder), MetricsReader(self._folder), 0
-        self._file = self._folder / f"{PREFIX}{time.time_ns()}"  # TensorBoard reads files in the order of their names
+        # TensorBoard shows folders as the names of runs, and reads the files in one in the order of their names.
+        folder = self._folder / "tensorboard" / card.run_name.replace("/", "-")[:72]
+        folder.mkdir(parents=True)
+        self._file = folder / f"events.out.tfevents.{time.time_ns()}"
         started = card.started / 1000
         params = hparams_pb(card.typed_params(), trial_id=f"{card.run_name} · {card.key[:4]}", start_time_secs=started)
         text = f"# {card.run_name}\n\n{_text(card.tags)}"

@@ -13,7 +13,7 @@ from runner.config.schema import Tracking
 from runner.errors import Terminal
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
-from runner.track.store import check_tracking, error_summary, store_of
+from runner.track.store import check_installed, error_summary, store_of
 from runner.track.tensorboard import TensorBoard
 from runner.track.wandb import WeightsAndBiases
 
@@ -183,7 +183,7 @@ def deliver_locally(folder: Path, status: str | None = None) -> list[str]:
         card = card.mark_ended(folder, status)
     if card.status is None:
         return []
-    check_tracking(Tracking(**dict.fromkeys(card.undelivered, True)))
+    check_installed(card.undelivered)
     destinations = [LOCAL[name](folder) for name in card.undelivered]
     for destination in destinations:
         destination.begin()
@@ -194,9 +194,14 @@ def deliver_locally(folder: Path, status: str | None = None) -> list[str]:
     return [destination.name for destination in destinations]
 
 
+def how_to_open_jobs(tracking: Tracking, folder: Path) -> Sequence[str]:
+    """Lines that say how to open the jobs of the sweep in `folder` in the trackers besides MLflow."""
+    return [line for name in tracking.local for line in LOCAL[name](folder / "*").how_to_open()]
+
+
 def build_tracker(tracking: Tracking, card: RunCard, folder: Path, *, resumed: bool = False) -> Tracker:
     """The tracker of a run, whose card is written to its folder. `resumed`: the store may know the run already."""
-    card = dataclasses.replace(card, undelivered=[name for name in LOCAL if getattr(tracking, name)])
+    card = dataclasses.replace(card, undelivered=tracking.local)
     card.write(folder)
     return Tracker(card, folder, store_of(tracking), resumed=resumed)
 

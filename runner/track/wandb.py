@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -32,16 +34,17 @@ class WeightsAndBiases:
         self._folder = folder
         self._run: Any = None
         self._reader = MetricsReader(folder)
+        self._started_service = False
 
     def begin(self) -> None:
         import wandb
 
         if self._run is not None:
             self._run.finish(exit_code=_KILLED)
-        shutil.rmtree(self._folder / "wandb", ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._folder / "wandb")
         card, self._reader = RunCard.read(self._folder), MetricsReader(self._folder)
-        # Nothing is printed and, where W&B needs a key that it does not have, nothing is asked.
-        wandb.setup(wandb.Settings(silent=True))
+        self._started_service |= _start_service(self._folder)
         tags = {name: value for name, value in card.tags.items() if not name.startswith("mlflow.")}
         self._run = wandb.init(
             id=card.key[:12],
@@ -53,12 +56,13 @@ class WeightsAndBiases:
             tags=_labels(card),
             config={**tags, **card.typed_params()},
             dir=self._folder,
-            mode=os.environ.get("WANDB_MODE") or "offline",
+            mode=_mode(),
             reinit="create_new",  # the process may have a W&B run of its own
             # Nothing is captured, watched or collected: the run's folder has all of that already, without secrets.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
+                symlink=False,
                 disable_code=True,
                 disable_git=True,
                 save_code=False,
@@ -83,6 +87,8 @@ class WeightsAndBiases:
         self._run = run
 
     def close(self) -> None:
+        import wandb
+
         card = RunCard.read(self._folder)
         last = {name: value for name, value in card.last_tags.items() if not name.startswith("mlflow.")}
         self._run.notes = card.last_tags.get(NOTE_TAG) or card.tags.get(NOTE_TAG)
@@ -90,12 +96,40 @@ class WeightsAndBiases:
         self._run.config.update(last, allow_val_change=True)
         self._run.summary["status"] = card.status
         self._run.finish(exit_code=_EXIT_CODES.get(card.status or "", _KILLED))
+        if self._started_service:
+            wandb.teardown()
 
     def how_to_open(self) -> Sequence[str]:
-        if self._run is not None and self._run.url:
-            return [f"  W&B: {self._run.url}"]
-        found = sorted((self._folder / "wandb").glob("offline-run-*"))
-        return [f"  W&B: wandb sync {os.path.relpath(path)}" for path in found]
+        if _mode() == "offline":
+            return [f"  W&B: wandb sync {os.path.relpath(self._folder)}/wandb/offline-run-*"]
+        return [f"  W&B: {self._run.url}"] if self._run is not None and self._run.url else []
+
+
+def _start_service(folder: Path) -> bool:
+    """Start W&B's own process, which writes its files; False if this process has one.
+
+    It keeps its log in `wandb/` in `folder`, reports nothing to its makers, prints nothing and, where it needs a key
+    that it does not have, asks for none. W&B's hooks, which would outlive it, are removed.
+    """
+    import wandb
+
+    if "WANDB_SERVICE" in os.environ:
+        return False
+    variables = {"WANDB_CACHE_DIR": str(folder.absolute()), "WANDB_ERROR_REPORTING": "false"}
+    variables = {name: value for name, value in variables.items() if name not in os.environ}
+    hooks = sys.exit, sys.excepthook
+    os.environ.update(variables)
+    try:
+        wandb.setup(wandb.Settings(silent=True))
+    finally:
+        for name in variables:
+            del os.environ[name]
+        sys.exit, sys.excepthook = hooks
+    return True
+
+
+def _mode() -> Any:
+    return os.environ.get("WANDB_MODE") or "offline"
 
 
 def _labels(card: RunCard) -> list[str]:
