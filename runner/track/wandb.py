@@ -20,6 +20,8 @@ STEP = "optimizer_step"
 #: W&B's exit codes of runs that failed, or were killed.
 _EXIT_CODES = {"FINISHED": 0, "FAILED": 1}
 _KILLED = 255
+#: Seconds that W&B has to upload the rest, where it is not offline.
+_FINISH_TIMEOUT_S = 30.0
 
 
 class WeightsAndBiases:
@@ -70,6 +72,9 @@ class WeightsAndBiases:
                 x_disable_meta=True,
                 x_disable_stats=True,
                 x_save_requirements=False,
+                # A server that does not answer must not keep the command from ending.
+                finish_timeout=_FINISH_TIMEOUT_S,
+                finish_timeout_raises=True,
             ),
         )
         self._run.define_metric(STEP, hidden=True)
