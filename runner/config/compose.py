@@ -275,7 +275,9 @@ def _may_be_list(key: str) -> bool:
 
 def _unknown_choice(error: MissingConfigException) -> UserError:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-    options = [option for option in (error.options or []) if option != "schema"]
+    # Hydra does not say which there are if the choice is one of several.
+    found = error.options or [path.stem for path in (conf_dir() / group).glob("*.yaml")]
+    options = [option for option in found if option != "schema"]
     if not group:
         return UserError(f"there is no configuration named '{choice}'{did_you_mean(choice, options)}")
     meant = did_you_mean(choice, options)

@@ -99,7 +99,7 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Pa
     if not tracked:
         if any(card.undelivered for card in cards.values()):
             return None, []
-        raise UserError(f"{folder} was not tracked: {fix}")
+        raise UserError(f"{folder} was not tracked in MLflow: {fix}")
     if len(set(tracked.values())) > 1:
         raise UserError(f"{folder} contains runs of several stores: {fix}")
     store = next(iter(tracked.values()))
