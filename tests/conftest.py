@@ -14,7 +14,16 @@ import pytest
 # Set before any library reads them; commands started by tests inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+_WANDB = [name for name in os.environ if name.startswith("WANDB_")]
+for _name in (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_EXPERIMENT_NAME",
+    "MLFLOW_RUN_ID",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    *_WANDB,
+):
     os.environ.pop(_name, None)
 
 from runner.launch.local import start_forkserver  # noqa: E402 - after the environment

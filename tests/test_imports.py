@@ -45,7 +45,7 @@ SLOW_OR_OPTIONAL = (
         "pyarrow",
         "scipy",
     ),
-    *("sklearn", "safetensors", "tokenizers", "torch_xla", "torchmetrics", "transformers"),
+    *("sklearn", "safetensors", "tensorboard", "tokenizers", "torch_xla", "torchmetrics", "transformers", "wandb"),
 )
 
 

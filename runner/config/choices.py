@@ -106,11 +106,6 @@ class Goal(str, enum.Enum):
     min = "min"
 
 
-class TrackerName(str, enum.Enum):
-    mlflow = "mlflow"
-    none = "none"
-
-
 class EquivalenceMode(str, enum.Enum):
     standard = "standard"
     exact = "exact"

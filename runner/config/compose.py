@@ -103,6 +103,8 @@ def compose(
         name = _SAVED
         # A choice, by default none, comes after the run's settings and so replaces them. The device comes last, because
         # some of its choices override another group.
+        if any(override.key_or_group == "tracking" for override in parsed(overrides)):
+            saved = {name: value for name, value in saved.items() if name != "tracking"}  # choices of trackers add up
         groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir() and path.name != "device"]
         defaults = ["schema", "_self_", *({group: None} for group in (*groups, "device"))]
         ConfigStore.instance().store(name=_SAVED, node={"defaults": defaults, **saved})
@@ -274,7 +276,9 @@ def _may_be_list(key: str) -> bool:
 
 def _unknown_choice(error: MissingConfigException) -> UserError:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-    options = [option for option in (error.options or []) if option != "schema"]
+    # Hydra does not say which there are if the choice is one of several.
+    found = error.options or [path.stem for path in (conf_dir() / group).glob("*.yaml")]
+    options = [option for option in found if option != "schema"]
     if not group:
         return UserError(f"there is no configuration named '{choice}'{did_you_mean(choice, options)}")
     meant = did_you_mean(choice, options)

@@ -36,7 +36,6 @@ from runner.config.choices import (
     ShardingKind,
     SyncPolicyName,
     SyncSchedule,
-    TrackerName,
 )
 from runner.errors import require
 
@@ -377,9 +376,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are logged. `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`."""
+    """Where runs are logged, to any of three trackers besides the run's folder.
 
-    kind: TrackerName = MISSING
+    `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`. `experiment`: of MLflow, and the
+    project of W&B. `log_model`: to MLflow.
+    """
+
+    mlflow: bool = False
+    tensorboard: bool = False
+    wandb: bool = False
     uri: str | None = None
     experiment: str = "runner"
     run_name: str | None = None
@@ -387,13 +392,18 @@ class Tracking:
 
     def __post_init__(self) -> None:
         require(bool(self.experiment.strip()), "tracking.experiment", repr(self.experiment), "must not be empty")
-        if self.kind is TrackerName.none:
-            rule = "tracking=none logs only to the run's folder; choose tracking=mlflow"
+        if not self.mlflow:
+            rule = "only MLflow uses it; choose tracking=mlflow, or tracking=[mlflow,…] for several trackers"
             require(self.uri is None, "tracking.uri", "…", rule)
             require(not self.log_model, "tracking.log_model", True, rule)
         elif self.uri is None:
             # Not by interpolation in the YAML file: `--cfg job --resolve` would print a password in the variable.
             object.__setattr__(self, "uri", os.environ.get("MLFLOW_TRACKING_URI"))
+
+    @property
+    def local(self) -> list[str]:
+        """The trackers that write into the run's folder."""
+        return [name for name in ("tensorboard", "wandb") if getattr(self, name)]
 
 
 @dataclass(frozen=True)

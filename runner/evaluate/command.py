@@ -20,7 +20,6 @@ from rich.markup import escape
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
-from runner.config.choices import TrackerName
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.data.cache import Cache
@@ -121,7 +120,7 @@ def evaluation_job(evaluation: Evaluation, work: Path, output: Path | None) -> E
     placement = evaluation.placement
     return EvaluationJob(
         # Workers need no tracker, and so no address with its credentials.
-        config=dataclasses.replace(evaluation.config, tracking=Tracking(TrackerName.none)),
+        config=dataclasses.replace(evaluation.config, tracking=Tracking()),
         facts=evaluation.facts,
         folder=work,
         device_type=placement.device_type,

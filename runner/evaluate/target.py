@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner.compare.from_mlflow import RUN_ID
-from runner.config.choices import TrackerName
 from runner.config.compose import compose, parsed
 from runner.config.schema import Tracking
 from runner.errors import UserError
@@ -123,7 +122,7 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
 def tracking_for(target: Target, tracking: Tracking) -> Tracking:
     """`tracking`, with the store that the run was logged to unless another one is set. Raises UserError."""
     card = target.card
-    if tracking.kind is TrackerName.none or tracking.uri is not None or card is None or card.store is None:
+    if not tracking.mlflow or tracking.uri is not None or card is None or card.store is None:
         return tracking
     database = database_of(card.store)
     missing = "does not exist" if database is not None and not database.exists() else ""

@@ -16,7 +16,6 @@ from rich.markup import escape
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import RESUME, HydraOptions
-from runner.config.choices import TrackerName
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
 from runner.errors import Diverged, Preempted
@@ -127,7 +126,7 @@ def run(
     _write_plan(experiment, folder)
     job = Job(
         # Workers need no tracker, and so no address with its credentials.
-        config=dataclasses.replace(config, tracking=Tracking(TrackerName.none)),
+        config=dataclasses.replace(config, tracking=Tracking()),
         plan=experiment.plan,
         facts=experiment.facts,
         folder=folder.resolve(),

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from runner.config.arguments import RESUME
-from runner.config.choices import TrackerName
 from runner.config.compose import compose, parsed, settings
 from runner.config.plain import from_plain
 from runner.config.schema import Config, Tracking
@@ -200,7 +199,7 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
 
 def _tracking(tracking: Tracking, folder: Path) -> Tracking:
     """The store that has the run, wherever the command is given. Raises UserError: credentials are not in files."""
-    if tracking.kind is TrackerName.none or not (folder / CARD_FILE).exists():
+    if not tracking.mlflow or not (folder / CARD_FILE).exists():
         return tracking
     store, environment = RunCard.read(folder).store, os.environ.get("MLFLOW_TRACKING_URI")
     if store is None or (environment is not None and store == masked(environment)):

@@ -27,7 +27,7 @@ from runner.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.sweep.sweep import Sweep, attempts
 from runner.track.secrets import masked
 from runner.track.store import error_summary, store_of
-from runner.track.tracker import warn
+from runner.track.tracker import how_to_open_jobs, warn
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 
@@ -77,6 +77,8 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     _compare(sweep, request.tracking, console)
     if parent is not None:
         console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
+    for line in how_to_open_jobs(request.tracking, request.folder):
+        console.print(line, soft_wrap=True, markup=False)
     return code
 
 

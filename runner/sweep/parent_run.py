@@ -17,8 +17,7 @@ from runner.track.card import RunCard, user_tags
 from runner.track.delivery import Delivery, deliver
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG
 from runner.track.secrets import masked
-from runner.track.store import error_summary, store_of
-from runner.track.tracker import how_to_open
+from runner.track.store import error_summary, how_to_open, store_of
 
 
 def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str, ...], metric: str) -> RunCard:

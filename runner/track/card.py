@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ class RunCard:
     the data set is for, as MLflow calls it. `store`: the tracking URI, credentials masked, or None if
     the run is not tracked. `into_run`: the id of an existing run to log into (MLFLOW_RUN_ID). `started`, `ended`:
     milliseconds since the epoch. `last_tags`: tags set or changed at the end of the run. `run_id`: the store's id, once
-    known. `delivered`: whether the store has everything.
+    known. `delivered`: whether the store has everything. `undelivered`: other trackers that do not have everything.
     """
 
     experiment: str
@@ -65,6 +65,7 @@ class RunCard:
     last_tags: Mapping[str, str] = field(default_factory=dict)
     run_id: str | None = None
     delivered: bool = False
+    undelivered: Sequence[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         write_json(folder / FILE_NAME, dataclasses.asdict(self))
@@ -82,6 +83,10 @@ class RunCard:
     def mark_ended(self, folder: Path, status: str, tags: Mapping[str, str] | None = None) -> RunCard:
         """The same, written to the run's folder."""
         return self.ended_now(status, tags).update(folder)
+
+    def typed_params(self) -> dict[str, bool | float | str]:
+        """`params`, with numbers and truth values as such, so that a tracker can sort by them."""
+        return {name: _typed(value) for name, value in self.params.items()}
 
     @staticmethod
     def read(folder: Path) -> RunCard:
@@ -175,6 +180,14 @@ def _param(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _typed(param: str) -> bool | float | str:
+    try:
+        value = json.loads(param)
+    except ValueError:
+        return param
+    return value if isinstance(value, (bool, int, float)) else param
 
 
 def run_tags(experiment: Experiment) -> dict[str, str]:

@@ -7,13 +7,12 @@ import signal
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from runner.config.arguments import ArgumentParser
-from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
 from runner.errors import UserError, first_line
 from runner.folder.lock import is_locked
@@ -21,8 +20,8 @@ from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
 from runner.track.secrets import masked
-from runner.track.store import check_tracking, database_of, error_summary, store_of
-from runner.track.tracker import experiment_page
+from runner.track.store import check_tracking, database_of, error_summary, experiment_page, store_of
+from runner.track.tracker import deliver_locally
 
 
 def track(arguments: Sequence[str], console: Console) -> int:
@@ -35,23 +34,36 @@ def _sync(options: Namespace, console: Console) -> int:
     failed = 0
     given = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folders = {folder: store_and_runs(folder, given) for folder in map(Path, options.folders)}
-    for uri in {uri for uri, _ in folders.values()}:
-        check_tracking(Tracking(TrackerName.mlflow, uri))
+    for store in {store for store, _ in folders.values() if store is not None}:
+        check_tracking(Tracking(mlflow=True, uri=store))
     for folder, (uri, runs) in folders.items():
-        for run in runs:
+        for run in runs_below(folder):
             try:
-                card = deliver(run, uri, "KILLED" if options.killed and not is_locked(run) else None)
+                for line in _send(run, uri if run in runs else None, options.killed):
+                    console.print(f"{run}  →  {line}", soft_wrap=True, markup=False)
             except Exception as error:  # noqa: BLE001 - database, network, disk: continue with the other runs
                 failed += 1
                 console.print(
                     f"{run}  not delivered: {error_summary(error)}", style="red", soft_wrap=True, markup=False
                 )
-                continue
-            state = "delivered" if card.status else "delivered so far; it has not ended (if it was killed: --killed)"
-            console.print(f"{run}  →  {card.run_id}  {state}", soft_wrap=True, markup=False)
-        if skipped := len(runs_below(folder)) - len(runs):
+        if uri is not None and (skipped := len(runs_below(folder)) - len(runs)):
             console.print(f"{skipped} runs below {folder} were not tracked: --tracking-uri would upload them, too")
     return 1 if failed else 0
+
+
+def _send(run: Path, uri: str | None, killed: bool) -> Iterator[str]:
+    """Send what its trackers do not have of a run. Yields a line for each. `uri`: of the MLflow store, if any.
+
+    `killed`: the run has ended if no process has locked it, even if its card does not say so.
+    """
+    locked = is_locked(run)
+    status = "KILLED" if killed and not locked else None
+    if uri is not None:
+        card = deliver(run, uri, status)
+        state = "delivered" if card.status else "delivered so far; it has not ended (if it was killed: --killed)"
+        yield f"{card.run_id}  {state}"
+    if not locked:  # the run itself writes its files, and closes them
+        yield from (f"{name}  delivered" for name in deliver_locally(run, status))
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -64,27 +76,30 @@ def runs_below(folder: Path) -> list[Path]:
     return found
 
 
-def store_and_runs(folder: Path, given: str | None) -> tuple[str, list[Path]]:
+def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Path]]:
     """The store that the runs below a folder were logged to, and these runs; all of them if a store is given.
 
-    Runs of `tracking=none` are sent to a given store only. Raises UserError.
+    Runs that were not logged to MLflow are sent to a given store only; None if only other trackers miss something.
+    Raises UserError.
     """
     runs = runs_below(folder)
     if given:
         return given, runs
-    stores: dict[Path, str | None] = {}
+    cards: dict[Path, RunCard] = {}
     invalid = []
     for run in runs:
         try:
-            stores[run] = RunCard.read(run).store
+            cards[run] = RunCard.read(run)
         except UserError as error:
             invalid.append(error)
-    if not stores:
+    if not cards:
         raise invalid[0]
-    tracked = {run: store for run, store in stores.items() if store is not None}
+    tracked = {run: card.store for run, card in cards.items() if card.store is not None}
     fix = "choose a store with --tracking-uri or MLFLOW_TRACKING_URI"
     if not tracked:
-        raise UserError(f"{folder} was not tracked: {fix}")
+        if any(card.undelivered for card in cards.values()):
+            return None, []
+        raise UserError(f"{folder} was not tracked in MLflow: {fix}")
     if len(set(tracked.values())) > 1:
         raise UserError(f"{folder} contains runs of several stores: {fix}")
     store = next(iter(tracked.values()))
@@ -93,11 +108,11 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str, list[Path]]:
         raise UserError(f"{folder} was logged to {store}, which does not exist: {fix}")
     if "***@" in store or "=***" in store:
         raise UserError(f"{folder} was logged to {store}, and credentials are not kept in its folder: {fix}")
-    return store, [run for run in runs if run in tracked or run not in stores]
+    return store, [run for run in runs if run in tracked or run not in cards]
 
 
 def _ui(options: Namespace, console: Console) -> int:
-    tracking = Tracking(TrackerName.mlflow, options.tracking_uri)
+    tracking = Tracking(mlflow=True, uri=options.tracking_uri)
     uri = store_of(tracking)
     assert uri is not None
     if uri.startswith(("http://", "https://")):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from runner.folder.metrics_log import Metric, MetricsReader
 from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
-from runner.track.store import database_of, make_database
+from runner.track.store import database_of, how_to_open, make_database
 
 # Set before MLflow is imported. MLflow would repeat a request whose response was lost without asking whether it was
 # processed, and so create a second run; retries are decided here.
@@ -38,6 +38,8 @@ class Delivery:
     same training comes to that step again.
     """
 
+    name = "MLflow"
+
     def __init__(self, card: RunCard, folder: Path, uri: str, *, resumed: bool = False) -> None:
         """`resumed`: an earlier process may have delivered a part."""
         self.card = card
@@ -46,7 +48,7 @@ class Delivery:
         self._uri = uri
         self._reader = MetricsReader(folder)
         self._unsent: list[Metric] = []
-        self._ask_first = self._may_exist = resumed
+        self._ask_first = self._may_exist = self._resumed = resumed
         #: Metrics and steps that the store was found to have.
         self._stored: set[tuple[str, int]] = set()
         self._client: Any = None
@@ -54,6 +56,12 @@ class Delivery:
         self.card_error: str | None = None
         self.experiment_id: str | None = None
         self.run_id: str | None = None
+
+    def begin(self) -> None:
+        """Open a run that trains: one that had ended is RUNNING again."""
+        self.open()
+        if self._resumed:
+            self.mark_running()
 
     def open(self) -> None:
         """Create or find the run, and log what is on its card. Raises UserError for a deleted experiment."""
@@ -73,7 +81,7 @@ class Delivery:
             context = InputTag("mlflow.data.context", self.card.dataset_context)
             self._client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[context])])
         if self.card.run_id != run_id:
-            self._update_card(run_id=run_id)
+            self.update_card(run_id=run_id)
         self.run_id = run_id
 
     def _find_or_create(self) -> Any:
@@ -83,7 +91,7 @@ class Delivery:
             return found
         name = self._free_name()
         if name != self.card.run_name:
-            self._update_card(run_name=name)
+            self.update_card(run_name=name)
         self._may_exist = True
         return self._client.create_run(
             self.experiment_id, start_time=self.card.started, run_name=name, tags={KEY_TAG: self.card.key}
@@ -160,7 +168,7 @@ class Delivery:
     def reopen(self) -> None:
         """Set a run that has ended back to RUNNING."""
         if self.card.status is not None:
-            self._update_card(status=None, ended=None, delivered=False)
+            self.update_card(status=None, ended=None, delivered=False)
             self.mark_running()
 
     def mark_running(self) -> None:
@@ -171,7 +179,7 @@ class Delivery:
         """Record the run's status on its card; `close` sends it. No request is made: the store may be down."""
         self._change_card(lambda card: card.ended_now(status, tags))
 
-    def _update_card(self, **changes: Any) -> None:
+    def update_card(self, **changes: Any) -> None:
         self._change_card(lambda card: dataclasses.replace(card, **changes))
 
     def _change_card(self, change: Callable[[RunCard], RunCard]) -> None:
@@ -201,7 +209,11 @@ class Delivery:
         model = self._folder / "model"
         if self.card.log_model and model.is_dir():  # last: it may take long, and the run has ended
             self._client.log_artifacts(self.run_id, str(model), "model")
-        self._update_card(delivered=True)
+        self.update_card(delivered=True)
+
+    def how_to_open(self) -> Sequence[str]:
+        """Lines that say how to open the run in MLflow."""
+        return how_to_open(self._uri, f"experiments/{self.experiment_id}/runs/{self.run_id}") if self.run_id else []
 
 
 def stored_key(key: str) -> str:

@@ -1,21 +1,25 @@
-"""Which tracking store a run is logged to, whether it can be used (checked before a run starts), and its errors."""
+"""Which tracking store a run is logged to, whether it can be used (checked before a run starts), errors and pages."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib.util
 import os
 import re
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
 from runner.errors import UserError, first_line
 from runner.folder.files import check_folder
+from runner.track.description import VIEW_KEY, VIEW_TAG
 from runner.track.secrets import masked
 
 #: A request that every MLflow server answers with JSON: of the interface that runs are sent to, so that it also works
@@ -36,7 +40,7 @@ def default_store(root: Path) -> str:
 
 def store_of(tracking: Tracking) -> str | None:
     """The tracking URI that runs are logged to, credentials included; None for tracking=none."""
-    if tracking.kind is TrackerName.none:
+    if not tracking.mlflow:
         return None
     return tracking.uri or default_store(Path.cwd())
 
@@ -47,7 +51,11 @@ def database_of(uri: str) -> Path | None:
 
 
 def check_tracking(tracking: Tracking) -> None:
-    """Refuse an invalid tracking URI, and a server or a file that is no MLflow store. Raises UserError."""
+    """Refuse an invalid tracking URI, a server or a file that is no MLflow store, and a tracker that is not installed.
+
+    Raises UserError.
+    """
+    check_installed(tracking.local)
     uri = store_of(tracking)
     if uri is None:
         return
@@ -70,6 +78,20 @@ def check_tracking(tracking: Tracking) -> None:
         )
     elif scheme in ("", "file"):
         check_folder("tracking.uri", uri.removeprefix("file:").removeprefix("//"))
+
+
+def check_installed(packages: Sequence[str]) -> None:
+    """Raises UserError for a package that is not installed."""
+    for package in packages:
+        if not _is_installed(package):
+            raise UserError(
+                f"tracking={package} needs a package that is not installed: pip install 'finetune-runner[{package}]'"
+            )
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # W&B makes a folder of its own name, which is no package
 
 
 def _check_database(path: Path, shown: str) -> None:
@@ -153,3 +175,24 @@ def error_summary(error: Exception | None) -> str:
     if line.startswith("(raised as a result of "):
         line = str(error).strip().partition("\n")[2].partition("\n")[0]
     return masked(re.split(r"\W*(?:Response body\W*)?<[!a-z]", line)[0])[:200] or "an HTML page"
+
+
+def how_to_open(uri: str, page: str) -> Sequence[str]:
+    """Lines that say how to open a page of a store: on a server, or with `runner.track ui` on this machine."""
+    page = _with_training_menus(page)
+    if uri.startswith(("http://", "https://")):
+        return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
+    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+    store = "" if uri == default_store(Path.cwd()) else f" --tracking-uri '{masked(uri)}'"
+    return [f"  MLflow: {python} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
+
+
+def experiment_page(experiment: Any) -> str:
+    """The address of an experiment's table of runs, with our columns if it has them. `experiment`: MLflow's entity."""
+    view = f"?viewStateShareKey={VIEW_KEY}" if VIEW_TAG in experiment.tags else ""
+    return _with_training_menus(f"experiments/{experiment.experiment_id}/runs{view}")
+
+
+def _with_training_menus(page: str) -> str:
+    """The address of a page. Without `workflowType`, MLflow shows its menus for agents."""
+    return f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"

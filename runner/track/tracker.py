@@ -1,22 +1,21 @@
-"""The tracker of one run, held by its parent process: a thread sends `metrics.jsonl` to MLflow while workers train."""
+"""The tracker of one run, held by its parent process: threads send `metrics.jsonl` on while workers train."""
 
 from __future__ import annotations
 
-import os
-import sys
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from runner.config.schema import Tracking
 from runner.errors import Terminal
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
-from runner.track.description import VIEW_KEY, VIEW_TAG
-from runner.track.secrets import masked
-from runner.track.store import default_store, error_summary, store_of
+from runner.track.store import check_installed, error_summary, store_of
+from runner.track.tensorboard import TensorBoard
+from runner.track.wandb import WeightsAndBiases
 
 #: Seconds between two uploads of metrics.
 _SEND_EVERY_S = 1.0
@@ -30,35 +29,48 @@ _OPEN_TIMEOUT_S, _OPEN_TIMEOUT_INTERRUPTED_S = 20.0, 1.0
 _INTERRUPTED = ("KILLED", "PREEMPTED")
 
 
-class Tracker:
-    """Follows one run. Errors of the store never end the run: its folder stays complete and can be uploaded later."""
-
-    def __init__(self, card: RunCard, folder: Path, uri: str | None, *, resumed: bool = False) -> None:
-        """`uri`: of the store; None logs to the run's folder only. `resumed`: the store may know the run already."""
-        self._delivery = Delivery(card, folder, uri or "", resumed=resumed)
-        self._folder = folder
-        self._uri = uri
-        self._resumed = resumed
-        self._last_tags: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._send_until_finished, name="mlflow", daemon=True)
-        self._opened, self._finishing = threading.Event(), threading.Event()
-        self._finish_timeout_s = 0.0
-        self._error: Exception | None = None
+class Destination(Protocol):
+    """Where a run is sent to: its card and metrics, from its folder. One thread calls this, and repeats what fails."""
 
     @property
-    def run_id(self) -> str | None:
-        return self._delivery.run_id
+    def name(self) -> str: ...
+
+    def begin(self) -> None:
+        """Open the run, which is training. It may be there already."""
+
+    def send_metrics(self) -> None:
+        """Send the metrics that were logged since the last call."""
+
+    def close(self) -> None:
+        """Send what the card says about the end of the run."""
+
+    def how_to_open(self) -> Sequence[str]:
+        """Lines that say how to open the run."""
+
+
+#: Destinations other than MLflow, by their setting. They write into the run's folder, from what the folder has.
+LOCAL: dict[str, Callable[[Path], Destination]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+class _Sender:
+    """A thread that sends a run to one destination while workers train. No error of it ends the run."""
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self.opened = threading.Event()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._send_until_finished, name=destination.name, daemon=True)
+        self._finishing = threading.Event()
+        self._finish_timeout_s = 0.0
 
     def start(self) -> None:
-        """Open the run and start sending metrics, without blocking the caller."""
-        if self._uri is not None:
-            self._thread.start()
+        self._thread.start()
 
     def _send_until_finished(self) -> None:
-        while not self._finishing.wait(0 if self.run_id is None and self._error is None else _SEND_EVERY_S):
+        while not self._finishing.wait(0 if not self.opened.is_set() and self.error is None else _SEND_EVERY_S):
             self._attempt(self._send)
         deadline = time.monotonic() + self._finish_timeout_s
-        while not self._attempt(self._send) or not self._attempt(self._delivery.close):
+        while not self._attempt(self._send) or not self._attempt(self.destination.close):
             if time.monotonic() > deadline:
                 return
             time.sleep(_SEND_EVERY_S)
@@ -68,20 +80,60 @@ class Tracker:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
-            if self._error is None and not self._finishing.is_set():
-                warn(f"MLflow cannot be reached ({error_summary(error)}): the run continues, and keeps metrics.jsonl")
-            self._error = error
+            if self.error is None and not self._finishing.is_set():
+                name, reason = self.destination.name, error_summary(error)
+                warn(f"{name} cannot be reached ({reason}): the run continues, and keeps metrics.jsonl")
+            self.error = error
             return False
-        self._error = None
+        self.error = None
         return True
 
     def _send(self) -> None:
-        if self.run_id is None:
-            self._delivery.open()
-            if self._resumed:
-                self._delivery.mark_running()
-            self._opened.set()
-        self._delivery.send_metrics()
+        if not self.opened.is_set():
+            self.destination.begin()
+            self.opened.set()
+        self.destination.send_metrics()
+
+    def finish(self, status: str) -> None:
+        """Let the thread send the rest and end, soon."""
+        self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
+        if not self.opened.is_set() and status in _INTERRUPTED:
+            self._finish_timeout_s = _OPEN_TIMEOUT_INTERRUPTED_S / 2
+        self._finishing.set()
+
+    def join(self, unlimited: bool = False) -> bool:
+        """Wait for the thread; whether everything was sent. A request that hangs has a time limit."""
+        self._thread.join(None if unlimited else 2 * self._finish_timeout_s)
+        return self.error is None and not self._thread.is_alive()
+
+
+class Tracker:
+    """Follows one run. Errors of a tracker never end the run: its folder stays complete and can be uploaded later."""
+
+    def __init__(self, card: RunCard, folder: Path, uri: str | None, *, resumed: bool = False) -> None:
+        """`uri`: of the MLflow store, None for no MLflow; the card says which others there are (`undelivered`).
+
+        `resumed`: the store may know the run already.
+        """
+        self._delivery = Delivery(card, folder, uri or "", resumed=resumed)
+        self._folder = folder
+        self._mlflow = _Sender(self._delivery) if uri is not None else None
+        self._local = {name: _Sender(LOCAL[name](folder)) for name in card.undelivered}
+        self._last_tags: dict[str, str] = {}
+
+    @property
+    def _senders(self) -> list[_Sender]:
+        return [*([self._mlflow] if self._mlflow is not None else []), *self._local.values()]
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's."""
+        return self._delivery.run_id
+
+    def start(self) -> None:
+        """Open the run and start sending metrics, without blocking the caller."""
+        for sender in self._senders:
+            sender.start()
 
     def wait_until_open(self, status: str) -> str | None:
         """The run's id as soon as the store has given one; None if the store fails or takes too long.
@@ -89,8 +141,8 @@ class Tracker:
         `status`: how the run has ended. Nobody waits for the store of one that was interrupted as it began.
         """
         deadline = time.monotonic() + (_OPEN_TIMEOUT_INTERRUPTED_S if status in _INTERRUPTED else _OPEN_TIMEOUT_S)
-        while self._uri is not None and self._error is None and time.monotonic() < deadline:
-            if self._opened.wait(0.05):
+        while self._mlflow is not None and self._mlflow.error is None and time.monotonic() < deadline:
+            if self._mlflow.opened.wait(0.05):
                 break
         return self.run_id
 
@@ -101,56 +153,57 @@ class Tracker:
     def finish(self, status: str) -> None:
         """Send the remaining metrics and the run's files, and close it as FINISHED, FAILED, KILLED or PREEMPTED."""
         self._delivery.mark_ended(status, self._last_tags)
-        if self._uri is not None:
-            self._send_the_end(status)
+        for sender in self._senders:
+            sender.finish(status)
+        upload = self._delivery.card.log_model  # of a model, which has no time limit
+        failed = [one for one in self._senders if not one.join(unlimited=upload and one is self._mlflow)]
+        for sender in failed:
+            warn(
+                f"{sender.destination.name} did not receive everything ({error_summary(sender.error)}); "
+                f"the run's folder has it: python -m runner.track sync {self._folder} sends what is missing"
+            )
+        if self._local:
+            missing = [name for name, sender in self._local.items() if sender in failed]
+            self._delivery.update_card(undelivered=missing)
         if self._delivery.card_error is not None:
             warn(self._delivery.card_error)
 
-    def _send_the_end(self, status: str) -> None:
-        self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
-        if self.run_id is None and status in _INTERRUPTED:
-            self._finish_timeout_s = _OPEN_TIMEOUT_INTERRUPTED_S / 2
-        self._finishing.set()
-        # The upload of a model has no time limit; a request that hangs has one.
-        self._thread.join(None if self._delivery.card.log_model else 2 * self._finish_timeout_s)
-        if self._error is not None or self._thread.is_alive():
-            warn(
-                f"MLflow did not receive everything ({error_summary(self._error)}); the run's folder has it: "
-                f"python -m runner.track sync {self._folder} sends what is missing"
-            )
-
     def how_to_open(self) -> Sequence[str]:
-        """Lines that say how to open the run in MLflow."""
-        if self._uri is None or self.run_id is None:
-            return []
-        return how_to_open(self._uri, f"experiments/{self._delivery.experiment_id}/runs/{self.run_id}")
+        """Lines that say how to open the run in its trackers."""
+        return [line for sender in self._senders for line in sender.destination.how_to_open()]
+
+
+def deliver_locally(folder: Path, status: str | None = None) -> list[str]:
+    """Send the run in `folder`, if it has ended, to trackers besides MLflow that do not have all of it; their names.
+
+    `status`: how the run ended if its process was killed and could not record it. Raises UserError.
+    """
+    card = RunCard.read(folder)
+    if card.status is None and status is not None:
+        card = card.mark_ended(folder, status)
+    if card.status is None:
+        return []
+    check_installed(card.undelivered)
+    destinations = [LOCAL[name](folder) for name in card.undelivered]
+    for destination in destinations:
+        destination.begin()
+        destination.send_metrics()
+        destination.close()
+    if destinations:
+        card.update(folder, undelivered=[])
+    return [destination.name for destination in destinations]
+
+
+def how_to_open_jobs(tracking: Tracking, folder: Path) -> Sequence[str]:
+    """Lines that say how to open the jobs of the sweep in `folder` in the trackers besides MLflow."""
+    return [line for name in tracking.local for line in LOCAL[name](folder / "*").how_to_open()]
 
 
 def build_tracker(tracking: Tracking, card: RunCard, folder: Path, *, resumed: bool = False) -> Tracker:
     """The tracker of a run, whose card is written to its folder. `resumed`: the store may know the run already."""
+    card = dataclasses.replace(card, undelivered=tracking.local)
     card.write(folder)
     return Tracker(card, folder, store_of(tracking), resumed=resumed)
-
-
-def how_to_open(uri: str, page: str) -> Sequence[str]:
-    """Lines that say how to open a page of a store: on a server, or with `runner.track ui` on this machine."""
-    page = _with_training_menus(page)
-    if uri.startswith(("http://", "https://")):
-        return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
-    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
-    store = "" if uri == default_store(Path.cwd()) else f" --tracking-uri '{masked(uri)}'"
-    return [f"  MLflow: {python} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
-
-
-def experiment_page(experiment: Any) -> str:
-    """The address of an experiment's table of runs, with our columns if it has them. `experiment`: MLflow's entity."""
-    view = f"?viewStateShareKey={VIEW_KEY}" if VIEW_TAG in experiment.tags else ""
-    return _with_training_menus(f"experiments/{experiment.experiment_id}/runs{view}")
-
-
-def _with_training_menus(page: str) -> str:
-    """The address of a page. Without `workflowType`, MLflow shows its menus for agents."""
-    return f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"
 
 
 def warn(text: str) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
-from runner.config.choices import LedgerMode, TrackerName
+from runner.config.choices import LedgerMode
 from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
@@ -123,7 +123,7 @@ def replay_job(experiment: Experiment, folder: Path, workers: int) -> Job:
     """A job that trains the same without evaluations. `workers`: that share this machine's cores."""
     config = dataclasses.replace(
         experiment.config,
-        tracking=Tracking(TrackerName.none),
+        tracking=Tracking(),
         ledger=LedgerMode.fail,  # to report what it finds
         # Evaluation changes no weights and takes time.
         evaluation=dataclasses.replace(experiment.config.evaluation, every_steps=sys.maxsize, patience=None),

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from runner.config.compose import compose, conf_dir, known_keys, settings, sweep_points
+from runner.config.plain import to_plain
+from runner.config.schema import Config
 from runner.config.setups import COUNTS
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
@@ -36,7 +38,6 @@ NAMED_BY = {
     "schedule": "name",
     "adapter": "kind",
     "sharding": "kind",
-    "tracking": "kind",
     "equivalence": "mode",
 }
 
@@ -81,6 +82,27 @@ def prepared(*overrides: str) -> Experiment:
     return prepare(settings(compose(overrides)))
 
 
+def trackers(config: Config) -> list[str]:
+    return [name for name in ("mlflow", "tensorboard", "wandb") if getattr(config.tracking, name)]
+
+
+def test_several_trackers() -> None:
+    """Choices of a new run add up; those of a run that continues replace the ones that it had."""
+    config = settings(compose(["tracking=[mlflow,tensorboard]", "tracking.run_name=mine"]))
+    assert trackers(config) == ["mlflow", "tensorboard"]
+    saved = to_plain(config)
+    for overrides, expected in (
+        ([], ["mlflow", "tensorboard"]),
+        (["tracking=wandb"], ["wandb"]),
+        (["tracking=[mlflow,wandb]"], ["mlflow", "wandb"]),
+        (["tracking=none"], []),
+        (["tracking.wandb=true"], ["mlflow", "tensorboard", "wandb"]),
+    ):
+        assert trackers(settings(compose(overrides, (), saved))) == expected
+    with pytest.raises(UserError, match="tensorbord"):
+        compose(["tracking=[mlflow,tensorbord]"])
+
+
 def test_every_file_is_composed_by_a_test() -> None:
     """No file lies outside the groups, so the next test composes each file but the defaults themselves."""
     assert len(CHOICES) + 1 == len(FILES) == len(list(conf_dir().rglob("*.*")))
@@ -120,6 +142,8 @@ def test_every_choice_can_be_composed_and_prepared(
         assert config.sync.policy.name == "outer"
     elif group in NAMED_BY:
         assert getattr(getattr(config, group), NAMED_BY[group]).name == choice
+    elif group == "tracking":
+        assert trackers(config) == ([] if choice == "none" else [choice])
 
 
 def test_defaults() -> None:
@@ -128,7 +152,7 @@ def test_defaults() -> None:
     assert (config.seed, config.max_steps, config.sync.k, config.accumulation.steps) == (0, None, 1, 1)
     assert (config.batch.mode.name, config.batch.global_batch) == ("fixed_global", 48)
     assert (config.device.kind.name, config.device.workers, config.precision.name.name) == ("auto", None, "fp32")
-    assert (config.scaling.rule.name, config.tracking.kind.name) == ("linear", "mlflow")
+    assert (config.scaling.rule.name, trackers(config)) == ("linear", ["mlflow"])
 
 
 def test_recipe_brings_what_it_was_tuned_with() -> None:

@@ -289,6 +289,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner tracking=mlfow", "tracking=mlfow", "'mlflow'"),
     ("runner tracking.experiment=", "tracking.experiment="),
     ("runner tracking=none tracking.uri=mlruns", "tracking.uri=", "tracking=mlflow"),
+    ("runner tracking=[mlflow,tensorbord]", "tensorbord", "'tensorboard'"),
     ("runner tracking.uri=http://me:secret@127.0.0.1:9", "***@127.0.0.1:9", "does not answer"),
     ("runner tracking.uri=HTML", "tracking.uri=http://127.0.0.1", "text/html", "tracking=none"),
     ("runner tracking.uri=NOTHING/base", "tracking.uri=http://127.0.0.1", "404", "tracking=none"),

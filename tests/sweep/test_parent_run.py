@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -18,14 +17,14 @@ from tests.sweep.stores import empty_store
 
 def test_opened_closed_and_resumed(tmp_path: Path) -> None:
     """It stays one run, RUNNING while jobs run; its counts are those of the last command."""
-    tracking = Tracking(TrackerName.mlflow, empty_store(tmp_path / "x.db"))
+    tracking = Tracking(mlflow=True, uri=empty_store(tmp_path / "x.db"))
     uri, folder, client = str(tracking.uri), tmp_path / "s", MlflowClient(tracking.uri)
     sweep = sweep_in(folder)
     card = parent_card(tracking, folder, "cola", ("seed", "device"), "accuracy")
     assert card.run_name == "sweep · cola · seed × device"
     assert parent_card(tracking, folder, "cola", ("seed", "device"), "accuracy") == card
     with pytest.raises(UserError, match="tracking=none"):
-        parent_card(Tracking(TrackerName.none), folder, "cola", ("seed",), "accuracy")
+        parent_card(Tracking(), folder, "cola", ("seed",), "accuracy")
     parent = ParentRun(card, sweep, uri)
     run_id = parent.open()
     for number, status in enumerate(("FINISHED", "FAILED", "FAILED")):
@@ -54,7 +53,7 @@ def test_opened_closed_and_resumed(tmp_path: Path) -> None:
 def test_a_store_that_fails(tmp_path: Path) -> None:
     """Before any job has started."""
     (tmp_path / "x.db").write_text("not a database" * 100)
-    tracking = Tracking(TrackerName.mlflow, f"sqlite:///{tmp_path / 'x.db'}")
+    tracking = Tracking(mlflow=True, uri=f"sqlite:///{tmp_path / 'x.db'}")
     parent = ParentRun(
         parent_card(tracking, tmp_path, "cola", ("seed",), "accuracy"), sweep_in(tmp_path), str(tracking.uri)
     )
@@ -64,7 +63,7 @@ def test_a_store_that_fails(tmp_path: Path) -> None:
 
 def test_killed_jobs_are_closed_in_the_sweeps_store(tmp_path: Path) -> None:
     """Untracked jobs and those of another store are left alone."""
-    tracking = Tracking(TrackerName.mlflow, empty_store(tmp_path / "x.db"))
+    tracking = Tracking(mlflow=True, uri=empty_store(tmp_path / "x.db"))
     sweep = sweep_in(tmp_path / "s")
     for number, store in enumerate((tracking.uri, None, "sqlite:///another.db")):
         job = job_in(tmp_path / "s", str(number), f"seed={number}", status="KILLED")

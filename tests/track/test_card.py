@@ -36,7 +36,7 @@ FULL = RunCard(
 )
 KEYS = (
     *("experiment", "run_name", "params", "tags", "store", "dataset", "dataset_context", "parent_key", "into_run"),
-    *("log_model", "key", "started", "ended", "status", "last_tags", "run_id", "delivered"),
+    *("log_model", "key", "started", "ended", "status", "last_tags", "run_id", "delivered", "undelivered"),
 )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from runner.config.choices import TrackerName
 from runner.config.compose import compose, settings
 from runner.config.schema import Tracking
 from runner.errors import UserError
@@ -21,7 +20,7 @@ from tests.sweep.stores import empty_store
 
 
 def check(uri: str | None) -> None:
-    check_tracking(Tracking(TrackerName.mlflow, uri))
+    check_tracking(Tracking(mlflow=True, uri=uri))
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -129,10 +128,10 @@ def test_mlflow_run_id_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
     with pytest.raises(UserError, match=r"^MLFLOW_RUN_ID=abc "):
-        check_given_run(Tracking(TrackerName.mlflow))
-    check_given_run(Tracking(TrackerName.none))
+        check_given_run(Tracking(mlflow=True))
+    check_given_run(Tracking())
     assert list(tmp_path.iterdir()) == []
-    tracking = Tracking(TrackerName.mlflow, empty_store(tmp_path / "x.db"))
+    tracking = Tracking(mlflow=True, uri=empty_store(tmp_path / "x.db"))
     client = MlflowClient(tracking.uri)
     run_id = client.create_run("0").info.run_id
     with pytest.raises(UserError, match=r"^MLFLOW_RUN_ID=abc "):

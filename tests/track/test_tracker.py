@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from runner.config.choices import TrackerName
 from runner.config.schema import Tracking
 from runner.folder.metrics_log import MetricsLog
 from runner.track import tracker as module
 from runner.track.card import RunCard
-from runner.track.tracker import Tracker, build_tracker, how_to_open
+from runner.track.store import how_to_open
+from runner.track.tracker import Tracker, build_tracker
 from tests.sweep.stores import empty_store
+
+TRACKING = Tracking(mlflow=True)
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +42,10 @@ def store(tmp_path: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{tmp_path / 'outputs' / 'mlflow.db'}")
 
 
-def tracker_in(folder: Path, kind: TrackerName = TrackerName.mlflow) -> Tracker:
+def tracker_in(folder: Path, tracking: Tracking = TRACKING) -> Tracker:
     dataset = {"name": "cola", "digest": "d", "source": "", "profile": "{}"}
     card = RunCard("mine", "a run", {"seed": "0"}, {"device": "cpu"}, None, dataset)
-    return build_tracker(Tracking(kind), card, folder)
+    return build_tracker(tracking, card, folder)
 
 
 def history(store: MlflowClient, run_id: str | None) -> list[tuple[int, float]]:
@@ -149,7 +151,7 @@ def test_a_methodthat_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tracking_none_writes_only_the_card(folder: Path, store: MlflowClient) -> None:
-    tracker = tracker_in(folder, TrackerName.none)
+    tracker = tracker_in(folder, Tracking())
     tracker.start()
     assert tracker.wait_until_open("FINISHED") is None
     tracker.tag("certificate", "comparable")
