@@ -43,7 +43,10 @@ def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         settings: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
         trusted, settings["trusted_packages"] = list(settings["trusted_packages"]), []
-        settings["tracking"]["uri"] = None
+        tracking = settings["tracking"]
+        tracking["uri"] = None
+        if "kind" in tracking:  # of a run from before there were several trackers
+            tracking["mlflow"] = tracking.pop("kind") == "mlflow"
         settings["device"]["file"] = None  # what it said is among the settings
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
