@@ -184,26 +184,26 @@ class Chat(TextGeneration):
     def _columns(self, writer: ChatTokenizer, chats: Chats, kind: str, progress: Progress) -> _Columns:
         names = ("input_ids", "labels", "length", "label_count", "prompt_ids")
         columns: dict[str, list[Any]] = {name: [] for name in names}
-        texts, truncated, ends = list[tuple[str, str | None]](), 0, False
+        texts, truncated, lost, ends = list[tuple[str, str | None]](), 0, 0, False
         for row in writer.rows(chats, progress):
             ids, prompt = row.ids[: self.max_length], row.prompt[-self.max_length :]
             labels = np.where(row.is_target, row.ids, IGNORED_LABEL)[: self.max_length]
             count = int((labels[1:] != IGNORED_LABEL).sum())  # there is no token before the first
             truncated += len(row.ids) > len(ids)
-            if count or not chats.answered:
-                ends = ends or not writer.special.isdisjoint(labels.tolist())
+            lost += not count
+            ends = ends or not writer.special.isdisjoint(labels.tolist())
+            if count or kind == "evaluation":  # every row is predicted for
                 texts.append(row.texts)
                 for name, value in zip(names, (ids, labels, len(ids), count, prompt), strict=True):
                     columns[name].append(value)
         notes = []
-        if left_out := len(chats) - len(texts):
-            limit = f"recipe.max_length={self.max_length}"
-            if not texts:
+        limit = f"recipe.max_length={self.max_length}"
+        if lost and chats.answered:
+            if lost == len(chats):
                 raise UserError(f"{limit} is invalid: no {kind} conversation has a token to learn within it; use more")
-            notes = [
-                f"{left_out:,} of {len(chats):,} {kind} conversations have no token to learn within {limit} tokens"
-            ]
-            notes[0] += ", and are left out"
+            fate = "are left out" if kind == "training" else "have no loss"
+            what = f"{lost:,} of {len(chats):,} {kind} conversations"
+            notes.append(f"{what} have no token to learn within {limit} tokens, and {fate}")
         if texts and chats.answered and not ends:
             notes.append(f"no {kind} conversation has a special token to learn: the model may not learn where to stop")
         return _Columns(columns, texts, truncated, notes)
@@ -288,6 +288,7 @@ class ChatTokenizer:
         progress(len(chats), len(chats))
 
     def _conversation(self, given: Sequence[Mapping[str, Any]], answered: bool) -> ChatTokens:
+        template = self._template()
         # Tables have all fields in all messages.
         messages = [{name: value for name, value in message.items() if value is not None} for message in given]
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
@@ -297,13 +298,14 @@ class ChatTokenizer:
         if not self.ends:
             replied = self._ids([*before, {"role": ASSISTANT, "content": "x"}])
             self.ends = [token for token in replied[len(prompt) :] if token in self.special][-1:]
-        ids, is_target = self._targets(messages, turns)
+        ids, is_target = self._targets(messages, turns, template)
         texts = (before[-1].get("content", ""), messages[turns[-1]].get("content", "") if has_reply else None)
         return ChatTokens(np.asarray(ids), is_target, np.asarray(prompt), texts)
 
-    def _targets(self, messages: list[dict[str, Any]], turns: Sequence[int]) -> tuple[list[int], np.ndarray]:
+    def _targets(
+        self, messages: list[dict[str, Any]], turns: Sequence[int], template: str
+    ) -> tuple[list[int], np.ndarray]:
         """The tokens of a conversation, and which of them are targets."""
-        template = self._template()
         if self._train_on == "all":
             ids = self._ids(messages)
             return ids, np.ones(len(ids), dtype=bool)

@@ -187,7 +187,7 @@ class SequenceToSequence(TextGeneration):
 
     def scored(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         # Given labels, every model shifts them as it was pretrained. Its own loss, the mean of the batch, is not used.
-        logits = outputs(model, batch, labels=batch["targets"]).logits
+        logits = outputs(model, batch, labels=batch["targets"], use_cache=False).logits
         return at_least_fp32(logits), batch["labels"]
 
     def generation_inputs(self, batch: Batch) -> dict[str, Tensor]:

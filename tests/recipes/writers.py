@@ -33,8 +33,9 @@ MARKED = (
     "{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}{{ '\n' }}"
     f"{{% endfor %}}{_PROMPT}"
 )
-#: Only the last message is written as it is, as by templates that remove earlier reasoning.
-SHORTENING = CHATML.replace("{{ message.content }}", "{{ message.content if loop.last else message.content[:3] }}")
+#: Answers but the last are shortened, as by templates that remove earlier reasoning.
+_WHOLE = "loop.last or message.role != 'assistant'"
+SHORTENING = CHATML.replace("{{ message.content }}", f"{{{{ message.content if {_WHOLE} else message.content[:3] }}}}")
 
 
 def sentences() -> list[str]:
@@ -85,7 +86,7 @@ def chat_tokenizer(template: str | None = CHATML, adds_bos: bool = True) -> PreT
     return tokenizer
 
 
-def save_llama(folder: Path, template: str | None = CHATML, dropout: float = 0.0) -> Path:
+def save_llama(folder: Path, template: str | None = CHATML, dropout: float = 0.0, positions: int = 256) -> Path:
     tokenizer = chat_tokenizer(template)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -95,7 +96,7 @@ def save_llama(folder: Path, template: str | None = CHATML, dropout: float = 0.0
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         attention_dropout=dropout,
         initializer_range=0.2,
