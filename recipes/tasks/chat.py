@@ -46,7 +46,7 @@ _CHUNK = 1000
 class Chats:
     """`rows`: each {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}.
 
-    `where`: what precedes a row's number in messages, `numbers`: these. `answered`: whether every row has something to
+    `where`: what precedes a row's number in messages; `numbers`: these, from 1 if not given. `answered`: whether every row has something to
     learn; prompts need no completion.
     """
 
@@ -275,7 +275,8 @@ class ChatTokenizer:
 
     def rows(self, chats: Chats, progress: Progress) -> Iterator[ChatTokens]:
         """The tokens of each row, in order."""
-        for done, (number, row) in enumerate(zip(chats.numbers, chats.rows, strict=True)):
+        numbers = chats.numbers or range(1, len(chats) + 1)
+        for done, (number, row) in enumerate(zip(numbers, chats.rows, strict=True)):
             if done % _CHUNK == 0:
                 progress(done, len(chats))
             try:

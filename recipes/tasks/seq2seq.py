@@ -32,6 +32,9 @@ from runner.errors import require
 #: Texts tokenised together: enough for all cores, few enough for the memory of long lists.
 _CHUNK = 1000
 
+#: Special tokens of a text, at most: loading the tokenizer to count them takes seconds.
+_MOST_SPECIAL = 8
+
 
 @dataclass(frozen=True)
 class TextPairs:
@@ -97,12 +100,14 @@ class SequenceToSequence(TextGeneration):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("max_source_length", "max_target_length"):
-            require(getattr(self, name) >= 2, f"recipe.{name}", getattr(self, name), "use at least 2 tokens")
+            require(getattr(self, name) >= 1, f"recipe.{name}", getattr(self, name), "use at least 1 token")
         ok = isinstance(self.source_prefix, str)
         require(ok, "recipe.source_prefix", self.source_prefix, "give a text, such as 'summarize: '")
 
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
+        if min(self.max_source_length, self.max_target_length) <= _MOST_SPECIAL:
+            self._check_lengths(self._tokenizer(corpus))
         return DataFacts(len(corpus.train), len(corpus.eval), corpus.digest, corpus.source, notes=corpus.notes)
 
     def check_model(self) -> None:
@@ -123,11 +128,7 @@ class SequenceToSequence(TextGeneration):
     def _tokenize(self, folder: Path, facts: DataFacts, progress: Progress) -> None:
         corpus = self.data.read()
         check_unchanged(corpus.digest, facts.digest, facts.source)
-        tokenizer = self.model.tokenizer([*corpus.train.sources, *(corpus.train.targets or ())])
-        for name in ("max_source_length", "max_target_length"):
-            special, limit = tokenizer.num_special_tokens_to_add(pair=False), getattr(self, name)
-            rule = f"the tokenizer adds {special} special tokens; use at least {special + 1} tokens"
-            require(limit > special, f"recipe.{name}", limit, rule)
+        tokenizer = self._tokenizer(corpus)
         (train, cut), (evaluation, cut_of_eval) = (
             self._columns(tokenizer, part, progress) for part in (corpus.train, corpus.eval)
         )
@@ -142,6 +143,16 @@ class SequenceToSequence(TextGeneration):
         write_prepared(folder, train, evaluation, tokenizer, truncated=report)
         targets = corpus.eval.targets if corpus.eval.targets is not None else [None] * len(corpus.eval)
         write_texts(folder / "eval", list(zip(corpus.eval.sources, targets, strict=True)))
+
+    def _tokenizer(self, corpus: PairCorpus) -> Any:
+        return self.model.tokenizer([*corpus.train.sources, *(corpus.train.targets or ())])
+
+    def _check_lengths(self, tokenizer: Any) -> None:
+        """Tokenizers truncate nothing at all if only special tokens fit."""
+        for name in ("max_source_length", "max_target_length"):
+            special, limit = tokenizer.num_special_tokens_to_add(pair=False), getattr(self, name)
+            rule = f"the tokenizer adds {special} special tokens; use at least {special + 1} tokens"
+            require(limit > special, f"recipe.{name}", limit, rule)
 
     def _columns(
         self, tokenizer: Any, part: TextPairs, progress: Progress
