@@ -46,8 +46,8 @@ _CHUNK = 1000
 class Chats:
     """`rows`: each {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}.
 
-    `where`: what precedes a row's number in messages; `numbers`: these, from 1 if not given. `answered`: whether every row has something to
-    learn; prompts need no completion.
+    `where`: what precedes a row's number in messages; `numbers`: these, by default from 1. `answered`: whether every
+    row has something to learn; prompts need no completion.
     """
 
     rows: Collection[Mapping[str, Any]]
@@ -87,8 +87,14 @@ class Conversations:
         for part in (self.train, self.eval):
             digest.update(b"%d rows;" % len(part))
             for row in part.rows:
-                digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+                content = [_present(message) for message in row["messages"]] if "messages" in row else row
+                digest.update(json.dumps(content, sort_keys=True).encode() + b"\n")
         return digest.hexdigest()
+
+
+def _present(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without fields that only others have: in a table every message has all fields."""
+    return {name: value for name, value in message.items() if value is not None}
 
 
 class ConversationSource(Protocol):
@@ -177,31 +183,32 @@ class Chat(TextGeneration):
         report |= {"train": [train.truncated, len(conversations.train)]}
         report |= {"eval": [evaluation.truncated, len(conversations.eval)]}
         properties = {"truncated": report, "notes": [*train.notes, *evaluation.notes], "ends": writer.ends}
-        del train.columns["prompt_ids"]  # texts are generated only in evaluations
         write_prepared(folder, train.columns, evaluation.columns, tokenizer, **properties)
         write_texts(folder / "eval", evaluation.texts)
 
     def _columns(self, writer: ChatTokenizer, chats: Chats, kind: str, progress: Progress) -> _Columns:
-        names = ("input_ids", "labels", "length", "label_count", "prompt_ids")
+        evaluated = kind == "evaluation"  # every row is predicted for, and its reply generated
+        names = ["input_ids", "labels", "length", "label_count", *(["prompt_ids"] if evaluated else [])]
         columns: dict[str, list[Any]] = {name: [] for name in names}
         texts, truncated, lost, ends = list[tuple[str, str | None]](), 0, 0, False
         for row in writer.rows(chats, progress):
-            ids, prompt = row.ids[: self.max_length], row.prompt[-self.max_length :]
+            ids = row.ids[: self.max_length]
             labels = np.where(row.is_target, row.ids, IGNORED_LABEL)[: self.max_length]
             count = int((labels[1:] != IGNORED_LABEL).sum())  # there is no token before the first
             truncated += len(row.ids) > len(ids)
             lost += not count
             ends = ends or not writer.special.isdisjoint(labels.tolist())
-            if count or kind == "evaluation":  # every row is predicted for
+            if count or evaluated:
                 texts.append(row.texts)
-                for name, value in zip(names, (ids, labels, len(ids), count, prompt), strict=True):
+                values = [ids, labels, len(ids), count, *([row.prompt[-self.max_length :]] if evaluated else [])]
+                for name, value in zip(names, values, strict=True):
                     columns[name].append(value)
         notes = []
         limit = f"recipe.max_length={self.max_length}"
         if lost and chats.answered:
             if lost == len(chats):
                 raise UserError(f"{limit} is invalid: no {kind} conversation has a token to learn within it; use more")
-            fate = "are left out" if kind == "training" else "have no loss"
+            fate = "have no loss" if evaluated else "are left out"
             what = f"{lost:,} of {len(chats):,} {kind} conversations"
             notes.append(f"{what} have no token to learn within {limit} tokens, and {fate}")
         if texts and chats.answered and not ends:
@@ -270,8 +277,12 @@ class ChatTokenizer:
         self._tokenizer, self._train_on = tokenizer, train_on
         #: Numbers of special tokens, and of tokens such as <|im_end|> that were added without being special.
         self.special = frozenset({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder})
-        #: The token that ends the assistant's turns, if there is one.
-        self.ends: list[int] = []
+        self._ends: list[int] | None = None
+
+    @property
+    def ends(self) -> list[int]:
+        """The token that ends the assistant's turns, if there is one and a row has been written."""
+        return self._ends or []
 
     def rows(self, chats: Chats, progress: Progress) -> Iterator[ChatTokens]:
         """The tokens of each row, in order."""
@@ -290,18 +301,17 @@ class ChatTokenizer:
 
     def _conversation(self, given: Sequence[Mapping[str, Any]], answered: bool) -> ChatTokens:
         template = self._template()
-        # Tables have all fields in all messages.
-        messages = [{name: value for name, value in message.items() if value is not None} for message in given]
+        messages = [_present(message) for message in given]
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         has_reply = bool(turns) and (answered or turns[-1] == len(messages) - 1)
         before = messages[: turns[-1]] if has_reply else messages
         prompt = self._ids(before, add_generation_prompt=True)
-        if not self.ends:
+        if self._ends is None:
             replied = self._ids([*before, {"role": ASSISTANT, "content": "x"}])
-            self.ends = [token for token in replied[len(prompt) :] if token in self.special][-1:]
+            self._ends = [token for token in replied[len(prompt) :] if token in self.special][-1:]
         ids, is_target = self._targets(messages, turns, template)
         texts = (before[-1].get("content", ""), messages[turns[-1]].get("content", "") if has_reply else None)
-        return ChatTokens(np.asarray(ids), is_target, np.asarray(prompt), texts)
+        return ChatTokens(np.asarray(ids, dtype=np.int32), is_target, np.asarray(prompt, dtype=np.int32), texts)
 
     def _targets(
         self, messages: list[dict[str, Any]], turns: Sequence[int], template: str
@@ -381,7 +391,7 @@ class ChatTokenizer:
                 "recipe.model has a tokenizer without an end-of-text token, which has to end completions: set "
                 "eos_token in its tokenizer_config.json"
             )
-        self.ends = [end]
+        self._ends = [end]
 
         def begun(text: str) -> list[int]:
             """With the special tokens at the start of a text, but not those that would end it."""
@@ -395,7 +405,9 @@ class ChatTokenizer:
             whole = begun(prompt + completion)
             ids = [*(whole if whole[: len(start)] == start else [*start, *self._tokens(completion)]), end]
         is_target = (np.arange(len(ids)) >= len(start)) | (self._train_on == "all")
-        return ChatTokens(np.asarray(ids), is_target, np.asarray(start), (prompt, completion))
+        return ChatTokens(
+            np.asarray(ids, dtype=np.int32), is_target, np.asarray(start, dtype=np.int32), (prompt, completion)
+        )
 
 
 class _Refused(Exception):

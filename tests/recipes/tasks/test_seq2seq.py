@@ -116,7 +116,8 @@ def test_generated_texts_do_not_depend_on_the_batch(folder: Path, tmp_path: Path
     data = prepared(made, tmp_path)
     model: Any = made.build_model(data).eval().double()
     rows = list(range(12))
-    together = made.predict(model, made.collate(data.eval[rows], data, 100))
+    with torch.no_grad():
+        together = made.predict(model, made.collate(data.eval[rows], data, 100))
     texts = made.prediction_columns(together, data.eval)["generated"]
     for row in (1, 4, 11):
         ids = torch.tensor(data.eval[[row]]["input_ids"][0][None].astype(np.int64))
