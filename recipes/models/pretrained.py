@@ -187,9 +187,9 @@ class Pretrained:
             size = self._known().get(name)
             rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
             require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
-        rotary = any("rope" in name or "rotary" in name for name in self._known())
-        rotary = rotary or self._known().get("model_type") in _RELATIVE_POSITIONS
-        others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(() if rotary else _POSITIONS))]
+        learned = not any("rope" in name or "rotary" in name for name in self._known())
+        learned = learned and self._known().get("model_type") not in _RELATIVE_POSITIONS
+        others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(_POSITIONS if learned else ()))]
         if sizes and any(isinstance(size, int) and size not in sizes for size in others):
             self._compare_shapes(shapes)
 

@@ -141,12 +141,11 @@ class Chat(TextGeneration):
         check_causal(self.model, "recipe.max_length", self.max_length)
         limit = self.model.longest_input()
         if self.generate and limit is not None:
-            rule = (
-                f"a prompt may have recipe.max_length={self.max_length} tokens and the model has {limit} positions; "
-                f"use at most {limit - self.max_length}, or shorter prompts"
-            )
+            rule = f"the model has {limit} positions for a prompt and what follows; lower one of the two"
             ok = self.max_length + self.max_new_tokens <= limit
-            require(ok, "recipe.max_new_tokens", self.max_new_tokens, rule)
+            require(
+                ok, "recipe.max_new_tokens", self.max_new_tokens, f"with recipe.max_length={self.max_length} {rule}"
+            )
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         return self._entry(cache, facts.digest, self.data.read)

@@ -128,12 +128,18 @@ def generated(model: Any, inputs: Mapping[str, Tensor], max_new_tokens: int, num
 
     No random numbers are drawn: of the model's own settings of generation, those of sampling and lengths are ignored.
     """
-    config = copy.deepcopy(model.generation_config)
+    owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
+    own = owner.generation_config
+    config = copy.deepcopy(own)
     config.update(**dict.fromkeys(_IGNORED))
     config.update(
         do_sample=False, num_beams=num_beams, max_new_tokens=max_new_tokens, pad_token_id=model.config.pad_token_id
     )
-    tokens = model.generate(**inputs, generation_config=config)
+    owner.generation_config = config  # as an argument of `generate`, it would be completed with the model's own
+    try:
+        tokens = model.generate(**inputs)
+    finally:
+        owner.generation_config = own
     # Decoders begin with a token that is not generated; language models repeat their input.
     tokens = tokens[:, 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1] :]
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

@@ -123,6 +123,11 @@ def test_generated_texts_do_not_depend_on_the_batch(folder: Path, tmp_path: Path
         ids = torch.tensor(data.eval[[row]]["input_ids"][0][None].astype(np.int64))
         alone = model.generate(ids, max_new_tokens=12, do_sample=False, num_beams=beams)[0]
         assert texts[row] == pair_tokenizer().decode(alone, skip_special_tokens=True).strip()
+    # What a published model may say about sampling and lengths.
+    model.generation_config.update(do_sample=True, temperature=0.3, top_p=0.5, min_length=11, max_length=13)
+    with torch.no_grad():
+        assert made.predict(model, made.collate(data.eval[rows], data)).equal(together)
+    assert model.generation_config.min_length == 11
     metrics = made.metrics(together, data.eval)
     assert list(metrics) == made.metric_names
     targets = [row["translation"]["de"] for row in pairs(12)]
