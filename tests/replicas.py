@@ -80,6 +80,22 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     return result
 
 
+def train_recipe(backend: Backend, overrides: list[str]) -> dict[str, Any]:
+    """Train any recipe as this group of workers; its results, and every logged training loss."""
+    workers = backend.world_size
+    experiment = prepare(settings(compose([*overrides, f"device.workers={workers}"])))
+    job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
+    losses: list[float] = []
+    loop = build_loop(
+        job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")
+    )
+    loop.train()
+    loop.finish()
+    result = {**outcome(loop), "losses": losses}
+    loop.policy.close()
+    return result
+
+
 def count_all_reduces(backend: Backend, overrides: list[str], steps: int) -> tuple[int, int]:
     """The number of gradient all-reduces and of micro-batches in `steps` optimizer steps."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

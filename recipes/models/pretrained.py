@@ -47,12 +47,15 @@ _USUALLY_A_DIMENSION = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner",
 _POSITIONS = ("max_position_embeddings", "n_positions")
 
 #: Suffixes of the files in a model's folder that define its tokenizer. Weights have others.
-_TOKENIZER_SUFFIXES = (".json", ".txt", ".model")
+_TOKENIZER_SUFFIXES = (".jinja", ".json", ".txt", ".model")
 
 #: Model types that number positions from the padding id + 1, so that they have fewer than their configuration says.
 _POSITIONS_AFTER_PADDING = (
     *("camembert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xmod"),
 )
+
+#: Model types whose attention knows distances instead of positions, so that `n_positions` limits nothing.
+_RELATIVE_POSITIONS = ("longt5", "mt5", "pop2piano", "switch_transformers", "t5", "umt5")
 
 #: Model types with a language modelling head that are bidirectional unless their configuration says `is_decoder`.
 _BIDIRECTIONAL = (
@@ -184,8 +187,9 @@ class Pretrained:
             size = self._known().get(name)
             rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
             require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
-        rotary = any("rope" in name or "rotary" in name for name in self._known())
-        others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(() if rotary else _POSITIONS))]
+        learned = not any("rope" in name or "rotary" in name for name in self._known())
+        learned = learned and self._known().get("model_type") not in _RELATIVE_POSITIONS
+        others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(_POSITIONS if learned else ()))]
         if sizes and any(isinstance(size, int) and size not in sizes for size in others):
             self._compare_shapes(shapes)
 
@@ -211,6 +215,8 @@ class Pretrained:
 
     def longest_input(self) -> int | None:
         config = self._known()
+        if config.get("model_type") in _RELATIVE_POSITIONS:
+            return None
         positions = next((config[name] for name in _POSITIONS if name in config), None)
         if not isinstance(positions, int) or config.get("model_type") not in _POSITIONS_AFTER_PADDING:
             return positions if isinstance(positions, int) else None
@@ -220,6 +226,16 @@ class Pretrained:
     def is_bidirectional(self) -> bool:
         config = self._known()
         return config.get("model_type") in _BIDIRECTIONAL and not config.get("is_decoder")
+
+    def check_seq2seq(self) -> None:
+        known = self._known()
+        if not known or known.get("is_encoder_decoder"):
+            return
+        from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING  # takes seconds
+
+        ok = type(self._config()) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        rule = f"a {known.get('model_type')} model has no encoder and decoder; use one such as google-t5/t5-small"
+        require(ok, "recipe.model.name", self.name, rule)
 
     def _known(self) -> dict[str, Any]:
         """The content of config.json, or the published sizes; empty if neither is available."""
@@ -368,6 +384,11 @@ class Pretrained:
         from transformers import AutoModelForCausalLM
 
         return self._build(AutoModelForCausalLM, vocabulary, pad_id)
+
+    def build_seq2seq_model(self, vocabulary: int, pad_id: int) -> nn.Module:
+        from transformers import AutoModelForSeq2SeqLM
+
+        return self._build(AutoModelForSeq2SeqLM, vocabulary, pad_id)
 
     def _build(self, auto: Any, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
         """The model of an auto class of transformers; `settings` go into its configuration. Raises UserError."""

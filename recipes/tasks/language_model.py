@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 
 from recipes.models.pretrained import Pretrained
+from recipes.tasks.generation import token_losses
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
@@ -123,9 +124,7 @@ class CausalLanguageModel(TransformerRecipe):
         return dataclasses.replace(facts, groups="documents", train_groups=train, eval_groups=evaluation)
 
     def check_model(self) -> None:
-        check_model(self.model, "recipe.block_size", self.block_size)
-        if self.model.is_bidirectional():
-            raise UserError(f"recipe.model {_NOT_CAUSAL}")
+        check_causal(self.model, "recipe.block_size", self.block_size)
 
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
         return self._entry(cache, facts.digest, self.data.read)
@@ -153,11 +152,7 @@ class CausalLanguageModel(TransformerRecipe):
         write_prepared(folder, train, evaluation, tokenizer)
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        of = prepared.properties
-        model = self.model.build_language_model(of["vocabulary"], of["pad_id"])
-        if sees_ahead(model):
-            raise UserError(f"recipe.model is a {type(model).__name__}, which {_NOT_CAUSAL}")
-        return model
+        return build_causal_model(self.model, prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         labels = padded(rows["input_ids"], IGNORED_LABEL, length)
@@ -239,16 +234,32 @@ def _cut(tokens: np.ndarray, block_size: int) -> list[np.ndarray]:
     return [piece for piece in pieces if len(piece) > 1]
 
 
+def check_causal(model: LanguageModelSource, setting: str, tokens: int) -> None:
+    """Check that the model can be loaded, has positions for `tokens` tokens and is causal. Raises UserError."""
+    check_model(model, setting, tokens)
+    if model.is_bidirectional():
+        raise UserError(f"recipe.model {_NOT_CAUSAL}")
+
+
+def build_causal_model(source: LanguageModelSource, prepared: Prepared) -> nn.Module:
+    """The model in fp32. Raises UserError for one that is not causal."""
+    model = source.build_language_model(prepared.properties["vocabulary"], prepared.properties["pad_id"])
+    if sees_ahead(model):
+        raise UserError(f"recipe.model is a {type(model).__name__}, which {_NOT_CAUSAL}")
+    return model
+
+
 def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """For each position, [rows, length]: the loss of the next token, 0 if that is no target; and whether it is one."""
-    # The labels are shifted, not the logits: logits without the last position would be a copy of the largest tensor.
-    labels = pad(batch["labels"][:, 1:], (0, 1), value=IGNORED_LABEL)
-    logits = _logits(model, batch)
-    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
-    return losses.view_as(labels), labels != IGNORED_LABEL
+    return token_losses(next_token_logits(model, batch), next_labels(batch))
 
 
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
+def next_labels(batch: Batch) -> Tensor:
+    """The label of the next token at each position, [rows, length]: logits without the last would be a large copy."""
+    return pad(batch["labels"][:, 1:], (0, 1), value=IGNORED_LABEL)
+
+
+def next_token_logits(model: nn.Module, batch: Batch) -> Tensor:
     """[rows, length, vocabulary], in fp32 or fp64."""
     return at_least_fp32(outputs(model, batch, use_cache=False).logits)
 
@@ -259,6 +270,6 @@ def sees_ahead(model: nn.Module) -> bool:
     was_training = model.training
     model.eval()
     ids = torch.tensor([[0, 1, 0], [0, 1, 1]])
-    logits = _logits(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})[:, :2]
+    logits = next_token_logits(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})[:, :2]
     model.train(was_training)
     return bool((logits[0] - logits[1]).abs().max() > _CAUSAL * logits.abs().max())

@@ -50,13 +50,15 @@ class DataFacts:
 class Prepared:
     """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them.
 
-    `train` is empty if a saved model is only evaluated.
+    `train` is empty if a saved model is only evaluated. `compiles`: whether the device compiles a program for every
+    shape of a batch.
     """
 
     train: Table
     eval: Table
     properties: Mapping[str, Any]
     folder: Path
+    compiles: bool = False
 
     @staticmethod
     def load(folder: Path) -> Prepared:
@@ -115,7 +117,7 @@ class Recipe(ABC):
 
         `properties.json` may say under `truncated` what was truncated, which is reported at the end of a run:
         {"what": "texts", "setting": "recipe.max_length", "tokens": 128, "train": [12, 8551], "eval": [0, 1043]}, where
-        a pair is how many of how many. Long work reports to `cache.progress`.
+        a pair is how many of how many; or a list of these. Long work reports to `cache.progress`.
         """
 
     @abstractmethod
@@ -157,8 +159,15 @@ class Recipe(ABC):
         """
         raise UserError(f"{type(self).__name__} cannot evaluate a saved model: implement from_saved")
 
+    def for_predictions(self) -> Recipe:
+        """The same recipe for `runner.predict`, whose `predict` may do more than metrics need, such as generate text.
+
+        Called on a recipe that `from_saved` returned.
+        """
+        return self
+
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
-        """Predictions, in sample order, as named columns for people, of a recipe that `from_saved` returned."""
+        """Predictions, in sample order, as named columns for people, of a recipe that `for_predictions` returned."""
         raise UserError(f"{type(self).__name__} cannot write predictions: implement prediction_columns")
 
 

@@ -96,7 +96,8 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
     if is_external():
         raise UserError("runner.evaluate and runner.predict start their workers themselves: call them without torchrun")
     started_at = time.time()
-    evaluation = prepare(options.target, options.overrides, config_dirs(options.config_dir), file)
+    dirs, predicts = config_dirs(options.config_dir), output is not None
+    evaluation = prepare(options.target, options.overrides, dirs, file, predicts)
     handle_signals()
     card = card_of(evaluation, "runner.evaluate" if output is None else "runner.predict")
     if banner := evaluation.placement.banner():

@@ -38,8 +38,13 @@ class Evaluation:
         return (*self.recipe.notes, *self.facts.notes)
 
 
-def prepare(given: str, overrides: Sequence[str], config_dirs: Sequence[str], file: str | None) -> Evaluation:
-    """Check everything that can be wrong before workers start. `given`: MODEL_OR_RUN. Raises UserError."""
+def prepare(
+    given: str, overrides: Sequence[str], config_dirs: Sequence[str], file: str | None, predicts: bool = False
+) -> Evaluation:
+    """Check everything that can be wrong before workers start. Raises UserError.
+
+    `given`: MODEL_OR_RUN. `predicts`: whether predictions are to be written.
+    """
     target = find_target(given)
     cfg = compose_for(target, overrides, config_dirs)
     config = settings(cfg)
@@ -51,6 +56,8 @@ def prepare(given: str, overrides: Sequence[str], config_dirs: Sequence[str], fi
     check_tracking(config.tracking)
     base: Recipe = build_recipe(config.recipe, config.trusted_packages)
     recipe = base.from_saved(target.model, file)
+    if predicts:
+        recipe = recipe.for_predictions()
     placement = placement_of(config)
     with reading_data() as progress:
         recipe.check_model()

@@ -48,6 +48,8 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
     config = job.config
     base: Recipe = build_recipe(config.recipe, config.trusted_packages)
     recipe = base.from_saved(job.model, job.file)
+    if job.keeps_predictions:
+        recipe = recipe.for_predictions()
     prepared = prepare_data(recipe, job, backend)
     precision = Precision(config.precision.name, backend.device.type)
     sharding = config.sharding

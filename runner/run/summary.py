@@ -86,7 +86,7 @@ def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
             f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "
             f"step {result.best['step']:,} (evaluation.patience={evaluation.patience} evaluations)"
         )
-    if truncated := result.truncated:
+    for truncated in [result.truncated] if isinstance(result.truncated, Mapping) else result.truncated or ():
         counts = [(name, *truncated[part]) for name, part in (("training", "train"), ("evaluation", "eval"))]
         found = [f"{count:,} of {total:,} {name} {truncated['what']}" for name, count, total in counts if count]
         if found:

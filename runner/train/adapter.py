@@ -22,6 +22,8 @@ _TASKS = {
     "ForQuestionAnswering": "QUESTION_ANS",
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "MTModel": "SEQ_2_SEQ_LM",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 import time
@@ -293,7 +294,7 @@ def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
     entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
     # Wait for all machines. The entry's name, not its path: another machine may keep its cache elsewhere.
     names = backend.wait_for_all(entry.name if entry is not None else None)
-    return Prepared.load(cache.root / names[0])
+    return dataclasses.replace(Prepared.load(cache.root / names[0]), compiles=backend.compiles)
 
 
 def _apply_options(config: Config, model: nn.Module) -> None:

@@ -51,7 +51,7 @@ class RunResult:
     batch_statistics: bool = False
     parameters: int | None = None
     trained_parameters: int | None = None
-    truncated: Mapping[str, Any] | None = None
+    truncated: Any = None
     stopped_early: bool | None = None
     machine: str | None = None
     warnings: tuple[str, ...] = ()

@@ -36,8 +36,12 @@ class Tokens:
 
 
 def token_width(batch: Batch) -> int | None:
-    """Tokens per row: the columns of the widest 2-D integer tensor; None without one. Reads shapes only."""
-    numbers = (tensor for tensor in batch.values() if tensor.dim() == 2 and not tensor.is_floating_point())
+    """Tokens per row: the columns of `input_ids`, or else of the widest 2-D integer tensor; None without one.
+
+    Reads shapes only.
+    """
+    tensors = [batch["input_ids"]] if "input_ids" in batch else batch.values()
+    numbers = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point())
     return max((tensor.shape[1] for tensor in numbers), default=None)
 
 

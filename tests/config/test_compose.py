@@ -16,7 +16,7 @@ from runner.config.schema import Config
 from runner.config.setups import COUNTS
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from tests.recipes import labelled, zoo
+from tests.recipes import labelled, writers, zoo
 from tests.recipes.letters import save_gpt2
 from tests.tiny_models import save_bert
 
@@ -62,10 +62,16 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     acceptable, pairs = (given(folder / name, folder / name) for name in ("acceptable.tsv", "pairs.tsv"))
     lines = given(folder / "lines.txt", folder / "lines.txt", save_gpt2(folder / "gpt2", positions=128))
     squad = given(*zoo.write(folder))
+    chat_model, pair_model = writers.save_llama(folder / "llama", positions=1024), writers.save_t5(folder / "t5")
     return {
         **dict.fromkeys(("cola", "forum_thread"), acceptable),
         **dict.fromkeys(("mnli", "text_classification"), pairs),
         "causal_lm": lines,
+        "chat": given(*2 * [writers.write_rows(folder / "chats.jsonl", writers.chats(20))], chat_model),
+        "seq2seq": [
+            *given(*2 * [writers.write_rows(folder / "pairs.jsonl", writers.pairs(20))], pair_model),
+            *("recipe.data.source_column=translation.en", "recipe.data.target_column=translation.de"),
+        ],
         "squad": squad,
         **labelled.write(folder),
     }

@@ -189,7 +189,7 @@ def test_help(tmp_path: Path) -> None:
     """Groups, choices and settings; a pager that ends early is no error."""
     process = start(tmp_path, "sh", "-c", f"{BIN / 'runner'} --help; {BIN / 'runner'} --help | true")
     assert process.wait(timeout=60) == 0
-    for text in ("device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, causal_lm, cola"):
+    for text in ("device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, causal_lm, chat, cola"):
         assert output(tmp_path).count(text) == 1
     assert "BrokenPipe" not in output(tmp_path)
 

@@ -70,6 +70,8 @@ COLA = "recipe=cola recipe.model.name=model recipe.data.eval=good.tsv recipe.dat
 MNLI = "recipe=mnli recipe.model.name=model recipe.data.eval=pairs.tsv recipe.data.train"
 OWN = "recipe=text_classification recipe.model.name=model recipe.data.eval=pairs.tsv recipe.data.train"
 SQUAD = "recipe=squad recipe.model.name=model recipe.data.eval=nothing.json recipe.data.train"
+CHAT = "recipe=chat recipe.model.name=model recipe.data.eval=good.tsv recipe.data.train"
+PAIRS = "recipe=seq2seq recipe.model.name=model recipe.data.eval=good.tsv recipe.data.train"
 TEXT = "recipe=causal_lm recipe.model.name=model recipe.data.eval=word.tsv recipe.data.train"
 ACCELERATE = "device=from_accelerate device.file"
 NO_RUN = "0" * 32
@@ -249,6 +251,10 @@ WRONG: list[tuple[str, ...]] = [
     (f"runner {TEXT}=binary.tsv", "recipe.data.train=binary.tsv", "UTF-8"),
     (f"runner {TEXT}=word.tsv recipe.block_size=0", "recipe.block_size=0"),
     (f"runner {TEXT}=word.tsv recipe.packing=rows", "recipe.packing=rows"),
+    (f"runner {CHAT}=good.tsv", "recipe.data.train=good.tsv", "recipe.data.messages_column"),
+    (f"runner {CHAT}=good.tsv recipe.train_on=answers", "recipe.train_on=answers"),
+    (f"runner {PAIRS}=good.tsv", "recipe.data.train=good.tsv", "'source'"),
+    (f"runner {PAIRS}=good.tsv recipe.max_target_length=0", "recipe.max_target_length=0"),
     # Models
     (f"runner {COLA}=good.tsv recipe.model.name=./missing", "recipe.model.name=./missing"),
     (f"runner {COLA}=good.tsv recipe.model.name=good.tsv", "recipe.model.name=good.tsv"),

@@ -13,13 +13,19 @@ import pandas
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaForCausalLM,
+)
 
 from recipes.synthetic.grammar import generate
 from runner import cli
 from runner.compare.from_folders import read_folders
 from runner.compare.from_mlflow import ExistingStore
-from tests.recipes import labelled, zoo
+from tests.recipes import labelled, writers, zoo
 from tests.runs import TRACKED, read, run, store, stored_runs
 from tests.tiny_models import save_bert
 
@@ -342,6 +348,53 @@ def test_other_labels(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["tokens"] for row in rows] == [["Today", "Ada"], ["Oslo", "rests"]]
     assert {tag for row in rows for tag in row["predicted"]} <= {"O", "B-LOC", "I-LOC", "B-PER", "I-PER"}
     assert all(row.keys() == {"tokens", "predicted"} and len(row["predicted"]) == 2 for row in rows)
+
+
+def test_replies_of_a_chat_adapter(here: Path) -> None:
+    """Two workers that average every four steps; the adapter loads in PEFT with its template, and answers questions."""
+    writers.save_llama(here / "model", writers.MARKED)
+    for name, count in (("train", 40), ("dev", 6)):
+        writers.write_rows(here / f"{name}.jsonl", writers.chats(count))
+    data = ["recipe.data.train=train.jsonl", "recipe.data.eval=dev.jsonl", "recipe.model.name=model"]
+    options = ["adapter=lora", "sync.k=4", "max_steps=6", "recipe.max_length=128", "recipe.max_new_tokens=8"]
+    base = ["recipe=chat", "tracking=none", "hydra.run.dir=run", "device=cpu2"]
+    assert run(*data, *options, base=base) == 0
+    model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("model"), "run/model")
+    tokenizer = AutoTokenizer.from_pretrained("run/model")
+    assert tokenizer.get_chat_template() == writers.MARKED
+    asked = [{"messages": row["messages"][:-1]} for row in writers.chats(5)]
+    writers.write_rows(here / "asked.jsonl", asked)
+    tables = []
+    for device in ("cpu", "cpu2"):
+        options = ["--input=asked.jsonl", f"device={device}", f"hydra.run.dir={device}", "precision=fp64"]
+        assert cli.predict_main(["run", "-o", f"{device}.jsonl", *options]) == 0
+        tables.append(pandas.read_json(f"{device}.jsonl", lines=True))
+    assert tables[0].generated.equals(tables[1].generated)
+    assert tables[0].input.tolist() == [row["messages"][-1]["content"] for row in asked]
+    ids = tokenizer.apply_chat_template(asked[1]["messages"], add_generation_prompt=True, return_tensors="pt")
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    tokens = model.double().generate(**ids, max_new_tokens=8, do_sample=False, eos_token_id=ends)[0]
+    reply = tokenizer.decode(tokens[ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert tables[0].generated[1] == reply.strip()
+
+
+def test_texts_of_a_sequence_to_sequence_model(here: Path) -> None:
+    """`runner.predict` generates, evaluations of the run only with recipe.generate=true."""
+    writers.save_t5(here / "model")
+    for name, count in (("train", 30), ("dev", 6)):
+        writers.write_rows(here / f"{name}.jsonl", writers.pairs(count))
+    data = ["recipe.data.train=train.jsonl", "recipe.data.eval=dev.jsonl", "recipe.model.name=model", "max_steps=2"]
+    columns = ["recipe.data.source_column=translation.en", "recipe.data.target_column=translation.de"]
+    options = ["recipe.max_new_tokens=8", "recipe.max_source_length=64", "hydra.run.dir=run", "device=cpu"]
+    assert run(*data, *columns, *options, base=["recipe=seq2seq", "tracking=none"]) == 0
+    own = read(here / "run", "summary.json")["eval"]
+    summary = evaluated(here / "run", "device=cpu2", "recipe.generate=true")["eval"]
+    assert {name: summary[name] for name in own} == pytest.approx(own, rel=1e-4)
+    assert set(summary) - set(own) == {"exact_match", "rouge1", "rouge2", "rougeL", "bleu"}
+    assert cli.predict_main(["run", "-o", "texts.csv", "hydra.run.dir=result"]) == 0
+    table = pandas.read_csv("texts.csv")
+    assert list(table.columns) == ["input", "generated", "reference", "loss", "perplexity"]
+    assert table.reference.tolist() == [row["translation"]["de"] for row in writers.pairs(6)]
 
 
 def test_recipe_without_transformers(here: Path) -> None:

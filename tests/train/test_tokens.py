@@ -41,7 +41,8 @@ def test_sum_and_padding_share() -> None:
 def test_only_2d_integer_tensors_have_tokens() -> None:
     assert token_width({"inputs": torch.zeros(4, 8), "labels": torch.zeros(4, dtype=torch.int64)}) is None
     assert token_width({"pixels": torch.zeros(2, 3, 8, 8, dtype=torch.uint8)}) is None
-    assert token_width({**batch(2, 5), "decoder_ids": torch.zeros(2, 7, dtype=torch.int32)}) == 7
+    assert token_width({**batch(2, 5), "decoder_ids": torch.zeros(2, 7, dtype=torch.int32)}) == 5
+    assert token_width({"ids": torch.zeros(2, 5, dtype=torch.int64), "more": torch.zeros(2, 7).int()}) == 7
     assert tokens_of({"inputs": torch.zeros(4, 8)}, np.arange(4), LENGTHS) == Tokens()
 
 

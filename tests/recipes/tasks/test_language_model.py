@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.language_model import CausalLanguageModel, Documents, packed, sees_ahead, token_ids
-from runner.backends import Backend
 from runner.config.compose import compose, settings
 from runner.data.cache import Cache
 from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
 from runner.errors import UserError
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
-from runner.train.build import Job, build_loop
 from tests.pool import WorkerPool
 from tests.recipes.letters import (
     END,
@@ -43,6 +40,7 @@ from tests.recipes.letters import (
     uneven_lines,
     word_tokenizer,
 )
+from tests.replicas import train_recipe
 
 B, C, D, E, F = (A + number for number in range(1, 6))
 N = IGNORED_LABEL
@@ -309,26 +307,10 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
-    """Train as one worker; weights, metrics and every logged training loss."""
-    workers = backend.world_size
-    experiment = prepare(settings(compose([*overrides, f"device.workers={workers}"])))
-    job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
-    losses: list[float] = []
-    loop = build_loop(
-        job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")
-    )
-    loop.train()
-    loop.finish()
-    weights = {name: tensor.detach().clone() for name, tensor in loop.model.state_dict().items()}
-    loop.policy.close()
-    return {"weights": weights, "metrics": loop.eval_metrics, "losses": losses}
-
-
 def test_workers_with_uneven_token_counts(pool: WorkerPool, uneven: list[str]) -> None:
     """With k = 1 weights and metrics are one worker's to 1e-12, though workers have very different target counts."""
-    (one,) = pool.run(1, train, uneven)
-    for result in pool.run(2, train, [*uneven, "accumulation.steps=3"]):
+    (one,) = pool.run(1, train_recipe, uneven)
+    for result in pool.run(2, train_recipe, [*uneven, "accumulation.steps=3"]):
         for name, tensor in result["weights"].items():
             assert float((tensor - one["weights"][name]).abs().max()) < 1e-12, name
         assert result["metrics"] == pytest.approx(one["metrics"], rel=1e-9)

@@ -1,0 +1,89 @@
+"""Conversations and prompts from files: columns, subsets, and what is wrong with a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from recipes.sources.conversations import ConversationFiles
+from recipes.tasks.chat import Chats, Conversations
+from runner.errors import UserError
+from tests.recipes.writers import chats, write_rows
+
+USER, ANSWER = {"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}
+
+
+def rows_of(part: Chats) -> list[Any]:
+    return [dict(row) for row in part.rows]
+
+
+def test_formats_have_the_same_rows(tmp_path: Path) -> None:
+    """JSON Lines, JSON, Parquet and save_to_disk, under any name of the column; other columns are not read."""
+    rows = [{"messages": [USER, ANSWER]}, {"messages": [USER, ANSWER, USER, ANSWER]}]
+    renamed = Dataset.from_list([{"id": number, "chat": row["messages"]} for number, row in enumerate(rows)])
+    write_rows(tmp_path / "a.jsonl", rows)
+    (tmp_path / "b.json").write_text(json.dumps(rows))
+    renamed.to_parquet(tmp_path / "c.parquet")
+    renamed.save_to_disk(tmp_path / "d")
+    digests = set()
+    for name, column in (("a.jsonl", "messages"), ("b.json", "messages"), ("c.parquet", "chat"), ("d", "chat")):
+        found = ConversationFiles(*2 * [str(tmp_path / name)], messages_column=column).read()
+        assert rows_of(found.train) == rows
+        digests.add(found.digest)
+    assert len(digests) == 1
+    assert digests != {Conversations(Chats(rows), Chats(rows[:1]), "").digest}
+
+
+def test_prompts_and_completions(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,answer,id\nWhere?,Here.,1\nWhen?,Now.,2\n")
+    columns = {"prompt_column": "question", "completion_column": "answer"}
+    found = ConversationFiles(*2 * [str(tmp_path / "a.csv")], **columns).read()  # type: ignore[arg-type]
+    rows = [{"prompt": "Where?", "completion": "Here."}, {"prompt": "When?", "completion": "Now."}]
+    assert rows_of(found.train) == rows_of(found.eval) == rows
+    assert len(found.notes) == 1  # evaluated on the training data
+    (tmp_path / "b.csv").write_text("question\nWhere?\n")
+    asked = ConversationFiles(**columns).read_evaluation(str(tmp_path / "b.csv"))  # type: ignore[arg-type]
+    assert (rows_of(asked.eval), asked.eval.answered, len(asked.train)) == ([{"prompt": "Where?"}], False, 0)
+
+
+def test_subsets_keep_the_numbers_of_rows(tmp_path: Path) -> None:
+    files = [str(write_rows(tmp_path / "a.jsonl", chats(20)))] * 2
+    part = ConversationFiles(*files, max_train_samples=5).read().train
+    assert [chats(20)[number - 1] for number in part.numbers] == rows_of(part)
+    assert len(part) == 5
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"messages": [USER]}, "row 2 has no message of the assistant"),
+        ({"messages": [ANSWER, USER, ANSWER]}, "row 2 begins with a message of the assistant"),
+        ({"messages": [{"role": "user", "content": None}, ANSWER]}, "message 1"),
+        ({"messages": [USER, {"role": "assistant", "content": " "}]}, "message 2"),
+        ({"messages": [{"role": "human", "content": "Where?"}, ANSWER]}, "the role 'human' in message 1"),
+        ({"messages": []}, "row 2 has no list of messages"),
+        ({"messages": None}, "row 2 has no list of messages"),
+        ({"prompt": "Where?", "completion": " "}, "row 2 has no text in 'completion'"),
+        ({"prompt": "", "completion": "Here."}, "row 2 has no text in 'prompt'"),
+        ({"prompt": "Where?"}, "no column 'completion'"),
+        ({"text": "Where?"}, "recipe.data.messages_column"),
+    ],
+)
+def test_malformed_rows(tmp_path: Path, row: dict[str, Any], named: str) -> None:
+    right = {"messages": [USER, ANSWER]} if "messages" in row else dict.fromkeys(row, "a text")
+    file = str(write_rows(tmp_path / "a.jsonl", [right, row]))
+    with pytest.raises(UserError) as found:
+        ConversationFiles(file, file).read()
+    assert str(found.value).startswith(f"recipe.data.train={file}")
+    assert named in str(found.value)
+
+
+def test_messages_that_call_tools_need_no_content(tmp_path: Path) -> None:
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]}
+    rows = [{"messages": [USER, call, {"role": "tool", "content": "noon"}, ANSWER]}]
+    file = str(write_rows(tmp_path / "a.jsonl", rows))
+    assert len(ConversationFiles(file, file).read().train) == 1
