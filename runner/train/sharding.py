@@ -80,6 +80,8 @@ def shard(settings: Sharding, model: nn.Module, backend: Backend, wire: torch.dt
     traffic = _bytes_per_pass(model, blocks, dtype, policy.reduce_dtype)
     for module in (*blocks, model):
         fully_shard(module, mesh=group, mp_policy=policy, offload_policy=offload)
+    for part in model.modules():
+        part._is_fsdp_managed_module = True  # type: ignore[assignment]  # so that all workers generate equally long
     return ShardedModel(model, empty, traffic)
 
 

@@ -365,11 +365,12 @@ def test_replies_of_a_chat_adapter(here: Path) -> None:
     asked = [{"messages": row["messages"][:-1]} for row in writers.chats(5)]
     writers.write_rows(here / "asked.jsonl", asked)
     tables = []
-    for device in ("cpu", "cpu2"):
-        options = ["--input=asked.jsonl", f"device={device}", f"hydra.run.dir={device}", "precision=fp64"]
-        assert cli.predict_main(["run", "-o", f"{device}.jsonl", *options]) == 0
-        tables.append(pandas.read_json(f"{device}.jsonl", lines=True))
-    assert tables[0].generated.equals(tables[1].generated)
+    for device, sharding in (("cpu", "none"), ("cpu2", "none"), ("cpu2", "fsdp")):
+        name = f"{device}-{sharding}"
+        options = ["--input=asked.jsonl", f"device={device}", f"sharding={sharding}", "precision=fp64"]
+        assert cli.predict_main(["run", "-o", f"{name}.jsonl", f"hydra.run.dir={name}", *options]) == 0
+        tables.append(pandas.read_json(f"{name}.jsonl", lines=True))
+    assert all(table.generated.equals(tables[0].generated) for table in tables)
     assert tables[0].input.tolist() == [row["messages"][-1]["content"] for row in asked]
     ids = tokenizer.apply_chat_template(asked[1]["messages"], add_generation_prompt=True, return_tensors="pt")
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
