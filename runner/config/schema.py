@@ -538,10 +538,6 @@ class Config:
         kind, dtype = self.sharding.kind, self.sharding.param_dtype
         if kind is ShardingKind.none:
             return
-        rule = f"no worker has all weights to train on alone with sharding={kind.name}: use sync.k=1"
-        require(self.sync.always_synchronous, "sync.k", self.sync.k, rule)
-        rule = f"its factors of whole matrices cannot be sharded: use optimizer=adamw, or another than {kind.name}"
-        require(self.optimizer.name is not OptimizerName.adafactor, "optimizer", self.optimizer.name, rule)
         ok = dtype is None or self.precision.name is PrecisionName.bf16
         require(ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
 

@@ -16,6 +16,7 @@ from runner.config.choices import (
     BatchMode,
     DeviceKind,
     Goal,
+    OptimizerName,
     PrecisionName,
     ShardingKind,
     SyncPolicyName,
@@ -237,6 +238,7 @@ def _experiment(
     """`plan`: of a run that is resumed, None to derive it."""
     _check_metric(config, recipe, facts)
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
+    _check_sharding(config)
     _check_sync(config, plan)
     setup = RunSetup(
         config=config,
@@ -273,6 +275,20 @@ def _check_metric(config: Config, recipe: Recipe, facts: DataFacts) -> None:
     goal = Goal.min if metric in recipe.minimised else Goal.max
     rule = f"use evaluation.goal={goal.name} for evaluation.metric={metric}"
     require(config.evaluation.goal is goal, "evaluation.goal", config.evaluation.goal, rule)
+
+
+def _check_sharding(config: Config) -> None:
+    """Refuse what cannot train sharded weights. Raises UserError."""
+    kind = config.sharding.kind
+    if kind is ShardingKind.none:
+        return
+    rule = f"no worker has all weights to train on alone with sharding={kind.name}: use sync.k=1"
+    require(config.sync.always_synchronous, "sync.k", config.sync.k, rule)
+    name, rule = (
+        config.optimizer.name,
+        f"its factors of whole matrices cannot be sharded: not with sharding={kind.name}",
+    )
+    require(name is not OptimizerName.adafactor, "optimizer", name, f"{rule}; use optimizer=adamw")
 
 
 def _check_sync(config: Config, plan: Plan) -> None:
