@@ -527,19 +527,13 @@ class Config:
         require(not moments or name in _AVERAGED, "sync.average", self.sync.average, rule)
         rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
         require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
-        self._check_sharding()
+        dtype, ok = self.sharding.param_dtype, self.precision.name is PrecisionName.bf16
+        require(dtype is None or ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
         if self.equivalence.mode is EquivalenceMode.exact:
             rule = "equivalence=exact cannot control dropout inside a compiled model; leave one of the two out"
             require(not self.compile, "compile", True, rule)
             rule = "equivalence=exact cannot control dropout in recomputed activations; leave one of the two out"
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
-
-    def _check_sharding(self) -> None:
-        kind, dtype = self.sharding.kind, self.sharding.param_dtype
-        if kind is ShardingKind.none:
-            return
-        ok = dtype is None or self.precision.name is PrecisionName.bf16
-        require(ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
 
 
 @functools.cache
