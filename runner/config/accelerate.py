@@ -186,7 +186,7 @@ class _File:
         if name not in _KINDS:
             raise self.invalid("distributed_type", instead)
         if self.get("parallelism_config"):
-            raise self.invalid("parallelism_config", "here every worker holds the whole model; remove it from the file")
+            raise self.invalid("parallelism_config", "only sharding=fsdp splits models; remove it from the file")
         if self.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
             raise self.invalid("compute_environment", "the runner runs on this machine; use a file for LOCAL_MACHINE")
         return name

@@ -57,8 +57,8 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
         model = to_device(precision.cast(recipe.build_model(prepared)), backend.device)
     else:
         mesh = mesh_of(backend)
-        with in_turn(backend, job.local_workers):
-            model = shard(sharding, precision.cast(recipe.build_model(prepared)), backend, None, mesh).model
+        with in_turn(backend):
+            model = shard(sharding, precision.cast(recipe.build_model(prepared)), backend, mesh).model
     if config.compile:
         model.compile(dynamic=True)
     started = time.perf_counter()

@@ -17,8 +17,9 @@ from runner.train.loop import Loop
 
 #: Seconds between two looks; without progress, until a worker looks for the others; and in which they have to answer.
 _LOOK_S, _QUIET_S, _ANSWER_S = 5.0, 45.0, 15.0
-#: The phases in which a worker may be waiting for the others.
+#: The phases in which a worker may be waiting for the others; with sharded weights also the others of these.
 _WAITING = ("backward", "communication", "evaluation")
+_WAITING_SHARDED = (*_WAITING, "forward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class Watchdog:
             return f"the host of rank 0 did not answer in step {step} (stopped, or the link is gone)", self._rank
         earlier, now = seen[0][1], seen[-1][1]
         gone = silent(earlier, now, self._workers)
-        return waited_for(earlier, now, self._workers), min(set(now) - set(gone), default=self._rank)
+        waiting = _WAITING_SHARDED if self._loop.policy.collective_forward else _WAITING
+        return waited_for(earlier, now, self._workers, waiting), min(set(now) - set(gone), default=self._rank)
 
 
 def silent(earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int) -> list[int]:
@@ -112,14 +114,19 @@ def silent(earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int) -
     return [rank for rank in range(workers) if rank not in now or earlier.get(rank) == now[rank]]
 
 
-def waited_for(earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int) -> str | None:
-    """Which workers the others wait for, as the start of a sentence; None if they only take their time."""
+def waited_for(
+    earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int, waiting: Sequence[str] = _WAITING
+) -> str | None:
+    """Which workers the others wait for, as the start of a sentence; None if they only take their time.
+
+    `waiting`: the phases in which a worker may be waiting for the others.
+    """
     step = max((sign.step for sign in now.values()), default=0)
     if gone := silent(earlier, now, workers):
         return f"{_named(gone)} did not answer in step {step} (stopped, or the link is gone)"
     if any(rank not in earlier or earlier[rank].beats != sign.beats for rank, sign in now.items()):
         return None
-    late = [rank for rank, sign in now.items() if sign.phase not in _WAITING]
+    late = [rank for rank, sign in now.items() if sign.phase not in waiting]
     if not late or len(late) == workers:
         return None
     phases = ", ".join(sorted({now[rank].phase for rank in late}))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.choices import AdapterKind, Compress, EquivalenceMode
+from runner.config.choices import AdapterKind, Compress, EquivalenceMode, ShardingKind
 from runner.config.schema import Adapter, Config
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
@@ -272,8 +272,11 @@ def _sync(setup: RunSetup) -> str:
 
 def _wire(setup: RunSetup) -> str:
     """The number format in which workers exchange updates."""
-    compress = setup.config.sync.compress
-    return "as it is" if setup.plan.world_size == 1 or compress is Compress.none else compress.name
+    compress, sharding = setup.config.sync.compress, setup.config.sharding.kind
+    if setup.plan.world_size == 1 or compress is Compress.none:
+        return "as it is"
+    often = sharding is not ShardingKind.none and setup.plan.accumulation_steps > 1
+    return f"{compress.name}, in each micro-batch" if often else compress.name
 
 
 def _gathered(setup: RunSetup) -> str:

@@ -117,6 +117,12 @@ def check_device_serves(config: Config, placement: Placement) -> None:
         )
     if tpu and config.sharding.kind is not ShardingKind.none:
         raise UserError(f"sharding={config.sharding.kind.name} is for CPUs and GPUs: use sharding=none")
+    offload, fp16 = config.sharding.kind is ShardingKind.fsdp_offload, precision is PrecisionName.fp16
+    if offload and fp16 and placement.device_type == "cuda":
+        raise UserError(
+            "precision=fp16 is not supported with sharding=fsdp_offload, whose optimizer would not wait for the loss "
+            "scale: use precision=bf16"
+        )
     if config.compile:
         _check_compiler(placement)
 

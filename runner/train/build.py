@@ -127,10 +127,11 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
         model, sharded = to_device(model, backend.device), None
     else:
         mesh = mesh_of(backend)
-        with in_turn(backend, job.local_workers):
+        wire = wire_dtype(config.sync.compress) if backend.world_size > 1 else None
+        with in_turn(backend):
             cpu = torch.device("cpu")
-            model, identity = _build_model(config, recipe, prepared, precision, cpu, saved, state)
-            sharded = shard(config.sharding, model, backend, wire_dtype(config.sync.compress), mesh)
+            model, identity = _build_model(config, recipe, prepared, precision, cpu, saved, None)
+            sharded = shard(config.sharding, model, backend, mesh, wire)
     # torch's fused SGD does not take sharded tensors.
     fused = not backend.compiles and (sharded is None or config.optimizer.name is not OptimizerName.sgd)
     optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused)
@@ -156,14 +157,15 @@ def _build_model(
     saved: Saved | None,
     state: State | None,
 ) -> tuple[nn.Module, dict[str, str]]:
-    """The model on `device`, with the weights of `state` if there is one, and what identifies it in a checkpoint."""
+    """The model on `device`, with the weights of `state` if given, and what identifies it in a checkpoint."""
     model = add_adapter(config.adapter, recipe.build_model(prepared))
     frozen = frozen_digest(model)  # in fp32: a run can continue in another precision
     model = precision.cast(model).to(device)
     _apply_options(config, model)
     identity = _identity(prepared, model, frozen)
-    if saved is not None and state is not None:
+    if saved is not None:
         _require_same(saved, identity)
+    if state is not None:
         weights = restored({**state["model"], **state["buffers"]}, changing_state(model))
         load_changing_state(model, weights)  # before the sync policy copies them
     if config.equivalence.mode is EquivalenceMode.exact:
@@ -251,12 +253,13 @@ def train(
     if loop.best.weights is not None:
         load_changing_state(loop.model, loop.best.weights)
     whole = loop.sharded.whole() if loop.sharded is not None else None
-    if log is None:
-        return None
-    log.close()
-    result = _result(loop, job, tokens, warnings)
-    require_space(job.folder, model_bytes, "the model")
-    _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
+    result = None
+    if log is not None:
+        log.close()
+        result = _result(loop, job, tokens, warnings)
+        require_space(job.folder, model_bytes, "the model")
+        _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
+    backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
     return result
 
 

@@ -13,11 +13,11 @@ from runner.train.adapter import changing_state
 
 
 class BestTracker:
-    """Remembers the best evaluation, its weights on the CPU if `keep_weights`, and counts evaluations without gain."""
+    """Remembers the best evaluation, its weights on the CPU if `keeps_weights`, and counts evaluations without gain."""
 
-    def __init__(self, config: Evaluation, keep_weights: bool) -> None:
+    def __init__(self, config: Evaluation, keeps_weights: bool) -> None:
         self._config = config
-        self._keep_weights = keep_weights
+        self.keeps_weights = keeps_weights
         self.value: float | None = None
         self.step: int | None = None
         self.metrics: dict[str, float] = {}
@@ -29,7 +29,7 @@ class BestTracker:
         if self._improves(value):
             self.value, self.step, self.metrics = value, step, metrics
             self._without_improvement = 0
-            if self._keep_weights:
+            if self.keeps_weights:
                 tensors = changing_state(model)
                 self.weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         else:
@@ -58,5 +58,5 @@ class BestTracker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self.step, self.metrics = state["value"], state["step"], state["metrics"]
-        self.weights = state["weights"] if self._keep_weights else None
+        self.weights = state["weights"] if self.keeps_weights else None
         self._without_improvement = state["without_improvement"]

@@ -354,7 +354,7 @@ class Loop:
         self.meter.resume()
 
     def _must_stop_evaluation(self) -> bool:
-        """Called before each micro-batch: whether this worker was asked to save and end. The last one is finished."""
+        """Called before each micro-batch: whether to save and end, as asked for. The last evaluation is finished."""
         self.meter.progress("evaluation")
         stop = self.checkpoints is not None and self.checkpoints.preempted() and not self._finishing
         if self.policy.collective_forward:  # no worker can go on alone
@@ -411,8 +411,9 @@ class Loop:
         groups = self.optimizer.state_dict()["param_groups"]  # the settings are the configuration's
         self.optimizer.load_state_dict({"state": self._optimizer_state(state["optimizer"]), "param_groups": groups})
         best = state["best"]
-        if best["weights"] is not None:
-            state = {**state, "best": {**best, "weights": restored(best["weights"], weights)}}
+        if best["weights"] is not None and self.best.keeps_weights:
+            on_cpu = {name: torch.empty_like(tensor, device="cpu") for name, tensor in weights.items()}
+            state = {**state, "best": {**best, "weights": restored(best["weights"], on_cpu)}}
         for name in _STATEFUL:
             if state[name] is not None:
                 getattr(self, name).load_state_dict(state[name])
@@ -425,13 +426,12 @@ class Loop:
             self.backend.restore_random_state(state["device_random"])
 
     def _optimizer_state(self, state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """A saved state of the optimizer, by the numbers of its parameters, in parts where these are in parts."""
-        parameters = enumerate(p for group in self.optimizer.param_groups for p in group["params"])
-        return {
-            number: restored(state[number], dict.fromkeys(state[number], parameter))
-            for number, parameter in parameters
-            if number in state
-        }
+        """A saved state of the optimizer, by the numbers of its parameters, sharded where these are."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        saved = {(number, name): value for number, own in state.items() for name, value in own.items()}
+        tensors = {key: value for key, value in saved.items() if value is not None}
+        saved |= restored(tensors, {key: parameters[key[0]] for key in tensors})
+        return {number: {name: saved[number, name] for name in own} for number, own in state.items()}
 
 
 def _without_none(values: Mapping[str, float | None]) -> dict[str, float]:

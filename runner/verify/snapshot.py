@@ -50,7 +50,9 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
     def keep_gradients(*_: Any) -> None:
         for name, parameter in loop.model.named_parameters():
             if parameter.grad is not None:
-                gradients[name] = _copy(parameter.grad)
+                gradient = full(parameter.grad)
+                if loop.backend.rank == 0:
+                    gradients[name] = _copy(gradient)
 
     if loop.backend.rank == 0 or loop.sharded is not None:
         loop.optimizer.register_step_pre_hook(keep_gradients)
@@ -99,15 +101,17 @@ def _gradients_of(loop: Loop) -> str:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    tensor = full(tensor)
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return real.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _weights(loop: Loop) -> Tensors:
-    if loop.backend.rank != 0 and loop.sharded is None:
-        return {}
-    return {name: _copy(tensor) for name, tensor in [*loop.model.named_parameters(), *loop.model.named_buffers()]}
+    weights: Tensors = {}
+    for name, tensor in [*loop.model.named_parameters(), *loop.model.named_buffers()]:
+        whole = full(tensor)
+        if loop.backend.rank == 0:
+            weights[name] = _copy(whole)
+    return weights
 
 
 def _replicas(loop: Loop) -> str | None:

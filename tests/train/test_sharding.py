@@ -61,6 +61,12 @@ def test_weights_gathered_in_bf16_are_rounded(pool: WorkerPool) -> None:
     assert rounded["stats"].bytes < exact["stats"].bytes
 
 
+def test_one_worker_sends_and_rounds_nothing(pool: WorkerPool) -> None:
+    one, rounded = (pool.run(1, train, [*SGD, *FSDP, *more])[0] for more in ([], ["sync.compress=bf16"]))
+    assert largest_difference(one["weights"], rounded["weights"]) == 0
+    assert rounded["stats"].bytes == 0
+
+
 def test_running_statistics(pool: WorkerPool) -> None:
     """Of batch normalisation: averaged as without sharding."""
     overrides = [*SGD, *BATCH_NORM]
@@ -95,16 +101,22 @@ def test_others_continue_a_run(pool: WorkerPool, tmp_path: Path) -> None:
 def whole_model(backend: Backend, overrides: list[str]) -> Any:
     loop = make_loop(backend, overrides)
     loop.train(until=2)
+    loop.finish()
     assert loop.sharded is not None
+    model = loop.sharded.whole()
     shards = sum(parameter.to_local().numel() for parameter in loop.model.parameters())  # type: ignore[operator]
-    weights, model = weights_of(loop), loop.sharded.whole()
+    weights = weights_of(loop)
     result = None if model is None else (type(model).__name__, dict(model.state_dict()))
     loop.policy.close()
     return weights, shards, result
 
 
-def test_each_worker_has_a_part_and_rank_0_saves_the_whole(pool: WorkerPool) -> None:
-    results = pool.run(3, whole_model, [*SGD, *FSDP])
+@pytest.mark.parametrize(
+    "precision", [[], ["precision=bf16", "sharding.param_dtype=bf16"]], ids=["fp64", "gathered in bf16"]
+)
+def test_each_worker_has_a_shard_and_rank_0_saves_the_whole(pool: WorkerPool, precision: list[str]) -> None:
+    """Also what an evaluation has left gathered."""
+    results = pool.run(3, whole_model, [*SGD, *FSDP, *precision])
     (weights, _, saved), *others = results
     name, tensors = saved
     assert not name.startswith("FSDP")
