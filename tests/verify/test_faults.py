@@ -88,11 +88,19 @@ def test_every_fault_is_tested() -> None:
     assert {row[0] for row in NAMED} == set(FAULTS)
 
 
-@pytest.mark.parametrize(("precision", "workers", "accumulation"), [("fp64", 2, 2), ("fp32", 3, 1), ("fp32", 8, 1)])
+@pytest.mark.parametrize(
+    ("precision", "workers", "setup"),
+    [
+        ("fp64", 2, "accumulation.steps=2"),
+        ("fp32", 3, "accumulation.steps=1"),
+        ("fp32", 8, "accumulation.steps=1"),
+        ("fp64", 3, "sharding=fsdp"),
+    ],
+)
 def test_nothing_is_found_without_a_fault(
-    pool: WorkerPool, one_worker: dict[str, list[Frame]], precision: str, workers: int, accumulation: int
+    pool: WorkerPool, one_worker: dict[str, list[Frame]], precision: str, workers: int, setup: str
 ) -> None:
-    overrides = [*EXACT, f"precision={precision}", f"accumulation.steps={accumulation}"]
+    overrides = [*EXACT, f"precision={precision}", setup]
     b = pool.run(workers, replay, overrides, STEPS)[0]
     assert first_mismatch(one_worker[precision], b, precision) is None
     *_, last, final, end = b
