@@ -448,6 +448,19 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Profile:
+    """`steps`: optimizer steps that torch.profiler records, null for none; `skip`: those before them."""
+
+    steps: int | None = None
+    skip: int = 10
+
+    def __post_init__(self) -> None:
+        ok = self.steps is None or self.steps >= 1
+        require(ok, "profile.steps", self.steps, "use at least 1 optimizer step, or null")
+        require(self.skip >= 0, "profile.skip", self.skip, "use 0, or more optimizer steps")
+
+
+@dataclass(frozen=True)
 class Equivalence:
     """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
@@ -471,7 +484,7 @@ class PlanOverrides:
 
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
 NOT_THE_SETUP = (
-    *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch"),
+    *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile"),
     *("nonfinite_steps", "cache_dir", "plan"),
 )
 
@@ -506,6 +519,7 @@ class Config:
     tracking: Tracking = MISSING
     checkpoint: Checkpoint = MISSING
     launch: Launch = field(default_factory=Launch)
+    profile: Profile = field(default_factory=Profile)
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
 

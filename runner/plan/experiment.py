@@ -101,6 +101,10 @@ class Experiment:
                 f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
                 "raise epochs"
             )
+        if self.config.profile.steps is not None:
+            first = self.config.profile.skip + 1
+            steps = f"steps {first:,} to {first + self.config.profile.steps - 1:,} are profiled, and slower for it"
+            notes.append(f"{steps}: profile/worker-0.json.gz opens in ui.perfetto.dev")
         if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
             notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
         if self.changed:
@@ -240,6 +244,7 @@ def _experiment(
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
     _check_sync(config, plan)
+    _check_profile(config, plan)
     setup = RunSetup(
         config=config,
         plan=plan,
@@ -287,6 +292,13 @@ def _check_sharding(config: Config) -> None:
     rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
     name = config.optimizer.name
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
+
+
+def _check_profile(config: Config, plan: Plan) -> None:
+    steps, skip = config.profile.steps, config.profile.skip
+    left = max(plan.optimizer_steps - skip, 0)
+    rule = f"after profile.skip={skip} the run has {left} optimizer steps: use fewer of both"
+    require(steps is None or skip + steps <= plan.optimizer_steps, "profile.steps", steps, rule)
 
 
 def _check_sync(config: Config, plan: Plan) -> None:

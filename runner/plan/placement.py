@@ -117,6 +117,8 @@ def check_device_serves(config: Config, placement: Placement) -> None:
         )
     if tpu and config.sharding.kind is not ShardingKind.none:
         raise UserError(f"sharding={config.sharding.kind.name} is for CPUs and GPUs: use sharding=none")
+    if tpu and config.profile.steps is not None:
+        raise UserError("profile.steps is not supported on TPUs, whose steps torch.profiler does not see: leave it out")
     offload, fp16 = config.sharding.kind is ShardingKind.fsdp_offload, precision is PrecisionName.fp16
     if offload and fp16 and placement.device_type == "cuda":
         raise UserError(

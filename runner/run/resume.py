@@ -42,7 +42,7 @@ LATEST = "latest"
 _SHOWN = 3
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
-_GROUPS = ("device", "accumulation", "precision", "sync", "sharding", "checkpoint", "launch", "tracking")
+_GROUPS = ("device", "accumulation", "precision", "sync", "sharding", "checkpoint", "launch", "profile", "tracking")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("nonfinite_steps", "cache_dir", "trusted_packages"),

@@ -47,6 +47,7 @@ from runner.train.checkpoint import Checkpoints, Saved, State, load, read_manife
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
+from runner.train.profile import profiled
 from runner.train.result import RunResult
 from runner.train.seeds import set_seed, worker_seed
 from runner.train.sharding import in_turn, mesh_of, shard
@@ -239,7 +240,7 @@ def train(
     if log is not None:  # found out at the end, it would be too late
         require_space(job.folder, model_bytes, "the model")
     try:
-        with watched(loop):
+        with watched(loop), profiled(job.config.profile, loop, job.folder):
             loop.train()
             loop.finish()
             checkpoints.wait()

@@ -106,6 +106,8 @@ class Loop:
         self._finishing = False
         #: What must be the same when its state is loaded: tokens, layers and frozen weights.
         self.identity: Mapping[str, str] = {}
+        #: Called after each optimizer step.
+        self.on_step: Callable[[], None] | None = None
         #: The model as it was sharded; None if every worker has all weights.
         self.sharded: ShardedModel | None = None
         #: Saves the loop's state while it trains; None: nothing is saved.
@@ -242,6 +244,8 @@ class Loop:
 
     def _after_step(self) -> None:
         """Log, evaluate, close the epoch and save if this step is due for it."""
+        if self.on_step is not None:
+            self.on_step()
         if self.first_step_at is None:
             self.flush()
             self.first_step_at = time.time()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from runner.backends import Backend
 
@@ -75,6 +76,9 @@ class Meter:
         self._compile_seconds = 0.0
         #: The current phase of a step, and a number that grows whenever this worker makes progress.
         self.phase, self.beats = "other", 0
+        #: Whether the phases are marked in a profile.
+        self.annotates = False
+        self._annotation: record_function | None = None
         #: Seconds of an optimizer step by phase since the previous reduction; empty if the device has no phases.
         self.step_seconds: dict[str, float] = {}
         self.loss_total = 0.0
@@ -95,6 +99,9 @@ class Meter:
         timestamp = self._backend.record_event()
         if timestamp is not None:
             self._phase_starts.append((phase, timestamp))
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        self._annotation = record_function(phase).__enter__() if self.annotates else None
 
     def progress(self, phase: str) -> None:
         """Note that this worker makes progress, in a phase of a step or in `evaluation`."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.pool import WorkerPool
 from tests.recipes import labelled
-from tests.recipes.tasks.test_language_model import train
+from tests.replicas import train_recipe
 from tests.sync.reference import largest_difference
 
 #: 37 samples in batches of 12: the last one has a single sample, so that the second worker has a filler row.
@@ -33,8 +33,8 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.parametrize("recipe", ["multi_label", "text_regression", "token_classification"])
 def test_every_split_ends_alike(pool: WorkerPool, recipes: dict[str, list[str]], recipe: str, more: list[str]) -> None:
     overrides = [*recipes[recipe], *SETTINGS, *more]
-    (one,) = pool.run(1, train, overrides)
-    for result in pool.run(2, train, [*overrides, "accumulation.steps=3"]):
+    (one,) = pool.run(1, train_recipe, overrides)
+    for result in pool.run(2, train_recipe, [*overrides, "accumulation.steps=3"]):
         assert largest_difference(one["weights"], result["weights"]) < 1e-12
         assert result["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
     assert len(one["losses"]) == 8
@@ -43,5 +43,7 @@ def test_every_split_ends_alike(pool: WorkerPool, recipes: dict[str, list[str]],
 def test_dropout_is_on(pool: WorkerPool, recipes: dict[str, list[str]]) -> None:
     """Or the test above would say nothing of it: other masks end elsewhere."""
     overrides = [*recipes["token_classification"], *SETTINGS, "max_steps=1"]
-    exact, standard = (pool.run(1, train, [*overrides, f"equivalence={mode}"])[0] for mode in ("exact", "standard"))
+    exact, standard = (
+        pool.run(1, train_recipe, [*overrides, f"equivalence={mode}"])[0] for mode in ("exact", "standard")
+    )
     assert largest_difference(exact["weights"], standard["weights"]) > 1e-6
