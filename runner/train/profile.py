@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ def profiled(settings: Profile, loop: Loop, folder: Path) -> Iterator[None]:
     if settings.steps is None:
         yield
         return
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch prints when it starts and stops
     backend, activities = loop.backend, [ProfilerActivity.CPU]
     if backend.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
