@@ -457,7 +457,9 @@ class Profile:
     def __post_init__(self) -> None:
         ok = self.steps is None or self.steps >= 1
         require(ok, "profile.steps", self.steps, "use at least 1 optimizer step, or null")
-        require(self.skip >= 0, "profile.skip", self.skip, "use 0, or more optimizer steps")
+        require(
+            self.skip >= 1, "profile.skip", self.skip, "use at least 1 optimizer step, in which torch.profiler starts"
+        )
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ def profiled(settings: Profile, loop: Loop, folder: Path) -> Iterator[None]:
         table = profile.key_averages().table(sort_by=sort, row_limit=_SHOWN, max_name_column_width=70)
         (into / f"worker-{backend.rank}.txt").write_text(table, encoding="utf-8")
 
-    warmup = min(settings.skip, 1)
-    steps = schedule(skip_first=settings.skip - warmup, wait=0, warmup=warmup, active=settings.steps, repeat=1)
+    steps = schedule(skip_first=settings.skip - 1, wait=0, warmup=1, active=settings.steps, repeat=1)
     with torch.profiler.profile(activities=activities, schedule=steps, on_trace_ready=write) as profiler:
         loop.meter.annotates, loop.on_step = True, profiler.step
         yield

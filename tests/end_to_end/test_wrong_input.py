@@ -104,6 +104,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner schedule=xyz", "schedule=xyz", "constant, cosine, linear"),
     ("runner experiment=localsgd", "experiment=localsgd", "'local_sgd'"),
     ("runner recipe=text_classification recipe.data.streaming=true", "recipe.data.streaming", "ledger"),
+    ("runner profile.steps=2 profile.skip=0", "profile.skip=0", "at least 1"),
     ("runner profile.steps=0", "profile.steps", "at least 1"),
     ("runner profile.steps=5 max_steps=12", "profile.steps=5", "profile.skip=10", "2 optimizer steps"),
     ("runner profile.steps=5 device=tpu8", "profile.steps"),
