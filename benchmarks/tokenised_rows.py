@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, disable_progress_bars
-from side_by_side import spread
+from benchmarks.side_by_side import spread
 from transformers import AutoTokenizer
 
 from runner.data.cache import Cache

@@ -457,9 +457,7 @@ class Profile:
     def __post_init__(self) -> None:
         ok = self.steps is None or self.steps >= 1
         require(ok, "profile.steps", self.steps, "use at least 1 optimizer step, or null")
-        require(
-            self.skip >= 1, "profile.skip", self.skip, "use at least 1 optimizer step, in which it starts"
-        )
+        require(self.skip >= 1, "profile.skip", self.skip, "use at least 1 optimizer step, in which it starts")
 
 
 @dataclass(frozen=True)
