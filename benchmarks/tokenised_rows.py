@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, disable_progress_bars
-from benchmarks.side_by_side import spread
 from transformers import AutoTokenizer
 
+from benchmarks.side_by_side import spread
 from runner.data.cache import Cache
 from runner.data.table import Table, write_table
 
