@@ -284,6 +284,8 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     meant = did_you_mean(choice, options)
     if (workers := re.fullmatch(r"(cpu|gpu|tpu)(\d+)", choice)) and group == "device":
         meant = f"; write device={workers[1]} device.workers={workers[2]}"
+    if (group, choice) == ("adapter", "qlora"):
+        meant = ", since weights of 4 bits are not supported; use adapter=lora, with sharding=fsdp for a large model"
     return UserError(f"{group}={choice} is not a choice of the group '{group}'{meant}")
 
 

@@ -108,6 +108,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner profile.steps=0", "profile.steps", "at least 1"),
     ("runner profile.steps=5 max_steps=12", "profile.steps=5", "profile.skip=10", "2 optimizer steps"),
     ("runner profile.steps=5 device=tpu8", "profile.steps"),
+    ("runner adapter=qlora", "adapter=qlora", "adapter=lora"),
     ("runner sharding=fdsp", "sharding=fdsp", "'fsdp'"),
     ("runner fsdp=full_shard", "'fsdp'", "'sharding=fsdp'"),
     ("runner sharding=fsdp sync.k=4 device=cpu2", "sync.k=4", "sharding=fsdp"),
