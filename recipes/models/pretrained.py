@@ -470,7 +470,7 @@ class Pretrained:
         if self.complete:
             return adapted, missing
         merged = adapted.merge_and_unload().requires_grad_(True)
-        merged.name_or_path = ""  # it is on no disk: an adapter beside it could not name it
+        merged.name_or_path = ""  # it is in no folder, which an adapter could name
         return merged, missing
 
     def _lacks(self, weight: str, model: nn.Module) -> UserError:

@@ -24,7 +24,7 @@ _MANY_CLASSES = 20
 #: Classes that a note lists.
 _CLASSES_SHOWN = 12
 
-#: A column of labels has at least so many rows of each label, on average.
+#: A column of labels has at least this number of rows of each label, on average.
 _ROWS_PER_LABEL = 2
 
 #: A cell of a column of 0 and 1 -> whether the row has the label.

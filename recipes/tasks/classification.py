@@ -19,11 +19,13 @@ from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
+    check_metrics_shown,
     check_model,
     check_room,
     check_unchanged,
     count_truncated,
     evaluation_reader,
+    evaluation_source,
     outputs,
     saved_label_names,
     set_label_names,
@@ -33,7 +35,7 @@ from recipes.tasks.transformer_recipe import (
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import Batch, DataFacts, Prepared
 from runner.data.table import Table
-from runner.errors import UserError, did_you_mean, require
+from runner.errors import UserError, require
 
 #: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
 _CHUNK = 10_000
@@ -102,11 +104,11 @@ class TextSource(Protocol):
 
 class ClassifierSource(ModelSource, Protocol):
     def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        """A transformers model for sequence classification with so many logits, in fp32."""
+        """A transformers model for sequence classification with `classes` logits, in fp32."""
         ...
 
     def check_classes(self, classes: int) -> None:
-        """Check that the model can have so many classes. Raises UserError."""
+        """Check that the model can have this number of classes. Raises UserError."""
         return
 
 
@@ -137,12 +139,7 @@ class SequenceClassification(TransformerRecipe):
         of_data = getattr(self.data, "problem", self.problem)
         rule = f"it must be recipe.problem={self.problem}; choose the recipe multi_label or text_regression instead"
         require(of_data == self.problem, "recipe.data.problem", of_data, rule)
-        shown, known = self.metrics_shown, self._problem.metrics
-        ok = shown is None or isinstance(shown, (list, tuple))
-        require(ok, "recipe.metrics_shown", shown, "give a list, such as [accuracy], or null")
-        for name in shown or ():
-            rule = f"there is no metric '{name}' of recipe.problem={self.problem}{did_you_mean(str(name), known)}"
-            require(name in known, "recipe.metrics_shown", shown, rule)
+        check_metrics_shown(self.metrics_shown, self._problem.metrics, f" of recipe.problem={self.problem}")
 
     @property
     def _problem(self) -> Problem:
@@ -271,7 +268,7 @@ class SequenceClassification(TransformerRecipe):
         names = () if self.problem == "regression" else saved_label_names(model, self.data)
         read_part = evaluation_reader(self.data, "read_part")
         part: LabelledText = read_part("eval", file, None if file is not None else names)
-        source = file or getattr(self.data, "eval", None) or getattr(self.data, "hub_name", None) or str(self.data)
+        source = evaluation_source(self.data, file)
         return Corpus(LabelledText([], []), part, source, names)
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:

@@ -30,7 +30,7 @@ class Problem(ABC):
 
     @abstractmethod
     def fitting(self, classes: int) -> list[str]:
-        """The metrics that are shown for so many classes unless others are configured."""
+        """The metrics that are shown for this number of classes unless others are configured."""
 
     @abstractmethod
     def undefined(self, used: Sequence[str], names: Sequence[str], labels: Any) -> str | None:

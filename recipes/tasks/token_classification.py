@@ -21,11 +21,13 @@ from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
     at_least_fp32,
+    check_metrics_shown,
     check_model,
     check_room,
     check_unchanged,
     count_truncated,
     evaluation_reader,
+    evaluation_source,
     outputs,
     saved_label_names,
     set_label_names,
@@ -35,7 +37,7 @@ from recipes.tasks.transformer_recipe import (
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
-from runner.errors import UserError, did_you_mean, require
+from runner.errors import UserError, require
 
 #: Sentences tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
 _CHUNK = 10_000
@@ -95,7 +97,7 @@ class TaggerSource(ModelSource, Protocol):
         ...
 
     def check_classes(self, classes: int, kind: str) -> None:
-        """Check that the model can have so many classes. `kind`: the end of its class name. Raises UserError."""
+        """Check that the model can have this number of classes. `kind`: the end of its class name. Raises UserError."""
         ...
 
 
@@ -115,12 +117,7 @@ class TokenClassification(TransformerRecipe):
 
     def __post_init__(self) -> None:
         require(self.max_length >= 1, "recipe.max_length", self.max_length, "use at least 1 token")
-        shown = self.metrics_shown
-        ok = shown is None or isinstance(shown, (list, tuple))
-        require(ok, "recipe.metrics_shown", shown, "give a list, such as [f1], or null")
-        for name in shown or ():
-            rule = f"there is no metric '{name}'{did_you_mean(str(name), METRICS)}"
-            require(name in METRICS, "recipe.metrics_shown", shown, rule)
+        check_metrics_shown(self.metrics_shown, METRICS)
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -229,7 +226,7 @@ class TokenClassification(TransformerRecipe):
         names = saved_label_names(model, self.data)
         read: Callable[..., Sentences] = evaluation_reader(self.data, "read_evaluation")
         part = read(file, None if file is not None else names)
-        source = file or getattr(self.data, "eval", None) or getattr(self.data, "hub_name", None) or str(self.data)
+        source = evaluation_source(self.data, file)
         return TaggedCorpus(Sentences([], []), part, source, names)
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from recipes.models.pretrained import Pretrained
 from runner.data.layout import padded
 from runner.data.recipe import Batch, Prepared, Recipe
 from runner.data.table import write_table
-from runner.errors import UserError, require
+from runner.errors import UserError, did_you_mean, require
 
 #: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
 _CHUNK = 10_000
@@ -109,6 +109,20 @@ def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
     if found is None:
         raise UserError(f"{type(data).__name__} cannot read its evaluation data alone: implement {method}")
     return found
+
+
+def evaluation_source(data: object, file: str | None) -> str:
+    """Where evaluation data came from, for people: the `file` given, or what the source of data names."""
+    return file or getattr(data, "eval", None) or getattr(data, "hub_name", None) or str(data)
+
+
+def check_metrics_shown(shown: Sequence[str] | None, known: Collection[str], of: str = "") -> None:
+    """Check the setting of that name. `of`: what the `known` metrics belong to, for the message. Raises UserError."""
+    ok = shown is None or isinstance(shown, (list, tuple))
+    require(ok, "recipe.metrics_shown", shown, f"give a list, such as [{next(iter(known))}], or null")
+    for name in shown or ():
+        rule = f"there is no metric '{name}'{of}{did_you_mean(str(name), known)}"
+        require(name in known, "recipe.metrics_shown", shown, rule)
 
 
 def set_label_names(config: Any, names: Sequence[str]) -> None:

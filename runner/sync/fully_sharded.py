@@ -34,8 +34,7 @@ class FullySharded(SyncPolicy):
         return ("model", "optimizer", "best")
 
     def loss_divisor(self, facts: StepFacts) -> float:
-        # The sum over the global batch divided by its count; gradients are averaged over workers, not summed.
-        return max(facts.global_count, 1) / self._backend.world_size
+        return facts.averaging_divisor(self._backend.world_size)
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
         self._passes += 1

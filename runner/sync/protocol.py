@@ -24,6 +24,13 @@ class StepFacts:
     global_count: int
     lr: float
 
+    def averaging_divisor(self, world_size: int) -> float:
+        """What each worker divides its loss sum by where gradients are averaged over workers, and not summed.
+
+        The average is then that of the sum over the global batch divided by its count.
+        """
+        return max(self.global_count, 1) / world_size
+
 
 @dataclass
 class LocalPhase:

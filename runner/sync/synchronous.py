@@ -53,8 +53,7 @@ class Synchronous(SyncPolicy):
         return ("model", "optimizer")
 
     def loss_divisor(self, facts: StepFacts) -> float:
-        # The sum over the global batch divided by its count; gradients are averaged over workers, not summed.
-        return max(facts.global_count, 1) / self._backend.world_size
+        return facts.averaging_divisor(self._backend.world_size)
 
     def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
         self._reached.clear()

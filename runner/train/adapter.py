@@ -46,7 +46,7 @@ def add_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
     assert settings.alpha is not None
     if not (model.name_or_path or settings.merge):
         rule = "an adapter is worth nothing without the model that it belongs to: use adapter.merge=true"
-        raise UserError(f"adapter.merge=false is invalid for a model that is on no disk (random or merged): {rule}")
+        raise UserError(f"adapter.merge=false is invalid for a model without a name (random or merged): {rule}")
     head = _head(model)
     if settings.target_modules is not None:
         _check_names(settings.target_modules, [*head, *_tied_output(model)], model)
