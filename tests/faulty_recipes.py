@@ -24,6 +24,8 @@ from recipes.tasks.classification import Corpus, LabelledText, SequenceClassific
 from runner.data.recipe import Batch, Prepared
 from runner.errors import UserError
 from runner.plan import order
+from runner.train.checkpoint import saved_folders
+from tests import processes
 
 #: Seconds of a sleep: in a step (several times what the tiny model takes), in an all-reduce, and outside of steps.
 STEP_S, LINK_S, ONCE_S = 0.06, 0.03, 3.0
@@ -126,9 +128,10 @@ class HarmsFolder(SequenceClassification):
 
 @dataclass(frozen=True)
 class FillsDisk(HarmsFolder):
-    """Leaves no byte on the folder's file system."""
+    """Leaves no byte on the folder's file system once two checkpoints, which are written beside training, are there."""
 
     def harm(self, folder: Path) -> None:
+        processes.wait_until(lambda: len(saved_folders(folder / "run")) == 2, "no two checkpoints")
         fill(folder)
 
 
