@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -109,6 +110,10 @@ class Pretrained:
     @property
     def has_dropout(self) -> bool:
         return True  # configurations have different names for their dropouts
+
+    @functools.cached_property
+    def model_type(self) -> str | None:
+        return self._known().get("model_type")
 
     def check(self) -> None:
         folder = self._folder

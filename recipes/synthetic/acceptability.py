@@ -85,6 +85,10 @@ class SmallTransformer(ClassifierSource):
     def has_dropout(self) -> bool:
         return self.dropout > 0 or self.attention_dropout > 0
 
+    @property
+    def model_type(self) -> str | None:
+        return self.shape
+
     def longest_input(self) -> int | None:
         return _POSITIONS
 

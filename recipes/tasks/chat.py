@@ -23,7 +23,13 @@ from recipes.tasks.language_model import (
     next_labels,
     next_token_logits,
 )
-from recipes.tasks.transformer_recipe import check_unchanged, evaluation_reader, text_batch, write_prepared
+from recipes.tasks.transformer_recipe import (
+    check_padding,
+    check_unchanged,
+    evaluation_reader,
+    text_batch,
+    write_prepared,
+)
 from runner.data.cache import Cache, Progress
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -121,9 +127,11 @@ class Chat(TextGeneration):
     max_length: int = 1024
     train_on: str = "completions"
     chat_template: str | None = None
+    padding: str = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_padding(self.padding)
         require(self.max_length >= 2, "recipe.max_length", self.max_length, "use at least 2 tokens")
         ok = self.train_on in _TRAIN_ON
         require(ok, "recipe.train_on", self.train_on, f"use one of {', '.join(_TRAIN_ON)}")
@@ -221,7 +229,7 @@ class Chat(TextGeneration):
         # Saved with the model, so that its replies also end there in transformers.
         ends = {*(own if isinstance(own, list) else [own]), *prepared.properties["ends"]} - {None}
         settings.eos_token_id = sorted(ends) or None
-        return model
+        return self.unpad(model, prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         pad_id = prepared.properties["pad_id"]

@@ -21,6 +21,7 @@ from recipes.tasks.transformer_recipe import (
     at_least_fp32,
     check_metrics_shown,
     check_model,
+    check_padding,
     check_room,
     check_unchanged,
     count_truncated,
@@ -118,22 +119,20 @@ class SequenceClassification(TransformerRecipe):
 
     `problem`: `single_label` (one of several classes), `multi_label` (any number of them) or `regression` (a number).
     `max_length`: tokens kept of a text, special tokens included; of a pair the longer text is truncated first.
-    `padding`: `longest` pads to the longest row of a batch (or to the device's buckets), `max_length` always to that
-    many tokens. `metrics_shown`: of those of the problem, or None for those that fit the number of classes; the loss is
-    always added.
+    `padding`: as in every task, or `max_length` to pad always to that many tokens. `metrics_shown`: of those of the
+    problem, or None for those that fit the number of classes; the loss is always added.
     """
 
     data: TextSource
     model: ClassifierSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = ("accuracy",)
-    padding: str = "longest"
+    padding: str = "none"
     problem: str = "single_label"
 
     def __post_init__(self) -> None:
         require(self.max_length >= 1, "recipe.max_length", self.max_length, "use at least 1 token")
-        ok = self.padding in ("longest", "max_length")
-        require(ok, "recipe.padding", self.padding, "use longest or max_length")
+        check_padding(self.padding, "max_length")
         rule = f"use one of {', '.join(PROBLEMS)}"
         require(self.problem in PROBLEMS, "recipe.problem", self.problem, rule)
         of_data = getattr(self.data, "problem", self.problem)
@@ -238,7 +237,7 @@ class SequenceClassification(TransformerRecipe):
         config.problem_type = self._problem.problem_type
         if names:
             set_label_names(config, names)
-        return model
+        return self.unpad(model, prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         if self.padding == "max_length":

@@ -21,6 +21,7 @@ from recipes.tasks.transformer_recipe import (
     TransformerRecipe,
     at_least_fp32,
     check_model,
+    check_padding,
     check_unchanged,
     evaluation_reader,
     outputs,
@@ -97,8 +98,10 @@ class CausalLanguageModel(TransformerRecipe):
     model: LanguageModelSource
     block_size: int = 128
     packing: str = "blocks"
+    padding: str = "none"
 
     def __post_init__(self) -> None:
+        check_padding(self.padding)
         require(self.packing in _UNITS, "recipe.packing", self.packing, f"use one of {', '.join(_UNITS)}")
         require(self.block_size >= 2, "recipe.block_size", self.block_size, "use at least 2 tokens")
 
@@ -152,7 +155,7 @@ class CausalLanguageModel(TransformerRecipe):
         write_prepared(folder, train, evaluation, tokenizer)
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        return build_causal_model(self.model, prepared)
+        return self.unpad(build_causal_model(self.model, prepared), prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         labels = padded(rows["input_ids"], IGNORED_LABEL, length)

@@ -22,6 +22,7 @@ from recipes.tasks.transformer_recipe import (
     TransformerRecipe,
     at_least_fp32,
     check_model,
+    check_padding,
     check_unchanged,
     evaluation_reader,
     outputs,
@@ -125,8 +126,10 @@ class QuestionAnswering(TransformerRecipe):
     doc_stride: int = 128
     max_query_length: int = 64
     max_answer_length: int = 30
+    padding: str = "none"
 
     def __post_init__(self) -> None:
+        check_padding(self.padding)
         for name in ("max_query_length", "max_answer_length"):
             require(getattr(self, name) >= 1, f"recipe.{name}", getattr(self, name), "use at least 1 token")
         room = self.max_length - self.max_query_length - _SPECIAL
@@ -191,7 +194,8 @@ class QuestionAnswering(TransformerRecipe):
         (folder / "eval" / _QUESTIONS).write_text(json.dumps(_for_metrics(corpus.eval)))
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        return self.model.build_span_model(prepared.properties["vocabulary"], prepared.properties["pad_id"])
+        of = prepared.properties
+        return self.unpad(self.model.build_span_model(of["vocabulary"], of["pad_id"]), prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         return {

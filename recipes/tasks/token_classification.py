@@ -23,6 +23,7 @@ from recipes.tasks.transformer_recipe import (
     at_least_fp32,
     check_metrics_shown,
     check_model,
+    check_padding,
     check_room,
     check_unchanged,
     count_truncated,
@@ -114,8 +115,10 @@ class TokenClassification(TransformerRecipe):
     model: TaggerSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = None
+    padding: str = "none"
 
     def __post_init__(self) -> None:
+        check_padding(self.padding)
         require(self.max_length >= 1, "recipe.max_length", self.max_length, "use at least 1 token")
         check_metrics_shown(self.metrics_shown, METRICS)
 
@@ -187,7 +190,7 @@ class TokenClassification(TransformerRecipe):
         of = prepared.properties
         model = self.model.build_tagger(len(of["label_names"]), of["vocabulary"], of["pad_id"])
         set_label_names(model.config, of["label_names"])
-        return model
+        return self.unpad(model, prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         batch = text_batch(rows, prepared.properties["pad_id"], length)

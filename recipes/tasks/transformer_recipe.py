@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from recipes.models.pretrained import Pretrained
+from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
 from runner.data.layout import padded
 from runner.data.recipe import Batch, Prepared, Recipe
 from runner.data.table import write_table
+from runner.data.unpadded import without_padding
 from runner.errors import UserError, did_you_mean, require
 
 #: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
@@ -41,6 +43,11 @@ class ModelSource(Protocol):
     def notes(self) -> Sequence[str]:
         """Sentences to show with a run's results."""
         return ()
+
+    @property
+    def model_type(self) -> str | None:
+        """transformers' name of the architecture; None if that is not known before it is loaded. Optional."""
+        return None
 
     def check(self) -> None:
         """Check that the model can be loaded, without loading it. Raises UserError, Unavailable."""
@@ -67,9 +74,14 @@ class _Data:
 
 
 class TransformerRecipe(Recipe):
-    """Dropout, notes, saving and what was saved are the same for every task."""
+    """Dropout, notes, padding, saving and what was saved are the same for every task.
+
+    `padding`: `none` has layers compute the tokens of a batch alone, if the model can; `longest` pads to the longest
+    row of a batch, or to the device's buckets.
+    """
 
     model: ModelSource
+    padding: str = "longest"
 
     @property
     def has_dropout(self) -> bool:
@@ -77,7 +89,24 @@ class TransformerRecipe(Recipe):
 
     @property
     def notes(self) -> Sequence[str]:
-        return self.model.notes
+        if self.padding != "none" or not self.computes_padding:
+            return self.model.notes
+        which = f"{self._model_type} models" if self._model_type else "this model"
+        return [*self.model.notes, f"layers of {which} compute padding, too: recipe.padding=none has no effect"]
+
+    @property
+    def _model_type(self) -> str | None:
+        return getattr(self.model, "model_type", None)  # a user's source may have none
+
+    @property
+    def computes_padding(self) -> bool:
+        return self.padding != "none" or self._model_type not in UNPADDED_TYPES
+
+    def unpad(self, model: nn.Module, prepared: Prepared) -> nn.Module:
+        """The model that was built, made to compute no padding if that is wanted and possible."""
+        if not self.computes_padding and not prepared.compiles:  # the number of tokens differs from batch to batch
+            unpad_layers(model)
+        return model
 
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -114,6 +143,12 @@ def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
 def evaluation_source(data: object, file: str | None) -> str:
     """Where evaluation data came from, for people: the `file` given, or what the source of data names."""
     return file or getattr(data, "eval", None) or getattr(data, "hub_name", None) or str(data)
+
+
+def check_padding(padding: str, *known: str) -> None:
+    """Check the setting of that name. `known`: besides none and longest. Raises UserError."""
+    names = ("none", "longest", *known)
+    require(padding in names, "recipe.padding", padding, f"use {', '.join(names[:-1])} or {names[-1]}")
 
 
 def check_metrics_shown(shown: Sequence[str] | None, known: Collection[str], of: str = "") -> None:
@@ -204,7 +239,8 @@ def text_batch(rows: Mapping[str, Sequence[Any]], pad_id: int, length: int | Non
 
 def outputs(model: nn.Module, batch: Batch, **settings: Any) -> Any:
     """The model's output for the tokens of a batch."""
-    return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}, **settings)
+    with without_padding():
+        return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}, **settings)
 
 
 def at_least_fp32(scores: Tensor) -> Tensor:

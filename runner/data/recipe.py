@@ -86,6 +86,11 @@ class Recipe(ABC):
         return ()
 
     @property
+    def computes_padding(self) -> bool:
+        """Whether the model computes the padding of its batches, where it could be avoided."""
+        return True
+
+    @property
     @abstractmethod
     def metric_names(self) -> Sequence[str]:
         """The names that `metrics` returns."""

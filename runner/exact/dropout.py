@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from runner.data.unpadded import current_layout
 from runner.errors import UserError
-from runner.exact.stream import keep_mask, sample_keys
+from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
 
 #: (optimizer step from 0, row numbers of the micro-batch, device) -> context manager for the forward pass.
 DropoutStreams = Callable[[int, np.ndarray, torch.device], AbstractContextManager[object]]
@@ -58,12 +59,16 @@ class ExactDropout(TorchFunctionMode):
         """The mask of the next call site: 0 where an element is dropped, else 1 / (1 - p), in the dtype of `values`."""
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-        if values.ndim == 0 or values.shape[0] != len(self._keys):
+        shape, layout = tuple(values.shape), current_layout()
+        if shape[:1] == (len(self._keys),):
+            keep = keep_mask(self._keys, self._site, shape, p)
+        elif layout is not None and shape[:2] == (1, len(layout.places)):  # a model's layer that computes no padding
+            keep = keep_mask_of_tokens(self._keys, self._site, *layout.row_and_position(), shape[2:], p).unsqueeze(0)
+        else:
             raise not_exact(
-                f"dropout is applied to a tensor of shape {list(values.shape)} in a micro-batch of {len(self._keys)}, "
+                f"dropout is applied to a tensor of shape {list(shape)} in a micro-batch of {len(self._keys)}, "
                 "so its first dimension is not the sample"
             )
-        keep = keep_mask(self._keys, self._site, tuple(values.shape), p)
         self._site += 1
         return keep.to(values.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
 

@@ -44,15 +44,30 @@ def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tens
 
     `keys`: of the samples, which are the first dimension. `site`: number of the dropout call within one forward pass.
     """
+    return _kept(_fold(keys, site), shape[1:], p)
+
+
+def keep_mask_of_tokens(
+    keys: Tensor, site: int, rows: Tensor, positions: Tensor, shape: tuple[int, ...], p: float
+) -> Tensor:
+    """The same for tokens of several samples one after the other: the bits at their places in `keep_mask`'s result.
+
+    `rows`, `positions`: of each token, int64 of shape [tokens]. `shape`: of one token. Returns [tokens, *shape].
+    """
+    return _kept(_fold(_fold(keys, site)[rows], positions), shape, p)
+
+
+def _kept(keys: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """For each key a mask of `shape`: bool of shape [keys, *shape]."""
     if p >= 1:
-        return torch.zeros(shape, dtype=torch.bool, device=keys.device)
-    rows = _fold(keys, site)
-    *middle, last = shape[1:] or (1,)
+        return torch.zeros((len(keys), *shape), dtype=torch.bool, device=keys.device)
+    rows = keys
+    *middle, last = shape or (1,)
     for size in middle:
         rows = _fold(rows.unsqueeze(-1), torch.arange(size, dtype=torch.int64, device=keys.device))
     # Without the sign bit: XLA's CPU compiler gets the sign wrong when a product is compared immediately.
     bits = _elements(rows, last).bitwise_and_(2**31 - 1)
-    return (bits >= min(round(p * 2**31), 2**31 - 1)).view(shape)
+    return (bits >= min(round(p * 2**31), 2**31 - 1)).view(len(keys), *shape)
 
 
 def _fold(key: Tensor, coordinate: Tensor | int) -> Tensor:

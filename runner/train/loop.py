@@ -76,6 +76,7 @@ class Loop:
         self.scaler = precision.scaler()
         self.learning_rate = LearningRate(plan, config.schedule)
         self._lengths = lengths = np.asarray(prepared.train.column("length"))
+        self._padded = self.recipe.computes_padding or self.prepared.compiles
         self.order = DataOrder(plan, config.seed, backend.rank, lengths if config.batch.length_sorted else None)
         buckets = config.device.length_buckets
         self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
@@ -189,7 +190,7 @@ class Loop:
             if number > 1:
                 self.backend.mark_step()
             trained.append(rows[rows != FILLER])
-            self.tokens += tokens_of(batch, rows, self._lengths)
+            self.tokens += tokens_of(batch, rows, self._lengths, self._padded)
             with policy.backward_pass(last=number == len(ids)):
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
                 with self.backend.forward_pass(), self.precision.autocast(), dropout:

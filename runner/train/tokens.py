@@ -1,4 +1,4 @@
-"""Count the padding in training batches."""
+"""Count the padding that is computed in training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.data.recipe import Batch
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of training batches by kind.
+    """Tokens that a model computed in training, by kind.
 
     `of_samples`: tokens of samples. The others are padding: `uneven` up to the longest sample of a batch, `beyond` from
     there to the width of the batch, `fillers` in filler rows.
@@ -45,13 +45,18 @@ def token_width(batch: Batch) -> int | None:
     return max((tensor.shape[1] for tensor in numbers), default=None)
 
 
-def tokens_of(batch: Batch, rows: np.ndarray, lengths: np.ndarray) -> Tokens:
-    """Count a collated batch. `rows`: table row of each batch row, or FILLER; `lengths`: tokens of each table row."""
+def tokens_of(batch: Batch, rows: np.ndarray, lengths: np.ndarray, padded: bool = True) -> Tokens:
+    """Count what a model computes for a collated batch.
+
+    `rows`: table row of each batch row, or FILLER; `lengths`: tokens of each table row; `padded`: with its padding.
+    """
     width = token_width(batch)
     if width is None:
         return Tokens()
     own = np.minimum(lengths[rows[rows != FILLER]], width)  # a recipe may truncate rows
     longest, total = int(own.max(initial=0)), int(own.sum())
+    if not padded:  # fillers are copies of the shortest row
+        return Tokens(of_samples=total, fillers=(len(rows) - len(own)) * min(int(lengths.min()), width))
     return Tokens(
         of_samples=total,
         uneven=len(own) * longest - total,

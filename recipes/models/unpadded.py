@@ -1,0 +1,104 @@
+"""`recipe.padding=none`: a transformers model whose layers compute the tokens of a batch, and no padding.
+
+Embeddings and head see the padded batch. A hook before the first layer removes padding and one after the last puts it
+back, so linear layers, norms and MLPs in between get one row of all tokens, [1, tokens, width]. Attention alone is
+padded again, by a function that transformers calls by name. A forward pass outside of `without_padding`, such as
+generating text, is not changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from runner.data.unpadded import TokenLayout, layout_of
+
+#: Model types whose layers are one list and whose attention transformers calls by name, as tests/models tries for each.
+UNPADDED_TYPES = (
+    *("bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert", "gemma", "gemma3_text"),
+    *("glm", "gpt2", "gpt_neox", "granite", "llama", "ministral", "mistral", "modernbert", "nomic_bert", "olmo"),
+    *("olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3", "roberta", "smollm3", "stablelm", "starcoder2"),
+    "xlm-roberta",
+)
+
+_NAME = "without_padding"
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout(TokenLayout):
+    """What layers get as their attention mask. `mask`: of the padded scores, or None for what needs none."""
+
+    mask: Tensor | None = None
+
+
+def unpad_layers(model: Any) -> None:
+    """Let a transformers model of one of `UNPADDED_TYPES` run its layers without padding."""
+    from transformers.modeling_layers import GradientCheckpointingLayer  # transformers takes seconds
+
+    _register()
+    model.set_attn_implementation(_NAME)
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    (layers,) = (one for one in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in one))
+    layers[0].register_forward_pre_hook(_remove_padding, with_kwargs=True)
+    layers[-1].register_forward_hook(_restore_padding, with_kwargs=True)
+    for layer in layers:
+        layer.register_forward_pre_hook(_unpad_rotations, with_kwargs=True)
+
+
+def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Layout | None:
+    return next((one for one in (*args, *kwargs.values()) if isinstance(one, _Layout)), None)
+
+
+def _remove_padding(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    layout = _layout(args, kwargs)
+    return None if layout is None else ((layout.unpadded(args[0]).unsqueeze(0), *args[1:]), kwargs)
+
+
+def _unpad_rotations(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rotary embeddings come with every call of a layer, as cosines and sines [1 or rows, length, size]."""
+    layout, rotations = _layout(args, kwargs), kwargs.get("position_embeddings")
+    if layout is None or rotations is None:
+        return None
+    of_tokens = tuple(layout.unpadded(one.expand(layout.rows, -1, -1)).unsqueeze(0) for one in rotations)
+    return args, {**kwargs, "position_embeddings": of_tokens}
+
+
+def _restore_padding(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    layout = _layout(args, kwargs)
+    if layout is None:
+        return output
+    if isinstance(output, tuple):
+        return (layout.padded(output[0][0]), *output[1:])
+    return layout.padded(output[0])
+
+
+def _register() -> None:
+    """Make the attention known to transformers, which takes masks and attention from tables of names."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # transformers takes seconds
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+    def mask(*args: Any, mask_function: Any, attention_mask: Tensor | None = None, **settings: Any) -> Any:
+        layout, of_scores = None if attention_mask is None else layout_of(attention_mask), None
+        if attention_mask is not None and layout is not None and mask_function is bidirectional_mask_function:
+            of_scores = attention_mask[:, None, None, :]
+        elif layout is None or mask_function is not causal_mask_function:
+            of_scores = sdpa_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **settings)
+        # What is causal needs no mask: padding follows the tokens, and none of them attends to it.
+        return of_scores if layout is None else _Layout(layout.places, layout.rows, layout.length, of_scores)
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
+    ) -> tuple[Tensor, None]:
+        """Shapes as transformers wants them: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+        if not isinstance(attention_mask, _Layout):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+        layout = attention_mask
+        parts = (layout.padded(one[0].transpose(0, 1)).transpose(1, 2) for one in (query, key, value))
+        output, _ = sdpa_attention_forward(module, *parts, layout.mask, **settings)
+        return layout.unpadded(output).unsqueeze(0), None
+
+    AttentionMaskInterface.register(_NAME, mask)
+    AttentionInterface.register(_NAME, attention)

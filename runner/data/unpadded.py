@@ -1,0 +1,74 @@
+"""The tokens of a batch one after the other, without its padding."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """Where the tokens of a padded batch are.
+
+    `places`: the number of each token's place in the flattened batch, by row and position; int64 [tokens].
+    """
+
+    places: Tensor
+    rows: int
+    length: int
+
+    def unpadded(self, padded: Tensor) -> Tensor:
+        """[rows, length, …] → [tokens, …]."""
+        return padded.flatten(0, 1).index_select(0, self.places)
+
+    def padded(self, tokens: Tensor) -> Tensor:
+        """[tokens, …] → [rows, length, …], with zeros as padding."""
+        together = tokens.new_zeros(self.rows * self.length, *tokens.shape[1:])
+        return together.index_copy(0, self.places, tokens).unflatten(0, (self.rows, self.length))
+
+    def row_and_position(self) -> tuple[Tensor, Tensor]:
+        """Of each token; int64 [tokens]."""
+        return self.places // self.length, self.places % self.length
+
+
+class _ForwardPass:
+    layout: TokenLayout | None = None
+
+
+_forward_pass: ContextVar[_ForwardPass | None] = ContextVar("forward pass without padding", default=None)
+
+
+@contextlib.contextmanager
+def without_padding() -> Iterator[None]:
+    """A forward pass within it computes no padding, if the model can do that."""
+    before = _forward_pass.set(_ForwardPass())
+    try:
+        yield
+    finally:
+        _forward_pass.reset(before)
+
+
+def layout_of(attention_mask: Tensor) -> TokenLayout | None:
+    """What a model asks for in a forward pass; None if it is to compute the batch as it is.
+
+    `attention_mask`: [rows, length], not 0 where a token is; padding follows the tokens of a row. A GPU has to be
+    waited for, to know how many there are.
+    """
+    forward_pass = _forward_pass.get()
+    if forward_pass is None:
+        return None
+    if forward_pass.layout is None:
+        places = attention_mask.flatten().nonzero()[:, 0]
+        if len(places) < attention_mask.numel():
+            forward_pass.layout = TokenLayout(places, *attention_mask.shape)
+    return forward_pass.layout
+
+
+def current_layout() -> TokenLayout | None:
+    """That of a model's layers which are running; None if they compute the batch as it is."""
+    forward_pass = _forward_pass.get()
+    return None if forward_pass is None else forward_pass.layout
