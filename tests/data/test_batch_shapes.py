@@ -91,6 +91,14 @@ def test_length_buckets_change_padding_and_nothing_else(
         assert widths(one["trained"]) != widths(other["trained"])
 
 
+@pytest.mark.parametrize(("workers", "shape"), [(1, "bert"), (2, "gpt2")])
+def test_a_model_that_computes_no_padding(pool: WorkerPool, workers: int, shape: str) -> None:
+    """It draws the same dropout, of a token wherever it is computed."""
+    overrides = [*SGD, *EXACT, f"recipe.model.shape={shape}", "accumulation.steps=2", "recipe.model.layers=2"]
+    results = [pool.run(workers, train, [*overrides, f"recipe.padding={how}"], False) for how in ("none", "longest")]
+    assert_same(*results)
+
+
 # --- a device that compiles -----------------------------------------------------------------------------------
 
 #: Settings, how far apart the two devices may end, and on which (workers, accumulation, k) it is tried.

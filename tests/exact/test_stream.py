@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
 
-from runner.exact.stream import keep_mask, sample_keys
+from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
 
 BIG_SEED = 2**31 - 1
 #: A correct stream fails a statistical test once in a million draws. The draws are fixed.
@@ -188,3 +188,12 @@ def test_order_and_split_of_samples_do_not_matter(shape: tuple[int, ...]) -> Non
     locked.setflags(write=False)
     assert torch.equal(sample_keys(1, 2, locked), keys)
     assert torch.equal(sample_keys(1, 2, np.array([5, 900], dtype=np.int32)), keys[:2])
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 3)])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_a_token_has_the_same_mask_without_padding(shape: tuple[int, ...], p: float) -> None:
+    keys = sample_keys(3, 4, np.array([5, 9, 2]))
+    rows, positions = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 2, 0])
+    found = keep_mask_of_tokens(keys, 1, rows, positions, shape, p)
+    assert torch.equal(found, keep_mask(keys, 1, (3, 4, *shape), p)[rows, positions])

@@ -109,6 +109,10 @@ class SmallModel:
     has_dropout: bool = False
     notes: tuple[str, ...] = ("a note",)
 
+    @property
+    def model_type(self) -> str:
+        return "gpt2" if self.causal else "bert"
+
     def check(self) -> None:
         """It is made here."""
 

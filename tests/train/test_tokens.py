@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.data.loader import FILLER
@@ -46,16 +49,17 @@ def test_only_2d_integer_tensors_have_tokens() -> None:
     assert tokens_of({"inputs": torch.zeros(4, 8)}, np.arange(4), LENGTHS) == Tokens()
 
 
-def counted_and_fed(backend: Backend, overrides: list[str]) -> tuple[Tokens | None, int, int]:
-    """Train; tokens over all workers, the area of the batches that this worker's model saw, and the data's tokens."""
+def counted_and_computed(backend: Backend, overrides: list[str]) -> tuple[Tokens | None, int, int]:
+    """Train; tokens over all workers, those that this worker's layers computed, and the data's tokens."""
     loop = make_loop(backend, overrides)
-    loss, areas = loop.recipe.loss, []
+    layer: Any = loop.model
+    areas: list[int] = []
 
-    def measured(model, batch):  # type: ignore[no-untyped-def]  # stands in for a method of any recipe
-        areas.append(batch["input_ids"].numel())
-        return loss(model, batch)
+    def measured(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if torch.is_grad_enabled():
+            areas.append(math.prod(args[0].shape[:2]))
 
-    object.__setattr__(loop.recipe, "loss", measured)
+    layer.bert.encoder.layer[0].intermediate.register_forward_pre_hook(measured)
     loop.train()
     loop.finish()
     loop.policy.close()
@@ -63,20 +67,22 @@ def counted_and_fed(backend: Backend, overrides: list[str]) -> tuple[Tokens | No
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-def test_the_loop_counts_what_the_model_sees(pool: WorkerPool, workers: int) -> None:
+@pytest.mark.parametrize("padding", ["none", "longest"])
+def test_the_loop_counts_what_the_model_computes(pool: WorkerPool, workers: int, padding: str) -> None:
     """With 8 workers, 4 have no sample in the last batch of an epoch and run a filler."""
-    results = pool.run(workers, counted_and_fed, [])
+    results = pool.run(workers, counted_and_computed, [f"recipe.padding={padding}"])
     (total,) = {result[0] for result in results}
     assert total is not None
     assert total.of_samples == 2 * results[0][2]
     assert sum(area for _, area, _ in results) == total.of_samples + total.uneven + total.fillers
     assert total.beyond == 0
     assert (total.fillers > 0) == (workers == 8)
+    assert (total.uneven > 0) == (padding == "longest")
 
 
 def test_a_fixed_width_is_padding_beyond_the_longest(pool: WorkerPool) -> None:
     """Rows of at most 16 tokens, padded to 32."""
-    total, area, _ = pool.run(1, counted_and_fed, ["++recipe.padding=max_length"])[0]
+    total, area, _ = pool.run(1, counted_and_computed, ["++recipe.padding=max_length"])[0]
     assert total is not None
     assert area == 2 * 100 * 32
     assert total.beyond >= 2 * 100 * 16

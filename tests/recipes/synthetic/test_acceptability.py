@@ -102,7 +102,7 @@ def test_wrong_sizes_of_the_corpus(sizes: tuple[int, int], name: str) -> None:
 
 def test_settings() -> None:
     """`recipe.model.shape` and `recipe.padding` reach the classes."""
-    for overrides, expected in (([], ("bert", "longest")), (["recipe.padding=max_length"], ("bert", "max_length"))):
+    for overrides, expected in (([], ("bert", "none")), (["recipe.padding=max_length"], ("bert", "max_length"))):
         built = build_recipe(settings(compose(["recipe=acceptability", *overrides])).recipe, [])
         assert (built.model.shape, built.padding) == expected
     assert build_recipe(settings(compose(["recipe.model.shape=gpt2"])).recipe, []).model.shape == "gpt2"

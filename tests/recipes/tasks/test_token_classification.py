@@ -148,7 +148,8 @@ def test_the_loss_is_that_of_transformers(folder: Path, prepared: Prepared, tmp_
         rows = recipe.predict(model, batch)
         assert rows[:, 0].sum().item() == pytest.approx(float(loss_sum), rel=1e-5)
         expected = saved(**{**batch, "labels": None}).logits.argmax(-1)
-        assert torch.equal(rows[:, 1:17].long(), expected)
+        tokens = batch["attention_mask"].bool()  # what is computed of padding differs, and counts nowhere
+        assert torch.equal(rows[:, 1:17].long()[tokens], expected[tokens])
     found = pipeline("token-classification", model=str(tmp_path))("The U.K. left")
     assert {one["entity"] for one in found} <= set(NAMES)
 

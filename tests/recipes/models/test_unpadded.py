@@ -1,0 +1,90 @@
+"""Layers that compute no padding: the same outputs and gradients for every kind of model that is said to be able to."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.pytorch_utils import Conv1D
+
+from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
+from runner.data.unpadded import without_padding
+
+ROWS, LENGTH, WIDTH = 3, 11, 32
+#: Sizes by all the names that models have for them. Windows are shorter than the longest row.
+SIZES = {
+    **{"vocab_size": 97, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
+    **{"cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4},
+    **dict.fromkeys(("hidden_size", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "ffn_dim"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    **{"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, "local_attention": 4},
+}
+
+
+def small(kind: str) -> Any:
+    default = AutoConfig.for_model(kind)
+    config = AutoConfig.for_model(kind, **{name: size for name, size in SIZES.items() if hasattr(default, name)})
+    torch.manual_seed(0)
+    known = type(config) in AutoModelForSequenceClassification._model_mapping
+    auto = AutoModelForSequenceClassification if known else AutoModelForCausalLM
+    return auto.from_config(config).double().eval()
+
+
+def padded_batch() -> dict[str, Tensor]:
+    lengths = torch.tensor([5, LENGTH, 8])
+    mask = (torch.arange(LENGTH) < lengths[:, None]).long()
+    ids = torch.randint(4, 97, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids.where(mask.bool(), 1), "attention_mask": mask}
+
+
+def run(model: Any, batch: dict[str, Tensor], padded: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, of all tokens if each has some, and gradients."""
+    model.zero_grad()
+    with contextlib.nullcontext() if padded else without_padding():
+        logits = model(**batch).logits
+    if logits.ndim == 3:
+        logits = logits[batch["attention_mask"].bool()]
+    logits.sin().sum().backward()
+    return logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", UNPADDED_TYPES)
+def test_the_same_outputs_and_gradients(kind: str) -> None:
+    model, batch = small(kind), padded_batch()
+    expected, gradients = run(model, batch, padded=True)
+    unpad_layers(model)
+    seen: list[tuple[int, ...]] = []
+    (layers,) = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == 2)
+    for product in (module for module in layers.modules() if isinstance(module, (nn.Linear, Conv1D))):
+        product.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:-1]))
+    found, own = run(model, batch, padded=False)
+    assert set(seen) == {(1, int(batch["attention_mask"].sum()))} or kind == "opt"  # whose MLP flattens its input
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-7)  # some normalise in fp32
+    assert own.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(own[name], gradient, rtol=1e-6, atol=1e-7), name
+    assert "without_padding" not in str(model.config.to_dict())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_other_forward_passes_are_as_ever(kind: str) -> None:
+    """Generated texts are those of a model that was not changed, also with padding on the left."""
+    batch = {name: tensor.flip(1) for name, tensor in padded_batch().items()}
+    texts = []
+    for changed in (False, True):
+        model = AutoModelForCausalLM.from_config(small(kind).config).eval()
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)  # with the usual small weights texts repeat one token
+        if changed:
+            unpad_layers(model)
+        texts.append(model.generate(**batch, max_new_tokens=6, do_sample=False))
+    assert torch.equal(*texts)
+    assert len(texts[0].unique()) > 3
