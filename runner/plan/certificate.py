@@ -173,8 +173,8 @@ def describe_adapter(adapter: Adapter) -> str:
 
 
 def _recipe(setup: RunSetup) -> str:
-    """Model and data, by name and hash; the values that the learning rate was tuned with do not count."""
-    excluded = ("tuned", "metric", "goal", "data")
+    """Model and data, by name and hash; neither padding nor the values that the learning rate was tuned with count."""
+    excluded = ("tuned", "metric", "goal", "data", "padding")
     recipe = {key: value for key, value in setup.config.recipe.items() if key not in excluded}
     content = json.dumps([recipe, setup.data], sort_keys=True, default=str)
     return f"{recipe.get('name')} {hashlib.sha256(content.encode()).hexdigest()[:8]}"
@@ -294,8 +294,14 @@ def _dropout(setup: RunSetup) -> str:
     plan = setup.plan
     order = "sorted" if setup.config.batch.length_sorted else "unsorted"
     buckets = setup.config.device.length_buckets
-    padding = f", padded to {buckets}" if buckets is not None else ""
-    return f"{plan.world_size} × {plan.accumulation_steps} {order} shares{padding}, {setup.device_type}"
+    lengths = f", lengths {buckets}" if buckets is not None else ""
+    shares = f"{plan.world_size} × {plan.accumulation_steps} {order} shares"
+    return f"{shares}, padding {_padding(setup)}{lengths}, {setup.device_type}"
+
+
+def _padding(setup: RunSetup) -> str:
+    """To which length a recipe pads rows; by `none`, only where a model computes no padding."""
+    return str(setup.config.recipe.get("padding", "longest"))
 
 
 def _versions(setup: RunSetup) -> str:
@@ -371,6 +377,7 @@ _ROWS = (
     _Row("versions", _versions, _COMPARABLE, "kernels and defaults may differ"),
     _Row("world_size", lambda s: s.plan.world_size, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("padding", _padding, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("sharding", lambda s: s.config.sharding.kind.name, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("device", lambda s: s.device_type, _EQUIVALENT, "different kernels: last bits differ"),
     _Row("rehearsed", lambda s: s.rehearsed, _EQUIVALENT, "kernels of another device than the named one"),

@@ -47,7 +47,7 @@ class RunNumbers:
     `device`: the setup's name for it (`gpu4`). `local_workers`: on each machine. `cores`: of this machine, if workers
     compute on them. `k`: optimizer steps between two synchronisations; `largest_k`: the largest possible value, None if
     the settings leave no choice. `few_lengths`: batches are padded to one of a few lengths. `pads_to`: the recipe's
-    setting `padding`, unless it pads to the longest row. `compiled`: by `compile=true`.
+    setting `padding`, unless it is none. `compiled`: by `compile=true`.
 
     Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` until the end of that,
     `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs; `step_s`: of an optimizer step on

@@ -17,14 +17,21 @@ from runner.data.unpadded import without_padding
 ROWS, LENGTH, WIDTH = 3, 11, 32
 #: Sizes by all the names that models have for them. Windows are shorter than the longest row.
 SIZES = {
-    **{"vocab_size": 97, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
-    **{"cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4},
+    "vocab_size": 97,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "mask_token_id": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    **dict.fromkeys(("sliding_window", "local_attention"), 4),
     **dict.fromkeys(("hidden_size", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), WIDTH),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4),
     **dict.fromkeys(("intermediate_size", "hidden_dim", "ffn_dim"), 48),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
-    **{"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, "local_attention": 4},
 }
 
 
