@@ -72,7 +72,7 @@ def _cells(found: argparse.Namespace) -> list[Cell]:
             if name not in values:
                 raise ValueError(f"--{option} {name} is invalid: use {', '.join(values)}")
     workers = [int(number) for number in found.workers]
-    every = list(cells(found.complete, found.device))
+    every = list(cells(found.complete, found.device, found.variants))
     if found.steps is not None:
         if found.steps < 2 or found.steps == SHORT_STEPS:
             raise ValueError(f"--steps {found.steps} is invalid: use at least 2 steps, other than {SHORT_STEPS}")

@@ -41,7 +41,11 @@ _GROUPED_STEPS = _SKIPPED + 50
 #: What is measured of them: `limit` is no training (see `limit.py`), and the shares of others refer to it.
 LIMIT, OURS, BASE = "limit", "runner", "accelerate"
 PROGRAMS = (LIMIT, OURS, BASE, "trainer", "trainer_grouped", "plain")
-PRECISIONS = ("fp32", "bf16", "tf32")
+PRECISIONS = ("fp32", "bf16", "tf32")  # the last on GPUs only
+_ON_GPUS = (
+    *("runner_compile", "accelerate_compile", "trainer_compile", "plain_compile"),
+    *("accelerate_flash", "trainer_flash", "plain_flash"),
+)
 _NAME = re.compile(rf"(?P<program>{'|'.join(PROGRAMS)})(?P<compile>_compile)?(?P<flash>_flash)?")
 
 
@@ -79,32 +83,34 @@ class Cell:
         return min(_SKIPPED, (self.steps - 2) // EVERY * EVERY + 1)
 
 
-def cells(complete: bool, device: str) -> Iterator[Cell]:
-    """Those of one repetition, in order: variants that are compared are neighbours.
+def cells(complete: bool, device: str, asked: Sequence[str] = ()) -> Iterator[Cell]:
+    """Those of one repetition, in order: variants that are compared are neighbours. `asked`: variants by name.
 
-    Not complete: all variants of CoLA on one worker; elsewhere only the runner and Accelerate, with one worker for
-    SQuAD and GPT-2.
+    Not complete: all variants of CoLA on one worker; elsewhere only the runner, Accelerate and those asked for, with
+    one worker for SQuAD and GPT-2.
     """
-    compiled = ("runner_compile", "accelerate_compile", "trainer_compile", "plain_compile")
-    everything = (*PROGRAMS, *(compiled if device == "cuda" else ()))
+    everything = dict.fromkeys((*PROGRAMS, *(_ON_GPUS if device == "cuda" else ()), *asked))
     for task in TASKS.values():
         for workers in (1, 2) if complete or task.name == "cola" else (1,):
-            for precision in (*PRECISIONS[:2], *(("tf32",) if device == "cuda" else ())):
+            for precision in PRECISIONS if device == "cuda" else PRECISIONS[:2]:
                 every = complete or (task.name, workers) == ("cola", 1)
-                for variant in everything if every else (LIMIT, OURS, BASE):
-                    if variant == "trainer_grouped" and task.name == "gpt2":
+                names = everything if every else dict.fromkeys((LIMIT, OURS, BASE, *asked))
+                for name in names:
+                    variant = parse(name)
+                    if variant.program == "trainer_grouped" and task.name == "gpt2":
                         continue  # its rows are equally long
-                    yield Cell(task.name, workers, precision, variant, _steps(task, variant))
+                    if variant.flash and precision != "bf16":
+                        continue  # flash-attn has no other number format of these
+                    yield Cell(task.name, workers, precision, name, _steps(task, variant))
                 if task.name == "cola" and (complete or (workers, precision) == (1, "fp32")):
-                    short = [name for name in everything if name not in (LIMIT, "trainer_grouped")]
-                    short = short if complete else [OURS, BASE]
-                    yield from (Cell(task.name, workers, precision, name, SHORT_STEPS) for name in short)
+                    short = ("trainer", "plain") if complete else ()
+                    yield from (Cell(task.name, workers, precision, name, SHORT_STEPS) for name in (OURS, BASE, *short))
 
 
-def _steps(task: Task, variant: str) -> int:
-    if variant == LIMIT:
+def _steps(task: Task, variant: Variant) -> int:
+    if variant.program == LIMIT:
         return 0
-    return _GROUPED_STEPS if variant == "trainer_grouped" else task.steps
+    return _GROUPED_STEPS if variant.program == "trainer_grouped" else task.steps
 
 
 def in_trial(every: Sequence[Cell], steps: int) -> list[Cell]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
@@ -72,7 +73,7 @@ def optimizer(network: nn.Module, chosen: argparse.Namespace) -> tuple[AdamW, LR
 
 
 class Notes:
-    """Rank 0 leaves a line of JSON for the steps at which the runner logs, and at the end one with all losses."""
+    """Rank 0 leaves a line of JSON for the steps at which the runner logs, and at the end one with all mean losses."""
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self._file = chosen.out.open("a", encoding="utf-8") if os.environ.get("RANK", "0") == "0" else None
@@ -80,7 +81,7 @@ class Notes:
         self._losses: list[Tensor] = []
 
     def step(self, loss: Tensor) -> None:
-        """Called after each optimizer step, with rank 0's loss."""
+        """Called after each optimizer step, with this worker's loss."""
         self._losses.append(loss.detach())
         number = len(self._losses)
         if self._file and (number % EVERY == 1 or number == self._last):
@@ -89,8 +90,13 @@ class Notes:
             self._write({"step": number, "seconds": time.time()})
 
     def close(self) -> None:
+        """Called by every worker."""
+        losses = torch.stack(self._losses).float()
+        if dist.is_initialized():
+            dist.all_reduce(losses)
+            losses /= dist.get_world_size()
         if self._file:
-            self._write({"losses": [float(loss) for loss in self._losses]})
+            self._write({"losses": losses.tolist()})
             self._file.close()
 
     def _write(self, said: dict[str, Any]) -> None:

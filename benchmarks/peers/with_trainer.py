@@ -58,6 +58,8 @@ def main() -> None:
         dataloader_pin_memory=cuda,
         logging_strategy="no",
         logging_nan_inf_filter=False,
+        # On two workers it would double the loss of models whose loss is a mean already, such as classifiers.
+        average_tokens_across_devices=False,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
