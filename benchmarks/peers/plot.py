@@ -16,7 +16,13 @@ from benchmarks.peers.cells import BASE, LIMIT, OURS, PROGRAMS, TASKS
 from benchmarks.peers.records import Row
 from benchmarks.peers.table import Measured
 
-_LABELS = {OURS: "runner", BASE: "Accelerate", "trainer": "Trainer", "trainer_grouped": "Trainer, grouped by length"}
+_LABELS = {
+    OURS: "runner",
+    BASE: "Accelerate",
+    "trainer": "Trainer",
+    "trainer_grouped": "Trainer, grouped by length",
+    "plain": "plain PyTorch",
+}
 _TITLES = {"cola": "CoLA, MiniLM", "squad": "SQuAD at 384 tokens, MiniLM", "gpt2": "text, a small GPT-2"}
 
 
@@ -25,7 +31,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     measured = Measured(rows)
     tasks = [name for name in TASKS if any(cell.task == name for cell in measured.cells)]
     widths = [len({(cell.workers, cell.precision) for cell in measured.cells if cell.task == name}) for name in tasks]
-    size = (2.2 + 1.7 * sum(widths), 4.4)
+    size = (2.2 + 1.2 * sum(widths), 4.4)
     figure, panels = pyplot.subplots(1, len(tasks), figsize=size, layout="constrained", width_ratios=widths)
     for name, axes in zip(tasks, [panels] if len(tasks) == 1 else panels, strict=True):
         _panel(axes, measured, name)
@@ -57,6 +63,6 @@ def _panel(axes: Axes, measured: Measured, task: str) -> None:
             axes.bar(x, middle, bar * 0.92, yerr=error, capsize=2, color=colour, label=_LABELS.get(name, name))
         for limit in measured.like(next(iter(own.values())), LIMIT):
             level = statistics.median(row.samples_per_s for row in measured.of(limit))
-            axes.hlines(level, place - 0.42, place + 0.42, color="black", label="the limit: matrix products alone")
+            axes.hlines(level, place - 0.42, place + 0.42, color="black", label="limit: matrix products and optimizer alone")
     axes.set_xticks(range(len(groups)), [f"{workers} worker{'s' * (workers > 1)}\n{name}" for workers, name in groups])
     axes.set_ylim(bottom=0)
