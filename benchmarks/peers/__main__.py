@@ -92,7 +92,7 @@ def _missing(found: argparse.Namespace) -> list[tuple[int, Cell]]:
 def _run(found: argparse.Namespace, missing: Sequence[tuple[int, Cell]]) -> None:
     # They import torch and transformers, which take seconds.
     from benchmarks.peers.material import Material, Sources
-    from benchmarks.peers.measure import measure
+    from benchmarks.peers.measure import RunFailed, measure
     from benchmarks.slow_link.surroundings import surroundings
 
     start = time.monotonic()
@@ -113,7 +113,10 @@ def _run(found: argparse.Namespace, missing: Sequence[tuple[int, Cell]]) -> None
             if found.minutes is not None and time.monotonic() - start > 60 * found.minutes:
                 print(f"{found.minutes:g} minutes are over, {len(missing) - number + 1} runs are left")
                 break
-            row = measure(material, cell, repetition, found.device)
+            try:
+                row = measure(material, cell, repetition, found.device)
+            except RunFailed as error:
+                raise SystemExit(f"{_label(repetition, cell)}: {error}") from error
             records.append(found.out / _MEASUREMENTS, row)
             print(f"{number} of {len(missing)}: {_label(repetition, cell)}: {_said(row)}", flush=True)
 

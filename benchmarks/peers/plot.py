@@ -23,6 +23,7 @@ _LABELS = {
     "trainer_grouped": "Trainer, grouped by length",
     "plain": "plain PyTorch",
 }
+_LIMIT_LABEL = "limit: matrix products and optimizer alone"
 _TITLES = {"cola": "CoLA, MiniLM", "squad": "SQuAD at 384 tokens, MiniLM", "gpt2": "text, a small GPT-2"}
 
 
@@ -63,6 +64,6 @@ def _panel(axes: Axes, measured: Measured, task: str) -> None:
             axes.bar(x, middle, bar * 0.92, yerr=error, capsize=2, color=colour, label=_LABELS.get(name, name))
         for limit in measured.like(next(iter(own.values())), LIMIT):
             level = statistics.median(row.samples_per_s for row in measured.of(limit))
-            axes.hlines(level, place - 0.42, place + 0.42, color="black", label="limit: matrix products and optimizer alone")
+            axes.hlines(level, place - 0.42, place + 0.42, color="black", label=_LIMIT_LABEL)
     axes.set_xticks(range(len(groups)), [f"{workers} worker{'s' * (workers > 1)}\n{name}" for workers, name in groups])
     axes.set_ylim(bottom=0)
