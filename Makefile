@@ -49,6 +49,15 @@ bench-sync-table: .venv/installed
 bench-slow-link: .venv/installed
 	$(BIN)/python -m benchmarks.slow_link --train $(TRAIN) --dev $(DEV) $(OPTIONS)
 
+# The same training with the runner, Accelerate, the Trainer and a plain loop, and the machine's limit: docs/results/peers.
+# Needs an idle machine for half an hour, can be stopped at any time and resumes. TRAIN and DEV: CoLA's raw files; SQUAD: a
+# file in SQuAD's format; MODEL: an encoder's folder, by default MiniLM; MINUTES: start no run after that time;
+# OPTIONS: see `python -m benchmarks.peers run --help`.
+.PHONY: bench-peers
+bench-peers: .venv/installed
+	$(BIN)/python -m benchmarks.peers run --train $(TRAIN) --dev $(DEV) --squad $(SQUAD) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
+
 # Faults injected into small runs: docs/results/faults. It takes hours, can be stopped at any time and resumes. Needs
 # Linux and Debian's package strace; `hosts` needs root and iproute2. EXPERIMENTS: some of `saves kills signals hosts time`,
 # of which `time` needs OPTIONS="--train TRAIN --dev DEV"; MINUTES: start no trial after that time.

@@ -1,0 +1,1 @@
+"""The same training with the runner and its peers, and what the machine can do at most."""
