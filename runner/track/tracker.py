@@ -20,8 +20,8 @@ from runner.track.wandb import WeightsAndBiases
 
 #: Seconds between two uploads of metrics, and between two looks for the first ones.
 _SEND_EVERY_S, _LOOK_EVERY_S = 1.0, 0.1
-#: Seconds that trackers wait for the first metrics, at most: importing their libraries takes seconds of a processor, and
-#: would delay the first step.
+#: Seconds that trackers wait for the first metrics, at most. Importing their libraries takes seconds, and would delay
+#: the first step where workers use all cores.
 _BEGIN_AFTER_S = 10.0
 #: Seconds that `finish` keeps retrying when the store does not answer: after success, and otherwise.
 _FINISH_TIMEOUT_S, _FINISH_TIMEOUT_FAILED_S = 30.0, 5.0
