@@ -70,7 +70,7 @@ def sweep(*overrides: str, config_dir: str | Path | None = None) -> DataFrame:
     with _left_unchanged():
         from runner.launch.local import start_forkserver  # as above
 
-        start_forkserver()
+        start_forkserver(several_jobs=True)
         import pandas
 
         from runner.compare.comparison import compare_runs  # after the forkserver has started, like the following

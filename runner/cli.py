@@ -164,7 +164,7 @@ def _run(arguments: list[str], started_at: float) -> int:
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
-    _start_forkserver()
+    _start_forkserver(several_jobs=options.multirun)
     if options.multirun:
         from runner.sweep.command import run_sweep  # after the forkserver has started
         from runner.sweep.preflight import prepare_sweep  # as above
@@ -195,10 +195,10 @@ def silence_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def _start_forkserver() -> None:
+def _start_forkserver(several_jobs: bool = False) -> None:
     from runner.launch.local import start_forkserver  # not needed to show help
 
-    start_forkserver()
+    start_forkserver(several_jobs)
 
 
 def run_jobs(options: HydraOptions, sweep: Sweep) -> None:

@@ -56,7 +56,7 @@ class PlainText(Source):
             rows = self.rows(part, file)
             setting, column = rows.setting, self.hub_text if found is None else self.text_column
             check_columns(rows, [column])
-            texts = list(rows.dataset[column])
+            texts = rows.dataset[column][:]
             if not all(isinstance(text, str) for text in texts):
                 raise UserError(f"{setting} has a column '{column}' that is not of texts: name another")
             documents = self._split(texts)

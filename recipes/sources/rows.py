@@ -211,7 +211,7 @@ def _check_lines(file: str, setting: str) -> None:
 
 def _table(file: str, setting: str, quoted: bool, header: bool) -> Rows:
     import pandas
-    from datasets import Dataset, Features, Value
+    from datasets import Dataset
 
     # Without quotes only \n ends a line: texts may contain other line separators.
     form: dict[str, Any] = {"sep": ","} if quoted else {"sep": "\t", "quoting": csv.QUOTE_NONE, "lineterminator": "\n"}
@@ -220,9 +220,8 @@ def _table(file: str, setting: str, quoted: bool, header: bool) -> Rows:
         width = pandas.read_csv(file, **form, nrows=1, dtype=str).shape[1]
     except pandas.errors.EmptyDataError as error:
         raise UserError(f"{setting} is empty: give a file with rows") from error
-    text = Features({str(column): Value("string") for column in range(width)})
-    rows = _read("csv", [file], **form, column_names=list(text), features=text, skip_blank_lines=False)
-    cells = rows.to_pandas()
+    names = [str(column) for column in range(width)]
+    cells = pandas.read_csv(file, **form, names=names, dtype=str, skip_blank_lines=False)
     lines = 1 + cells.apply(lambda column: column.str.count("\n")).sum(axis=1)  # quoted cells may contain line ends
     cells.index = lines.cumsum() - lines + 1
     cells = cells.apply(lambda column: column.str.strip())

@@ -109,12 +109,12 @@ class TaggedWords(Source):
         for role, column in columns.items():
             rule = f"{rows.setting} has no such column{did_you_mean(column, rows.names)}"
             require(column in rows.names, f"recipe.data.{role}_column", column, rule)
-        words, tags = list(rows.dataset[columns["tokens"]]), None
+        words, tags = rows.dataset[columns["tokens"]][:], None
         names: list[str] | None = None
         if tagged:
             feature = rows.dataset.features[columns["tags"]]
             names = getattr(getattr(feature, "feature", feature), "names", None)  # of a list, those of its values
-            tags = list(rows.dataset[columns["tags"]])
+            tags = rows.dataset[columns["tags"]][:]
         found = []
         for row, (number, cell) in enumerate(zip(rows.numbers, words, strict=True)):
             where = f"{rows.where} {number}"

@@ -249,12 +249,12 @@ class _Rows:
     ) -> _Rows:
         import pandas
 
-        cells = {role: list(rows.dataset[str(column)]) for role, column in columns.items()}
+        cells = {role: rows.dataset[str(column)][:] for role, column in columns.items()}
         frame = pandas.DataFrame(cells, index=rows.numbers, dtype=object)
         names: Sequence[str] | None = None
         if flags:
             names, places = list(flags.values()), {**places, "label": f"recipe.data.label_columns={list(flags)}"}
-            several = pandas.DataFrame({name: list(rows.dataset[name]) for name in flags}, rows.numbers, dtype=object)
+            several = pandas.DataFrame({name: rows.dataset[name][:] for name in flags}, rows.numbers, dtype=object)
             frame["label"] = flags_as_sets(several, flags, rows.where)
         elif "label" in columns:
             feature = rows.dataset.features[str(columns["label"])]

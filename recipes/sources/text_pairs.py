@@ -41,7 +41,7 @@ class TextPairFiles(Source):
         chosen = range(len(rows)) if file is not None else self.chosen(part, len(rows))
         texts = []
         for column in columns:
-            cells = list(rows.dataset[column])
+            cells = rows.dataset[column][:]
             for number, cell in zip(rows.numbers, cells, strict=True):
                 if not isinstance(cell, str) or not cell.strip():
                     raise UserError(f"{rows.where} {number} has no text in '{column}'")

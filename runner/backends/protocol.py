@@ -105,6 +105,10 @@ class Backend(Protocol):
         """Totals of this process; None if the device does not compile."""
         return None
 
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory that this worker has needed at once on its device; None if unknown."""
+        return None
+
     def seed(self, seed: int) -> None:
         """Seed the device's own random generator, unless torch.manual_seed does."""
         return

@@ -7,6 +7,7 @@ import datetime
 import gc
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +50,12 @@ def _quiet_gloo() -> Iterator[None]:
         os.dup2(output, 1)
         os.close(devnull)
         os.close(output)
+
+
+def _peak_resident_bytes() -> int:
+    """The most memory of the host that this process has had resident, with the libraries that it shares."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 class _HostEvent:
@@ -197,6 +204,9 @@ class TorchBackend(Backend):
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def peak_memory_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_resident_bytes()
 
     def random_state(self) -> Tensor | int | None:
         return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None

@@ -136,6 +136,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     certificate = {str(row["name"]): CertificateProperty(row["value"], str(row["allows"])) for row in rows}
     workers, k = int(plan["world_size"]), int(plan["k"])
     seconds = _training_seconds(summary)
+    speed = summary.get("speed") or {}
     return Run(
         source=files.source,
         block=_block(files, metric, goal),
@@ -160,6 +161,9 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         withdrawn=files.certificate.get("withdrawn"),
         phases=_phases(summary, seconds),
         curve=_curve(files.path),
+        tokens_per_s=speed.get("tokens_per_s"),
+        model_flops_utilization=speed.get("model_flops_utilization"),
+        peak_memory_bytes=max(speed.get("peak_memory_bytes") or (None,)),
         diverged=diverged,
         mlflow_run_id=summary.get("mlflow_run_id"),
         order=f"{started_ms(files.path):020d}",

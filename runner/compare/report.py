@@ -15,7 +15,15 @@ from runner.compare.plots import write_plots
 from runner.compare.published_layout import published_tables
 from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
-from runner.compare.text import direction, nothing_compared, remarks, row_text, skipped_sentence, summary
+from runner.compare.text import (
+    direction,
+    nothing_compared,
+    remarks,
+    row_text,
+    shows_use_of_devices,
+    skipped_sentence,
+    summary,
+)
 from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, rule
 from runner.track.card import git_commit
 
@@ -76,6 +84,7 @@ def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
         direction=direction,
         remarks=remarks,
         row_text=row_text,
+        shows_use_of_devices=shows_use_of_devices,
         summary=summary,
     )
 
@@ -139,6 +148,9 @@ def run_rows(comparison: RunComparison) -> list[dict[str, Any]]:
                         "rehearsed": run.rehearsed,
                         "machine": run.machine,
                         "jobs_at_once": run.jobs_at_once,
+                        "tokens_per_s": run.tokens_per_s,
+                        "model_flops_utilization": run.model_flops_utilization,
+                        "peak_memory_bytes": run.peak_memory_bytes,
                         "mlflow_run_id": run.mlflow_run_id,
                         "baseline": row.setup is block.baseline,
                         "flags": "; ".join(flag.kind for flag in block.flags if run.source in flag.runs),

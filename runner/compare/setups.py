@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, K, Run, grouped
+from runner.compare.statistics import mean
 
 _METHODS = (SINGLE, ACCUMULATION, K)
 _ABSENT = "–"
@@ -37,6 +38,11 @@ class SetupRuns:
     def seconds(self) -> dict[int, float]:
         """Training time by seed, without rehearsed runs: their time says nothing about the named device."""
         return {run.seed: run.seconds for run in self.runs if run.seconds is not None and not run.rehearsed}
+
+    def mean_of(self, figure: str) -> float | None:
+        """The mean of a figure of `Run` over the runs that have it; None if none has."""
+        known = [getattr(run, figure) for run in self.runs if getattr(run, figure) is not None]
+        return mean(known) if known else None
 
     @property
     def diverged(self) -> tuple[Run, ...]:

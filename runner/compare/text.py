@@ -20,7 +20,10 @@ WIDE_MARGIN = 0.1
 
 @dataclass(frozen=True)
 class RowText:
-    """A row of the table as text. Pairs are (value, interval), the second may be empty. `style`: a CSS class."""
+    """A row of the table as text. Pairs are (value, interval), the second may be empty. `style`: a CSS class.
+
+    `tokens_per_s`: with the model FLOPs utilization. `memory`: the peak of a worker, in GiB.
+    """
 
     setup: str
     seeds: str
@@ -31,6 +34,8 @@ class RowText:
     seconds: str
     speed_up: tuple[str, str]
     notes: str
+    tokens_per_s: tuple[str, str]
+    memory: str
 
 
 def row_text(block: Block, row: SetupResult) -> RowText:
@@ -47,6 +52,8 @@ def row_text(block: Block, row: SetupResult) -> RowText:
         seconds=_seconds(row),
         speed_up=_speed_up(block, row),
         notes=", ".join(str(flag.number) for flag in block.flags_of(row.setup)),
+        tokens_per_s=_tokens_per_s(row),
+        memory=_memory(row),
     )
 
 
@@ -78,6 +85,24 @@ def _speed_up(block: Block, row: SetupResult) -> tuple[str, str]:
     value, interval = f"{_factor(row.speed_up.value)}×", row.speed_up.interval
     bounds = f"[{_factor(interval.low)}, {_factor(interval.high)}]" if interval.known else ""
     return (f"({value})", bounds and f"({bounds})") if block.uncertain_speed(row) else (value, bounds)
+
+
+def _tokens_per_s(row: SetupResult) -> tuple[str, str]:
+    if row.setup.rehearsed or (rate := row.setup.mean_of("tokens_per_s")) is None:
+        return (NOTHING, "")
+    share = row.setup.mean_of("model_flops_utilization")
+    return (f"{rate:,.0f}", f"{share:.0%}" if share is not None else "")
+
+
+def _memory(row: SetupResult) -> str:
+    peak = row.setup.mean_of("peak_memory_bytes")
+    return NOTHING if peak is None else f"{peak / 2**30:,.3g}"
+
+
+def shows_use_of_devices(block: Block) -> bool:
+    """Whether a row has tokens per second or a peak of memory: older runs have none."""
+    cells = [(text.tokens_per_s[0], text.memory) for text in (row_text(block, row) for row in block.rows)]
+    return any(cell != (NOTHING, NOTHING) for cell in cells)
 
 
 def _factor(value: float) -> str:

@@ -38,12 +38,13 @@ from runner.launch.signals import (
 PRELOADED = [
     "runner.launch.cleanup",
     "runner.launch.worker",
-    "sklearn.metrics",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "torch.optim.adamw",
 ]
+#: What rank 0 imports for the first evaluation: a second that a single run spends after its first step.
+PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.
 _FORKSERVER_ENDED = 255
@@ -123,14 +124,14 @@ def leave_nothing() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def start_forkserver() -> None:
-    """Start the process that workers are forked from. All jobs of a command share it.
+def start_forkserver(several_jobs: bool = False) -> None:
+    """Start the process that workers are forked from. All jobs of a command share it; `several_jobs`: there are some.
 
     It imports torch and the model code while the parent composes the configuration, so that a worker starts with
     everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
     """
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    multiprocessing.set_forkserver_preload([*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_jobs else ())])
     os.environ[FOLDER] = str(_own_folder(os.getpid()))
     resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.

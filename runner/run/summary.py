@@ -18,7 +18,7 @@ from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.launch.local import WorkerFailed
 from runner.plan.experiment import Experiment
-from runner.speed.figures import efficiency_words
+from runner.speed.figures import efficiency_words, utilization_words
 from runner.track.secrets import masked
 from runner.track.tracker import warn
 from runner.train.result import RunResult
@@ -154,6 +154,8 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
         f"  {summary['optimizer_steps']:,} optimizer steps{skipped}, {summary['samples_seen']:,} {facts.unit}, "
         f"{speed}, {summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s",
     )
+    if used := utilization_words(summary["speed"]):
+        print_sentence(console, f"  {used}")
     if comparison := efficiency_words(summary, experiment.plan.world_size, folder):
         print_sentence(console, f"  {escape(comparison)}")
     if summary["trained_parameters"] != summary["parameters"]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runner.speed.run_numbers import PER_SAMPLE, RunNumbers
+from runner.speed.run_numbers import PER_SAMPLE, RunNumbers, flops_words
 from runner.train.tokens import Tokens
 
 #: A cause below this share is not reported: without it, the rest would be at most a quarter faster.
 STANDS_OUT = 0.2
 #: Start-up and end take a fixed time, so a larger share of a short run is normal.
 FIXED_COST_STANDS_OUT = 0.3
+#: Share of the peak that forward and backward pass reach with products of a good size (Chowdhery et al. 2022: 46% on
+#: TPUs with communication), and the share below which they are reported.
+COMMON_UTILIZATION, LOW_UTILIZATION = 0.5, 0.25
 #: Share of the samples read. Samplers that pad shards to equal length repeat fewer.
 REPEATS_STAND_OUT = 0.02
 
@@ -152,15 +155,35 @@ def _devices(run: RunNumbers) -> Iterator[Diagnosis]:
     if run.samples_per_s is not None and jobs > 1:
         sentence = f"{jobs} jobs shared this machine; a single run would be faster"
         yield Diagnosis("side by side", sentence, (1 - 1 / jobs) * run.computing)
-    if base is None or not base.compute_s or run.compute_s is None or run.micro_batch >= base.micro_batch or few_cores:
+    if few_cores:
         return
-    saved = 1 - base.compute_s / run.compute_s
+    saved, times = 0.0, 1.0
+    if base is not None and base.compute_s and run.compute_s is not None and run.micro_batch < base.micro_batch:
+        times = run.compute_s / base.compute_s
+        saved = 1 - 1 / times
     if saved >= STANDS_OUT:
+        assert base is not None
         sentence = (
-            f"a sample took {run.compute_s / base.compute_s:.1f} times as long to compute as in {base.folder}: "
+            f"a sample took {times:.1f} times as long to compute as in {base.folder}: "
             f"micro-batches of {run.micro_batch:,} {run.unit} use the device less efficiently than {base.micro_batch:,}"
         )
         yield Diagnosis("micro-batch", sentence, saved * run.computing)
+    elif jobs == 1:
+        yield from _slow_products(run)
+
+
+def _slow_products(run: RunNumbers) -> Iterator[Diagnosis]:
+    used = run.compute_utilization
+    if run.rehearsed or used is None or used >= LOW_UTILIZATION:
+        return
+    assert run.peak_flops_per_s is not None
+    hint = "" if run.compiled else ", or compile=true"
+    sentence = (
+        f"forward and backward pass reached {used:.0%} of the devices' peak ({flops_words(run.peak_flops_per_s)}): "
+        "their operations are small, or other processes used the devices; "
+        f"use micro-batches of more than {run.micro_batch:,} {run.unit}{hint}"
+    )
+    yield Diagnosis("utilization", sentence, (1 - used / COMMON_UTILIZATION) * run.computing)
 
 
 def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
@@ -203,4 +226,6 @@ def _nothing(run: RunNumbers) -> Iterator[Diagnosis]:
         computed = f"{run.in_steps(*PER_SAMPLE, 'optimizer'):.0%} of a step was computation"
     efficiency = run.scaling_efficiency
     slow = f", but scaling efficiency is {efficiency:.0%}" if efficiency and efficiency < 1 - STANDS_OUT else ""
+    used = run.model_flops_utilization
+    computed += f"; model FLOPs utilization {used:.0%}" if used is not None else ""
     yield Diagnosis("nothing", f"{computed}; no single bottleneck found{slow}", 0.0)

@@ -16,7 +16,7 @@ from runner.folder.files import started_ms
 from runner.plan.certificate import RunSetup
 from runner.plan.experiment import Experiment
 from runner.speed.diagnosis import diagnose
-from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
+from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead, flops_words
 from runner.train.result import RunResult
 
 #: Caches can make n workers a little more than n times as fast as one; beyond that the baseline was slowed down.
@@ -136,6 +136,10 @@ def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: P
         step_s=result.step_s,
         collectives=_collectives(result),
         tokens=result.tokens,
+        samples_seen=result.samples_seen,
+        flops_per_sample=result.flops_per_sample,
+        peak_flops_per_s=result.peak_flops_per_s,
+        peak_memory_bytes=result.peak_memory_bytes,
         reading=_samples_read(folder),
     )
 
@@ -162,6 +166,11 @@ def _as_json(run: RunNumbers) -> dict[str, Any]:
         "samples_per_epoch": read.seen if read is not None else None,
         "samples_per_epoch_planned": read.expected if read is not None else None,
         "samples_per_s": run.samples_per_s,
+        "tokens_per_s": run.tokens_per_s,
+        "model_flops_utilization": run.model_flops_utilization,
+        "flops_per_sample": run.flops_per_sample,
+        "peak_flops_per_s": run.peak_flops_per_s,
+        "peak_memory_bytes": run.peak_memory_bytes,
         "scaling_efficiency": run.scaling_efficiency,
         "baseline": base.folder if base is not None else None,
         "baseline_samples_per_s": base.samples_per_s if base is not None else None,
@@ -183,8 +192,21 @@ def _share(run: RunNumbers, seconds: float | None) -> float | None:
 
 def speed_metrics(speed: Mapping[str, Any]) -> dict[str, float]:
     """The figures that are logged as metrics, so that a tracking store can sort runs by them."""
-    names = ("scaling_efficiency", "padding_share")
-    return {f"speed/{name}": speed[name] for name in names if speed[name] is not None}
+    names = ("scaling_efficiency", "padding_share", "model_flops_utilization", "tokens_per_s")
+    figures = {name: speed[name] for name in names}
+    figures["peak_memory_bytes"] = max(speed["peak_memory_bytes"] or (None,))
+    return {f"speed/{name}": value for name, value in figures.items() if value is not None}
+
+
+def utilization_words(speed: Mapping[str, Any]) -> str | None:
+    """How much of the devices a run has used, in a line; None if nothing is known."""
+    tokens, share, memory = (speed[name] for name in ("tokens_per_s", "model_flops_utilization", "peak_memory_bytes"))
+    words = [
+        f"{tokens:,.0f} tokens/s" if tokens else None,
+        f"model FLOPs utilization {share:.0%} of {flops_words(speed['peak_flops_per_s'])}" if share else None,
+        f"peak memory {max(memory) / 2**30:,.3g} GiB per worker" if memory else None,
+    ]
+    return ", ".join(filter(None, words)) or None
 
 
 def _named(run: Path) -> str:

@@ -12,6 +12,11 @@ from runner.train.tokens import Tokens
 PER_SAMPLE = ("forward", "backward")
 
 
+def flops_words(per_s: float) -> str:
+    """Operations per second, in words."""
+    return f"{per_s / 1e12:,.3g} TFLOP/s" if per_s >= 1e12 else f"{per_s / 1e9:,.3g} GFLOP/s"
+
+
 @dataclass(frozen=True)
 class SamplesRead:
     """Samples read in one epoch, or in the trained part of it, over all workers. `expected`: as planned."""
@@ -52,6 +57,9 @@ class RunNumbers:
     Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` until the end of that,
     `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs; `step_s`: of an optimizer step on
     rank 0, by phase. `samples_per_s`: over all workers.
+
+    `samples_seen`: of which `tokens` are. `flops_per_sample`: floating-point operations of forward and backward pass;
+    `peak_flops_per_s`: of the devices of all workers. `peak_memory_bytes`: of each worker, by rank.
     """
 
     device: str
@@ -79,6 +87,10 @@ class RunNumbers:
     step_s: Mapping[str, float] | None = None
     collectives: Collectives | None = None
     tokens: Tokens | None = None
+    samples_seen: int | None = None
+    flops_per_sample: float | None = None
+    peak_flops_per_s: float | None = None
+    peak_memory_bytes: tuple[int, ...] | None = None
     reading: SamplesRead | None = None
     baseline: Baseline | None = None
 
@@ -115,6 +127,33 @@ class RunNumbers:
         if self.baseline is None or self.samples_per_s is None:
             return None
         return self.samples_per_s / (self.world_size * self.baseline.samples_per_s)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of samples, without padding, over all workers."""
+        if self.tokens is None or not self.samples_seen or self.samples_per_s is None:
+            return None
+        return self.tokens.of_samples / self.samples_seen * self.samples_per_s
+
+    @property
+    def model_flops_utilization(self) -> float | None:
+        """Operations that the model needs for the samples of a second, as a share of the devices' peak.
+
+        Chowdhery et al. 2022, "PaLM: scaling language modeling with pathways". Padding and operations that are repeated
+        for gradient checkpointing lower it.
+        """
+        if None in (self.flops_per_sample, self.samples_per_s) or not self.peak_flops_per_s:
+            return None
+        return self.flops_per_sample * self.samples_per_s / self.peak_flops_per_s  # type: ignore[operator]
+
+    @property
+    def compute_utilization(self) -> float | None:
+        """The same while a step computes, with padding: how fast forward and backward pass are. None if unknown."""
+        share = self.in_steps(*PER_SAMPLE)
+        if self.model_flops_utilization is None or not share:
+            return None
+        padding = self.tokens.padding_share if self.tokens is not None else 0.0
+        return self.model_flops_utilization / share / (1 - padding)
 
     @property
     def link_gbit_per_s(self) -> float | None:

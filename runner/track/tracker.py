@@ -11,14 +11,18 @@ from typing import Protocol
 
 from runner.config.schema import Tracking
 from runner.errors import Terminal
+from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
 from runner.track.store import check_installed, error_summary, store_of
 from runner.track.tensorboard import TensorBoard
 from runner.track.wandb import WeightsAndBiases
 
-#: Seconds between two uploads of metrics.
-_SEND_EVERY_S = 1.0
+#: Seconds between two uploads of metrics, and between two looks for the first ones.
+_SEND_EVERY_S, _LOOK_EVERY_S = 1.0, 0.1
+#: Seconds that trackers wait for the first metrics, at most. Importing their libraries takes seconds, and would delay
+#: the first step where workers use all cores.
+_BEGIN_AFTER_S = 10.0
 #: Seconds that `finish` keeps retrying when the store does not answer: after success, and otherwise.
 _FINISH_TIMEOUT_S, _FINISH_TIMEOUT_FAILED_S = 30.0, 5.0
 #: Seconds that a run which has ended waits for its run id: after training, and if it was interrupted.
@@ -55,8 +59,8 @@ LOCAL: dict[str, Callable[[Path], Destination]] = {"tensorboard": TensorBoard, "
 class _Sender:
     """A thread that sends a run to one destination while workers train. No error of it ends the run."""
 
-    def __init__(self, destination: Destination) -> None:
-        self.destination = destination
+    def __init__(self, destination: Destination, folder: Path) -> None:
+        self.destination, self._metrics = destination, folder / METRICS_FILE
         self.opened = threading.Event()
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._send_until_finished, name=destination.name, daemon=True)
@@ -67,6 +71,10 @@ class _Sender:
         self._thread.start()
 
     def _send_until_finished(self) -> None:
+        latest = time.monotonic() + _BEGIN_AFTER_S
+        while not (self._metrics.exists() and self._metrics.stat().st_size) and time.monotonic() < latest:
+            if self._finishing.wait(_LOOK_EVERY_S):
+                break
         while not self._finishing.wait(0 if not self.opened.is_set() and self.error is None else _SEND_EVERY_S):
             self._attempt(self._send)
         deadline = time.monotonic() + self._finish_timeout_s
@@ -117,8 +125,8 @@ class Tracker:
         """
         self._delivery = Delivery(card, folder, uri or "", resumed=resumed)
         self._folder = folder
-        self._mlflow = _Sender(self._delivery) if uri is not None else None
-        self._local = {name: _Sender(LOCAL[name](folder)) for name in card.undelivered}
+        self._mlflow = _Sender(self._delivery, folder) if uri is not None else None
+        self._local = {name: _Sender(LOCAL[name](folder), folder) for name in card.undelivered}
         self._last_tags: dict[str, str] = {}
 
     @property

@@ -44,6 +44,7 @@ from runner.train.adapter import (
     without_adapter,
 )
 from runner.train.checkpoint import Checkpoints, Saved, State, load, read_manifest, restored, sync_digest
+from runner.train.flops import flops_per_sample, peak_flops_per_s
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
@@ -248,6 +249,7 @@ def train(
         # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             write_json(job.folder / "ledger.json", ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups))
+    utilisation = _utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
     warnings = _gather_warnings(loop, log.warning() if log is not None else None)
     tokens = over_all_workers(loop.tokens, backend)
@@ -257,7 +259,7 @@ def train(
     result = None
     if log is not None:
         log.close()
-        result = _result(loop, job, tokens, warnings)
+        result = _result(loop, job, tokens, utilisation, warnings)
         require_space(job.folder, model_bytes, "the model")
         _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
@@ -314,7 +316,29 @@ def _apply_options(config: Config, model: nn.Module) -> None:
         model.compile(dynamic=True)  # padding makes shapes vary: one program for all of them
 
 
-def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ...]) -> RunResult:
+def _utilisation(loop: Loop, threads: int) -> dict[str, Any]:
+    """How much of the devices was used: entries of `RunResult`. A collective.
+
+    `threads`: of all workers of a machine together.
+    """
+    backend = loop.backend
+    memory = backend.all_gather_object(backend.peak_memory_bytes())  # before it is used to find out the rest
+    known: dict[str, Any] = {"peak_memory_bytes": None if None in memory else tuple(memory)}
+    # Without throughput there is nothing to compare; on torch_xla counting would compile programs for new shapes.
+    if backend.compiles or not loop.meter.timed_seconds:
+        return known
+    if backend.rank == 0 or loop.policy.collective_forward:
+        seen = loop.order.epoch_permutation(0)[: loop.plan.samples_before(loop.optimizer_step)]
+        known["flops_per_sample"] = flops_per_sample(
+            loop.recipe, loop.prepared, loop.model, backend, loop.precision, seen
+        )
+    known["peak_flops_per_s"] = sum(backend.all_gather_object(peak_flops_per_s(backend, loop.precision, threads)))
+    return known
+
+
+def _result(
+    loop: Loop, job: Job, tokens: Tokens | None, utilisation: Mapping[str, Any], warnings: tuple[str, ...]
+) -> RunResult:
     meter, stats, best = loop.meter, loop.policy.stats(), loop.best
     return RunResult(
         optimizer_steps=loop.optimizer_step,
@@ -332,6 +356,7 @@ def _result(loop: Loop, job: Job, tokens: Tokens | None, warnings: tuple[str, ..
         step_s=meter.mean_step_seconds,
         evaluation_s=meter.paused_seconds,
         tokens=tokens,
+        **utilisation,
         compilations=loop.compilations.total(),
         train_loss=meter.loss_total / max(meter.count_total, 1),
         eval=loop.final_metrics,

@@ -26,6 +26,11 @@ class Precision:
         """The model with weights in fp64 under fp64, else in fp32."""
         return model.double() if self.name is PrecisionName.fp64 else model.float()
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """Of the factors of matrix products."""
+        return _AUTOCAST.get(self.name, torch.float64 if self.name is PrecisionName.fp64 else torch.float32)
+
     def autocast(self) -> AbstractContextManager[object]:
         dtype = _AUTOCAST.get(self.name)
         return nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)

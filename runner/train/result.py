@@ -11,7 +11,7 @@ from runner.backends import Compilations
 from runner.train.tokens import Tokens
 
 #: What the summary reports elsewhere: in its block `speed`, and in the certificate.
-_NOT_IN_SUMMARY = ("tokens", "batch_statistics")
+_NOT_IN_SUMMARY = ("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memory_bytes", "batch_statistics")
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,12 @@ class RunResult:
     weights, and those that the fp16 loss scaler skipped. `samples_per_s`: over all workers, after the first step.
     `first_step_s`: from the start of the command to the end of the first step. `comm_*`: of this worker's collectives
     for training. `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases.
-    `step_s`: seconds of an optimizer step by phase. `evaluation_s`: of all evaluations. `train_loss`: mean over the
-    run. `eval`: the metrics of the saved weights. `best`: the step and value of the best evaluation.
-    `batch_statistics`: whether the model has batch normalisation. `parameters`: of the model, with those of an adapter,
-    and how many of them are trained. `truncated`: how many texts the recipe has truncated
-    (see `Recipe.prepare`). `machine`: the hardware, in words.
+    `step_s`: seconds of an optimizer step by phase. `evaluation_s`: of all evaluations. `flops_per_sample`: operations
+    to train a sample, `peak_flops_per_s`: what the devices of all workers could do (see train/flops.py).
+    `peak_memory_bytes`: of each worker, by rank. `train_loss`: mean over the run. `eval`: the metrics of the saved
+    weights. `best`: the step and value of the best evaluation. `batch_statistics`: whether the model has batch
+    normalisation. `parameters`: of the model, with those of an adapter, and how many of them are trained. `truncated`:
+    how many texts the recipe has truncated (see `Recipe.prepare`). `machine`: the hardware, in words.
     """
 
     optimizer_steps: int | None = None
@@ -44,6 +45,9 @@ class RunResult:
     step_s: Mapping[str, float] | None = None
     evaluation_s: float | None = None
     tokens: Tokens | None = None
+    flops_per_sample: float | None = None
+    peak_flops_per_s: float | None = None
+    peak_memory_bytes: tuple[int, ...] | None = None
     compilations: Compilations | None = None
     train_loss: float | None = None
     eval: Mapping[str, float] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from runner.compare.from_folders import read_folders, run_folders
 from runner.compare.runs import FoundRuns
 from runner.errors import UserError
 
-NEW_KEYS = ("seed", "setup_digest", "machine", "jobs_at_once", "metric", "goal", "varied")
+NEW_KEYS = ("seed", "setup_digest", "machine", "jobs_at_once", "metric", "goal", "varied", "speed")
 
 
 def read(*folders: Path, metric: str | None = None) -> FoundRuns:

@@ -39,7 +39,9 @@ def test_loader_without_sharding(here: Path, capsys: pytest.CaptureFixture[str])
     assert f"diagnosis: {summary['diagnosis']}" in capsys.readouterr().out
     (found,) = stored_runs(here)
     assert found.data.tags["diagnosis"] == summary["diagnosis"]
-    assert found.data.metrics["train/speed/padding_share"] == summary["speed"]["padding_share"]
+    for name in ("padding_share", "model_flops_utilization", "tokens_per_s"):
+        assert found.data.metrics[f"train/speed/{name}"] == summary["speed"][name]
+    assert found.data.metrics["train/speed/peak_memory_bytes"] == max(summary["speed"]["peak_memory_bytes"])
 
 
 def test_failed_run_has_a_diagnosis(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +87,7 @@ def test_uneven_rows() -> None:
     assert "batch.length_sorted=true" in sentence(summary, "padding")
     less = summary_of(*uneven, "accumulation.steps=4")
     assert less["speed"]["padding_share"] < summary["speed"]["padding_share"] / 2
+    assert less["speed"]["flops_per_sample"] == summary["speed"]["flops_per_sample"]
 
 
 def test_baseline(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

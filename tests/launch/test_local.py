@@ -57,6 +57,10 @@ def test_the_result_of_rank_0() -> None:
     assert (job, rank, size, local_rank, len(text)) == ({"a": 1}, 0, 3, "0", 1_000_000)
 
 
+def test_workers_collect_garbage_though_their_forkserver_does_not() -> None:
+    assert launch(entries.collects_garbage, None, 1) == (True, True)
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_worker_that_was_killed_is_named(killed: int) -> None:
     """Not one of those that lose their connection to it, and are seen to fail before."""

@@ -51,10 +51,17 @@ def found(**changes: Any) -> list[Diagnosis]:
     return diagnose(dataclasses.replace(USUAL, **changes))
 
 
+#: A peak of which a sample's 1e12 operations are 40% at 400 samples/s.
+USE: dict[str, Any] = {"peak_flops_per_s": 1e15}
+
 #: Changes; then the kind, a part of the sentence and the lost share of the run's time.
 CASES: list[tuple[dict[str, Any], str, str, float]] = [
     ({}, "nothing", "95% of a step was computation", 0.0),
     ({"baseline": Baseline("one", 200.0, 32, None)}, "nothing", "scaling efficiency is 50%", 0.0),
+    ({**USE, "flops_per_sample": 1e12}, "nothing", "model FLOPs utilization 40%", 0.0),
+    # 8% of the peak, 8% ÷ 0.9 of it while forward and backward pass compute, and a tenth of that is padding.
+    ({**USE, "flops_per_sample": 0.2e12}, "utilization", "10% of the devices' peak", (1 - 0.2 * 0.8 / 0.81) * 0.675),
+    ({**USE, "flops_per_sample": 0.2e12, "rehearsed": True}, "rehearsed", "", 0.0),
     ({"step_s": None}, "nothing", "a step is one compiled program", 0.0),
     (
         {"reading": SamplesRead(8551, 4 * 8551, 8551)},

@@ -13,7 +13,7 @@ import pytest
 from runner.backends import Compilations
 from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
-from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of
+from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of, utilization_words
 from runner.speed.run_numbers import Baseline
 from runner.train.result import RunResult
 from runner.train.tokens import Tokens
@@ -162,7 +162,10 @@ RESULT = RunResult(
     comm_s=4.0,
     step_s=STEP,
     evaluation_s=0.5,
-    tokens=Tokens(of_samples=90, uneven=10),
+    tokens=Tokens(of_samples=900, uneven=100),
+    flops_per_sample=2e9,
+    peak_flops_per_s=1e12,
+    peak_memory_bytes=(3 * 2**30, 2**30),
     machine=MACHINE,
 )
 
@@ -185,13 +188,19 @@ def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     assert (speed["start_up_share"], speed["evaluation_share"]) == (0.1, 0.05)
     assert speed["ending_share"] == pytest.approx(1 - 0.1 - 0.05 - (200 - 24) / 150 / 10)  # the first step is start-up
     assert (speed["padding_share"], speed["compile_share"]) == (0.1, None)
+    assert speed["tokens_per_s"] == pytest.approx(900 / 200 * 150)
+    assert speed["model_flops_utilization"] == pytest.approx(2e9 * 150 / 1e12)
     assert found["speed_key"] == speed_key(of.setup, MACHINE)
     assert found["diagnosis"] == found["diagnoses"][0]["sentence"]
     compiling = dataclasses.replace(RESULT, compilations=Compilations(2, 3.0, 0))
     shares = speed_of(of, compiling, 10.0, tmp_path / "own", 1)["speed"]
     assert shares["compile_share"] == 0.3
     assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
-    assert speed_metrics(speed) == {"speed/scaling_efficiency": speed["scaling_efficiency"], "speed/padding_share": 0.1}
+    names = ("scaling_efficiency", "padding_share", "model_flops_utilization", "tokens_per_s")
+    metrics = {f"speed/{name}": speed[name] for name in names}
+    assert speed_metrics(speed) == {**metrics, "speed/peak_memory_bytes": 3 * 2**30}
+    for words in ("675 tokens/s", "30% of 1 TFLOP/s", "3 GiB"):
+        assert words in str(utilization_words(speed))
 
 
 def summary_of(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -245,6 +254,7 @@ def test_run_interrupted_before_its_first_step(tmp_path: Path) -> None:
     assert (found["diagnosis"], found["diagnoses"], found["speed_key"]) == (None, [], None)
     assert set(found["speed"].values()) == {None}
     assert speed_metrics(found["speed"]) == {}
+    assert utilization_words(found["speed"]) is None
     assert efficiency_words(summary_of(found), 2, tmp_path) is None
 
 

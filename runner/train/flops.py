@@ -1,0 +1,147 @@
+"""How many floating-point operations training a sample takes, and how many the device can do per second."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.backends import Backend
+from runner.config.choices import PrecisionName
+from runner.data.recipe import Batch, Prepared, Recipe
+from runner.train.precision import Precision
+from runner.train.tokens import token_width
+
+#: Rows whose operations are counted. Three would determine a transformer, whose operations are a quadratic function of
+#: the length; with more, a row whose targets are unusually long counts less.
+_ROWS = 5
+
+#: Published dense peaks of NVIDIA's data sheets, in 1e12 operations per second, by the name that torch gives a GPU; the
+#: first match counts. Tensor cores that accumulate in fp32; without them for fp32.
+_GPUS: dict[str, dict[str, float]] = {
+    r"H[12]00 NVL": {"bf16": 835, "fp16": 835, "tf32": 418, "fp32": 60},
+    r"H100 PCIe": {"bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51},
+    r"G?H[12]00\b": {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67},
+    r"A100\b": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5},
+    r"A10\b": {"bf16": 125, "fp16": 125, "tf32": 62.5, "fp32": 31.2},
+    r"L40S\b": {"bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6},
+    r"L4\b": {"bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3},
+    r"T4\b": {"fp16": 65, "fp32": 8.1},
+    r"V100-PCIE": {"fp16": 112, "fp32": 14},
+    r"V100\b": {"fp16": 125, "fp32": 15.7},
+    r"RTX 4090\b": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
+    r"RTX 3090\b": {"bf16": 71, "fp16": 71, "tf32": 35.6, "fp32": 35.6},
+}
+
+#: Seconds of multiplying matrices to measure a peak. The matrices grow until a product takes `_PRODUCT_S`.
+_MEASURE_S, _PRODUCT_S = 0.15, 0.005
+_SMALLEST, _LARGEST = 512, 4096
+
+
+@torch.no_grad()
+def flops_per_sample(
+    recipe: Recipe, prepared: Prepared, model: nn.Module, backend: Backend, precision: Precision, rows: np.ndarray
+) -> float:
+    """Operations to train a sample: forward and backward pass, the mean over these rows of the training table.
+
+    Counts the operations of matrix products, convolutions and attention in forward passes of single rows without
+    padding, as a function of a row's length. The backward pass takes twice as many: a product for the gradient of each
+    of the two factors; once as many where the weights are frozen. What is computed again for gradient checkpointing is
+    not counted. For transformers these are the 6 per token and weight of Kaplan et al. 2020, "Scaling laws for neural
+    language models", with the 12 × layers × hidden size × length per token of attention in Chowdhery et al. 2022,
+    "PaLM", appendix B; embeddings are looked up and count nothing.
+
+    A collective if the forward pass is one. Changes the model to evaluation mode.
+    """
+    lengths = np.asarray(prepared.train.column("length"))
+    by_length = np.argsort(lengths)
+    chosen = by_length[np.linspace(0, len(by_length) - 1, _ROWS).round().astype(int)]
+    known = lengths[chosen]
+    frozen = {name for name, module in model.named_modules() if _is_frozen(module)}
+    model.eval()
+    counted = []
+    for row, length in zip(chosen.tolist(), known.tolist(), strict=True):
+        batch = _without_padding(recipe.collate(prepared.train[[row]], prepared, length), length)
+        ((_, batch),) = backend.feed([(np.array([row]), batch)])
+        # Kernels of attention for CPUs are unknown to the counter; a compiled model hides its operations.
+        counter = FlopCounterMode(display=False)
+        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), precision.autocast(), counter:
+            recipe.loss(model, batch)
+        counted.append(_with_backward(counter, type(model).__name__, frozen))
+    degree = min(2, len(set(known.tolist())) - 1)
+    scale = max(float(known.max()), 1.0)  # keeps the powers of long lengths apart
+    fit = np.polynomial.Polynomial.fit(known / scale, counted, degree, domain=[0, 1], window=[0, 1])
+    return float(fit(lengths[rows] / scale).mean())
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    weights = [] if any(True for _ in module.children()) else list(module.parameters())
+    return bool(weights) and not any(weight.requires_grad for weight in weights)
+
+
+def _without_padding(batch: Batch, length: int) -> Batch:
+    """A batch of one row of which the recipe pads every row to one length."""
+    width = token_width(batch)
+    if width is None or width <= length:
+        return batch
+
+    def per_token(tensor: Tensor) -> bool:
+        return tensor.dim() == 2 and tensor.shape[1] == width and not tensor.is_floating_point()
+
+    return {name: tensor[:, :length] if per_token(tensor) else tensor for name, tensor in batch.items()}
+
+
+def _with_backward(counter: FlopCounterMode, model: str, frozen: set[str]) -> int:
+    """The operations of forward and backward pass, from those that were counted in a forward pass."""
+    by_module = {name.removeprefix(f"{model}."): sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    return 3 * counter.get_total_flops() - sum(by_module.get(name, 0) for name in frozen)
+
+
+def peak_flops_per_s(backend: Backend, precision: Precision, threads: int) -> float:
+    """Operations per second that this worker's device can do in this precision: published or, if unknown, measured.
+
+    The workers of one machine share its processor: the first of them measures it with all their `threads`, and the
+    others add 0.
+    """
+    if backend.device.type == "cuda":
+        published = published_peak(torch.cuda.get_device_name(backend.device), precision.name)
+        return published or _measured_peak(backend, precision)
+    if backend.local_rank != 0:
+        return 0.0
+    own = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    peak = _measured_peak(backend, precision)
+    torch.set_num_threads(own)
+    return peak
+
+
+def published_peak(gpu: str, precision: PrecisionName) -> float | None:
+    """Dense operations per second of a GPU, by torch's name for it; None if they are not known."""
+    peaks = next((peaks for name, peaks in _GPUS.items() if re.search(rf"\b{name}", gpu)), {})
+    return 1e12 * peaks[precision.name] if precision.name in peaks else None
+
+
+def _measured_peak(backend: Backend, precision: Precision) -> float:
+    """Of the fastest product: other processes can only slow it down."""
+    size, ends = _SMALLEST // 2, time.perf_counter() + _MEASURE_S
+    fastest = 0.0
+    while fastest < _PRODUCT_S and size < _LARGEST:
+        size *= 2
+        a, b = (torch.ones(size, size, dtype=precision.product_dtype, device=backend.device) for _ in range(2))
+        out = torch.empty_like(a)
+        fastest = min(_seconds_of_product(backend, a, b, out) for _ in range(2))  # the first prepares the library
+    while time.perf_counter() < ends:
+        fastest = min(fastest, _seconds_of_product(backend, a, b, out))
+    return 2.0 * size**3 / fastest
+
+
+def _seconds_of_product(backend: Backend, a: Tensor, b: Tensor, out: Tensor) -> float:
+    start = time.perf_counter()
+    torch.mm(a, b, out=out)
+    backend.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,117 @@
+"""Counting a model's operations: against the formula for transformers, and for models that are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+from runner.backends import Backend
+from runner.config.choices import PrecisionName
+from runner.train.flops import flops_per_sample, peak_flops_per_s, published_peak
+from runner.train.sharding import full
+from tests.pool import WorkerPool
+from tests.replicas import make_loop
+
+_MERGED = ["adapter=lora", "adapter.merge=true"]
+
+
+def counted(backend: Backend, overrides: list[str]) -> float:
+    loop = make_loop(backend, overrides)
+    rows = np.arange(len(loop.prepared.train))
+    flops = flops_per_sample(loop.recipe, loop.prepared, loop.model, backend, loop.precision, rows)
+    loop.policy.close()
+    return flops
+
+
+def by_formula(backend: Backend, overrides: list[str]) -> float:
+    """6 per token and weight of a layer, 4 if it is frozen, and attention's 12 × layers × hidden × length²."""
+    loop = make_loop(backend, overrides)
+    lengths = np.asarray(loop.prepared.train.column("length"))
+    hidden = loop.model.config.hidden_size
+    flops = 12 * loop.model.config.num_hidden_layers * hidden * float((lengths.astype(float) ** 2).mean())
+    for name, module in loop.model.named_modules():
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        # PEFT trains a copy of the original head.
+        is_used = not isinstance(module, nn.Embedding) and not name.endswith("original_module")
+        if is_used and weight is not None and weight.dim() == 2:
+            once = any(part in name for part in ("pooler", "classifier"))  # of the first token only
+            factor = 6 if weight.requires_grad else 4
+            flops += factor * full(weight).numel() * (1 if once else float(lengths.mean()))
+    loop.policy.close()
+    return flops
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["recipe.model.layers=2", "accumulation.steps=2"],
+        ["precision=bf16"],
+        ["gradient_checkpointing=true"],
+        ["equivalence=exact"],
+        [*_MERGED, "adapter.rank=4"],
+    ],
+)
+def test_a_transformer_has_the_operations_of_the_formula(pool: WorkerPool, overrides: list[str]) -> None:
+    assert pool.run(1, counted, overrides)[0] == pytest.approx(pool.run(1, by_formula, overrides)[0], rel=1e-6)
+
+
+def test_padding_does_not_count(pool: WorkerPool) -> None:
+    """Nor does the way in which the model is spread over workers."""
+    plain = pool.run(1, counted, [])[0]
+    assert pool.run(1, counted, ["++recipe.padding=max_length"])[0] == pytest.approx(plain)
+    assert pool.run(2, counted, ["sharding=fsdp", "precision=fp32"]) == pytest.approx([plain, plain])
+
+
+def test_a_linear_layer(pool: WorkerPool) -> None:
+    """8 weights, each of which takes two operations forward and four backward."""
+    linear = ["recipe=linear", "precision=fp32"]
+    assert pool.run(1, linear_layer, linear)[0] == 6 * 8
+
+
+def linear_layer(backend: Backend, overrides: list[str]) -> float:
+    from runner.config.compose import compose, settings
+    from runner.config.instantiate import build_recipe
+    from runner.data.cache import Cache
+    from runner.data.recipe import Prepared
+    from runner.train.precision import Precision
+
+    config = settings(compose([*overrides, "device=cpu", "tracking=none"]))
+    recipe = build_recipe(config.recipe, config.trusted_packages)
+    cache = Cache(config.cache_dir)
+    prepared = Prepared.load(recipe.prepare(cache, recipe.facts(cache)))
+    precision = Precision(config.precision.name, "cpu")
+    return flops_per_sample(recipe, prepared, recipe.build_model(prepared), backend, precision, np.arange(8))
+
+
+def peak(backend: Backend, name: str) -> float:
+    from runner.train.precision import Precision
+
+    return peak_flops_per_s(backend, Precision(PrecisionName[name], "cpu"), 2)
+
+
+def test_one_worker_of_a_machine_measures_its_peak(pool: WorkerPool) -> None:
+    first, *others = pool.run(2, peak, "fp32")
+    assert 1e8 < first < 1e15
+    assert others == [0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("NVIDIA A10G", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494),
+        ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H200", "fp32", 67),
+        ("NVIDIA GH200 480GB", "bf16", 989),
+        ("Tesla T4", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "fp16", 125),
+        ("NVIDIA L40S", "bf16", 362),
+        ("NVIDIA GeForce RTX 4090", "fp32", 82.6),
+        ("an unknown one", "fp32", None),
+    ],
+)
+def test_published_peaks(gpu: str, precision: str, tera: float | None) -> None:
+    assert published_peak(gpu, PrecisionName[precision]) == (None if tera is None else tera * 1e12)
