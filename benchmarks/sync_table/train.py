@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -21,9 +20,6 @@ from runner.track.card import git_commit
 
 ROOT = Path(__file__).parents[2]
 _GRACE_S = 30
-#: Gradients, 90 MB, are freed and made anew at every step. With these settings glibc keeps that memory instead of
-#: giving it back to the system, which saved 7 to 20% of a step's CPU time. They change no number that a run computes.
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_TOP_PAD_": "200000000"}
 
 
 def run_job(experiment: Experiment, job: Job, work: Path, lock: int) -> tuple[dict[str, Any], str]:
@@ -47,11 +43,8 @@ def run_job(experiment: Experiment, job: Job, work: Path, lock: int) -> tuple[di
 def _runner(overrides: list[str], log: Path, lock: int) -> int:
     """The exit code of `python -m runner`, which is interrupted if this process is."""
     command = [sys.executable, "-m", "runner", *overrides]
-    environment = {**_KEEP_MEMORY, **os.environ}
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, pass_fds=(lock,), env=environment
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, pass_fds=(lock,))
         try:
             return process.wait()
         finally:
