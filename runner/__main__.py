@@ -27,7 +27,7 @@ def _leave_at_once(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _leave_at_once)
-    # Python looks for garbage after every 700 new objects, and imports make a million, of which none is any.
+    # Python looks for garbage after every 700 new objects; imports create about a million, none of them garbage.
     gc.set_threshold(50_000)
     # Imported here: worker processes import this module again and need none of the command line.
     from runner.cli import main as run

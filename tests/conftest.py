@@ -87,9 +87,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    start_forkserver(
-        several_jobs=True
-    )  # the one of all runs in this process: whoever starts it decides what is imported in it
+    # The one of all runs in this process: whoever starts it decides what is imported in it.
+    start_forkserver(several_jobs=True)
     pool = WorkerPool()
     yield pool
     pool.close()

@@ -113,11 +113,11 @@ DISK = "disk.txt"
 
 @dataclass(frozen=True)
 class HarmsFolder(SequenceClassification):
-    """Calls `harm(folder)` when worker 0 comes to its eighth micro-batch."""
+    """Calls `harm(folder)` when worker 0 comes to its eighth micro-batch of training."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         calls = vars(self).setdefault("calls", [])
-        calls.append(len(batch))
+        calls.extend([len(batch)] if model.training else [])
         if len(calls) == 8 and os.environ["RANK"] == "0":
             self.harm(Path(Path(DISK).read_text()))
         return super().loss(model, batch)

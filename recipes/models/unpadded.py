@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from runner.data.unpadded import TokenLayout, layout_of
 
-#: Model types whose layers are one list and whose attention transformers calls by name, as tests/models tries for each.
+#: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
 UNPADDED_TYPES = (
     *("bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert", "gemma", "gemma3_text"),
     *("glm", "gpt2", "gpt_neox", "granite", "llama", "ministral", "mistral", "modernbert", "nomic_bert", "olmo"),
-    *("olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3", "roberta", "smollm3", "stablelm", "starcoder2"),
+    *("olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "roberta", "smollm3", "stablelm", "starcoder2"),
     "xlm-roberta",
 )
 

@@ -127,7 +127,7 @@ class Chat(TextGeneration):
     max_length: int = 1024
     train_on: str = "completions"
     chat_template: str | None = None
-    padding: str = "none"
+    padding: str = "longest"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -127,7 +127,7 @@ class SequenceClassification(TransformerRecipe):
     model: ClassifierSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = ("accuracy",)
-    padding: str = "none"
+    padding: str = "longest"
     problem: str = "single_label"
 
     def __post_init__(self) -> None:

@@ -98,7 +98,7 @@ class CausalLanguageModel(TransformerRecipe):
     model: LanguageModelSource
     block_size: int = 128
     packing: str = "blocks"
-    padding: str = "none"
+    padding: str = "longest"
 
     def __post_init__(self) -> None:
         check_padding(self.padding)

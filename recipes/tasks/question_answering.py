@@ -126,7 +126,7 @@ class QuestionAnswering(TransformerRecipe):
     doc_stride: int = 128
     max_query_length: int = 64
     max_answer_length: int = 30
-    padding: str = "none"
+    padding: str = "longest"
 
     def __post_init__(self) -> None:
         check_padding(self.padding)

@@ -115,7 +115,7 @@ class TokenClassification(TransformerRecipe):
     model: TaggerSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = None
-    padding: str = "none"
+    padding: str = "longest"
 
     def __post_init__(self) -> None:
         check_padding(self.padding)

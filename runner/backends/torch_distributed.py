@@ -56,7 +56,7 @@ def _quiet_gloo() -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep freed memory: gradients are made anew in each step, and new pages take a tenth of its time."""
+    """Have glibc keep freed memory: gradients are allocated in each step, and new pages take a tenth of its time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
         for parameter, value in _MALLOC.items():

@@ -43,7 +43,8 @@ PRELOADED = [
     "transformers.models.auto.tokenization_auto",
     "torch.optim.adamw",
 ]
-#: What rank 0 imports for the first evaluation: a second that a single run spends after its first step.
+#: What rank 0 imports for the first evaluation: a second that a single run spends after its first step. It brings
+#: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has a start method of its own.
 PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.
@@ -125,7 +126,9 @@ def leave_nothing() -> None:
 
 
 def start_forkserver(several_jobs: bool = False) -> None:
-    """Start the process that workers are forked from. All jobs of a command share it; `several_jobs`: there are some.
+    """Start the process that workers are forked from, which all jobs of a command share.
+
+    `several_jobs`: the command may run more than one.
 
     It imports torch and the model code while the parent composes the configuration, so that a worker starts with
     everything imported. It never runs a kernel: a process that has run one cannot be forked safely.

@@ -172,9 +172,15 @@ def describe_adapter(adapter: Adapter) -> str:
 # --- the properties -----------------------------------------------------------------------------------------
 
 
+#: To which length recipes may pad rows; `none`: layers compute no padding.
+_PADDINGS = ("none", "longest", "max_length")
+
+
 def _recipe(setup: RunSetup) -> str:
     """Model and data, by name and hash; neither padding nor the values that the learning rate was tuned with count."""
-    excluded = ("tuned", "metric", "goal", "data", "padding")
+    excluded = ["tuned", "metric", "goal", "data"]
+    if setup.config.recipe.get("padding") in _PADDINGS:  # a recipe of the user's may mean something else by it
+        excluded.append("padding")
     recipe = {key: value for key, value in setup.config.recipe.items() if key not in excluded}
     content = json.dumps([recipe, setup.data], sort_keys=True, default=str)
     return f"{recipe.get('name')} {hashlib.sha256(content.encode()).hexdigest()[:8]}"

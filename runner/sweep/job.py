@@ -45,7 +45,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     handle_signals()
     requests.raise_pending()  # the job before was just finished when the sweep was asked to end
     if not sweep.in_process:
-        start_forkserver()
+        start_forkserver(several_jobs=True)
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
     experiment: Experiment | None = None

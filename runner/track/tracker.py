@@ -64,7 +64,7 @@ class _Sender:
         self.opened = threading.Event()
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._send_until_finished, name=destination.name, daemon=True)
-        self._finishing = threading.Event()
+        self._due, self._finishing = threading.Event(), threading.Event()
         self._finish_timeout_s = 0.0
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class _Sender:
     def _send_until_finished(self) -> None:
         latest = time.monotonic() + _BEGIN_AFTER_S
         while not (self._metrics.exists() and self._metrics.stat().st_size) and time.monotonic() < latest:
-            if self._finishing.wait(_LOOK_EVERY_S):
+            if self._due.wait(_LOOK_EVERY_S):
                 break
         while not self._finishing.wait(0 if not self.opened.is_set() and self.error is None else _SEND_EVERY_S):
             self._attempt(self._send)
@@ -102,8 +102,16 @@ class _Sender:
             self.opened.set()
         self.destination.send_metrics()
 
+    def wait_until_open(self, timeout_s: float) -> None:
+        """Begin, if the thread still waits for metrics, and wait until that succeeded or failed."""
+        self._due.set()
+        deadline = time.monotonic() + timeout_s
+        while self.error is None and time.monotonic() < deadline and not self.opened.wait(0.05):
+            pass
+
     def finish(self, status: str) -> None:
         """Let the thread send the rest and end, soon."""
+        self._due.set()
         self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
         if not self.opened.is_set() and status in _INTERRUPTED:
             self._finish_timeout_s = _OPEN_TIMEOUT_INTERRUPTED_S / 2
@@ -148,10 +156,9 @@ class Tracker:
 
         `status`: how the run has ended. Nobody waits for the store of one that was interrupted as it began.
         """
-        deadline = time.monotonic() + (_OPEN_TIMEOUT_INTERRUPTED_S if status in _INTERRUPTED else _OPEN_TIMEOUT_S)
-        while self._mlflow is not None and self._mlflow.error is None and time.monotonic() < deadline:
-            if self._mlflow.opened.wait(0.05):
-                break
+        if self._mlflow is not None:
+            interrupted = status in _INTERRUPTED
+            self._mlflow.wait_until_open(_OPEN_TIMEOUT_INTERRUPTED_S if interrupted else _OPEN_TIMEOUT_S)
         return self.run_id
 
     def tag(self, name: str, value: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import shutil
 import time
@@ -249,9 +250,9 @@ def train(
         # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             write_json(job.folder / "ledger.json", ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups))
-    utilisation = _utilisation(loop, job.local_workers * job.threads)
+    utilisation, uncounted = _utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
-    warnings = _gather_warnings(loop, log.warning() if log is not None else None)
+    warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *uncounted)
     tokens = over_all_workers(loop.tokens, backend)
     if loop.best.weights is not None:
         load_changing_state(loop.model, loop.best.weights)
@@ -313,11 +314,11 @@ def _apply_options(config: Config, model: nn.Module) -> None:
             )
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.compile:
-        model.compile(dynamic=True)  # padding makes shapes vary: one program for all of them
+        model.compile(dynamic=True)  # numbers of rows and tokens vary: the same programs for all of them
 
 
-def _utilisation(loop: Loop, threads: int) -> dict[str, Any]:
-    """How much of the devices was used: entries of `RunResult`. A collective.
+def _utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """How much of the devices was used, as entries of `RunResult`, and warnings. A collective.
 
     `threads`: of all workers of a machine together.
     """
@@ -326,14 +327,17 @@ def _utilisation(loop: Loop, threads: int) -> dict[str, Any]:
     known: dict[str, Any] = {"peak_memory_bytes": None if None in memory else tuple(memory)}
     # Without throughput there is nothing to compare; on torch_xla counting would compile programs for new shapes.
     if backend.compiles or not loop.meter.timed_seconds:
-        return known
+        return known, ()
+    warnings: tuple[str, ...] = ()
     if backend.rank == 0 or loop.policy.collective_forward:
         seen = loop.order.epoch_permutation(0)[: loop.plan.samples_before(loop.optimizer_step)]
-        known["flops_per_sample"] = flops_per_sample(
-            loop.recipe, loop.prepared, loop.model, backend, loop.precision, seen
-        )
+        count = functools.partial(flops_per_sample, loop.recipe, loop.prepared, loop.model, backend, loop.precision)
+        try:
+            known["flops_per_sample"] = count(seen)
+        except Exception as error:  # noqa: BLE001 - a figure must not cost the trained model, which is not saved yet
+            warnings = (f"operations cannot be counted ({first_line(error)}): the utilization is not known",)
     known["peak_flops_per_s"] = sum(backend.all_gather_object(peak_flops_per_s(backend, loop.precision, threads)))
-    return known
+    return known, warnings
 
 
 def _result(

@@ -8,8 +8,7 @@ import time
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from runner.backends import Backend
 from runner.config.choices import PrecisionName
@@ -42,6 +41,13 @@ _GPUS: dict[str, dict[str, float]] = {
 _MEASURE_S, _PRODUCT_S = 0.15, 0.005
 _SMALLEST, _LARGEST = 512, 4096
 
+#: A kernel that torch's counter does not know.
+_ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
 
 @torch.no_grad()
 def flops_per_sample(
@@ -68,9 +74,9 @@ def flops_per_sample(
     for row, length in zip(chosen.tolist(), known.tolist(), strict=True):
         batch = _without_padding(recipe.collate(prepared.train[[row]], prepared, length), length)
         ((_, batch),) = backend.feed([(np.array([row]), batch)])
-        # Kernels of attention for CPUs are unknown to the counter; a compiled model hides its operations.
-        counter = FlopCounterMode(display=False)
-        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), precision.autocast(), counter:
+        counter = FlopCounterMode(display=False, custom_mapping={_ATTENTION_ON_CPU: _attention_flops})
+        # A compiled model hides its operations.
+        with torch.compiler.set_stance("force_eager"), precision.autocast(), counter:
             recipe.loss(model, batch)
         counted.append(_with_backward(counter, type(model).__name__, frozen))
     degree = min(2, len(set(known.tolist())) - 1)

@@ -172,7 +172,8 @@ class Loop:
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
+        The host does not wait for the device here, unless a sync policy, the fp16 scaler or a model that computes no
+        padding needs a value.
         """
         policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)

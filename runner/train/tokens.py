@@ -55,8 +55,9 @@ def tokens_of(batch: Batch, rows: np.ndarray, lengths: np.ndarray, padded: bool 
         return Tokens()
     own = np.minimum(lengths[rows[rows != FILLER]], width)  # a recipe may truncate rows
     longest, total = int(own.max(initial=0)), int(own.sum())
-    if not padded:  # fillers are copies of the shortest row
-        return Tokens(of_samples=total, fillers=(len(rows) - len(own)) * min(int(lengths.min()), width))
+    if not padded:
+        fillers = len(rows) - len(own)  # copies of the shortest row
+        return Tokens(of_samples=total, fillers=fillers and fillers * min(int(lengths.min()), width))
     return Tokens(
         of_samples=total,
         uneven=len(own) * longest - total,
