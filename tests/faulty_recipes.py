@@ -107,6 +107,14 @@ class LastGradientInfinite(SequenceClassification):
         return loss_sum, count
 
 
+@dataclass(frozen=True)
+class LossInTrainingOnly(SequenceClassification):
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        if not model.training:
+            raise RuntimeError("no loss outside of training")
+        return super().loss(model, batch)
+
+
 #: A file in the current folder that names a folder, for the two recipes below.
 DISK = "disk.txt"
 

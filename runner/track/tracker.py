@@ -11,18 +11,14 @@ from typing import Protocol
 
 from runner.config.schema import Tracking
 from runner.errors import Terminal
-from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
 from runner.track.store import check_installed, error_summary, store_of
 from runner.track.tensorboard import TensorBoard
 from runner.track.wandb import WeightsAndBiases
 
-#: Seconds between two uploads of metrics, and between two looks for the first ones.
-_SEND_EVERY_S, _LOOK_EVERY_S = 1.0, 0.1
-#: Seconds that trackers wait for the first metrics, at most. Importing their libraries takes seconds, and would delay
-#: the first step where workers use all cores.
-_BEGIN_AFTER_S = 10.0
+#: Seconds between two uploads of metrics.
+_SEND_EVERY_S = 1.0
 #: Seconds that `finish` keeps retrying when the store does not answer: after success, and otherwise.
 _FINISH_TIMEOUT_S, _FINISH_TIMEOUT_FAILED_S = 30.0, 5.0
 #: Seconds that a run which has ended waits for its run id: after training, and if it was interrupted.
@@ -59,22 +55,18 @@ LOCAL: dict[str, Callable[[Path], Destination]] = {"tensorboard": TensorBoard, "
 class _Sender:
     """A thread that sends a run to one destination while workers train. No error of it ends the run."""
 
-    def __init__(self, destination: Destination, folder: Path) -> None:
-        self.destination, self._metrics = destination, folder / METRICS_FILE
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
         self.opened = threading.Event()
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._send_until_finished, name=destination.name, daemon=True)
-        self._due, self._finishing = threading.Event(), threading.Event()
+        self._finishing = threading.Event()
         self._finish_timeout_s = 0.0
 
     def start(self) -> None:
         self._thread.start()
 
     def _send_until_finished(self) -> None:
-        latest = time.monotonic() + _BEGIN_AFTER_S
-        while not (self._metrics.exists() and self._metrics.stat().st_size) and time.monotonic() < latest:
-            if self._due.wait(_LOOK_EVERY_S):
-                break
         while not self._finishing.wait(0 if not self.opened.is_set() and self.error is None else _SEND_EVERY_S):
             self._attempt(self._send)
         deadline = time.monotonic() + self._finish_timeout_s
@@ -102,16 +94,8 @@ class _Sender:
             self.opened.set()
         self.destination.send_metrics()
 
-    def wait_until_open(self, timeout_s: float) -> None:
-        """Begin, if the thread still waits for metrics, and wait until that succeeded or failed."""
-        self._due.set()
-        deadline = time.monotonic() + timeout_s
-        while self.error is None and time.monotonic() < deadline and not self.opened.wait(0.05):
-            pass
-
     def finish(self, status: str) -> None:
         """Let the thread send the rest and end, soon."""
-        self._due.set()
         self._finish_timeout_s = _FINISH_TIMEOUT_S if status == "FINISHED" else _FINISH_TIMEOUT_FAILED_S
         if not self.opened.is_set() and status in _INTERRUPTED:
             self._finish_timeout_s = _OPEN_TIMEOUT_INTERRUPTED_S / 2
@@ -133,8 +117,8 @@ class Tracker:
         """
         self._delivery = Delivery(card, folder, uri or "", resumed=resumed)
         self._folder = folder
-        self._mlflow = _Sender(self._delivery, folder) if uri is not None else None
-        self._local = {name: _Sender(LOCAL[name](folder), folder) for name in card.undelivered}
+        self._mlflow = _Sender(self._delivery) if uri is not None else None
+        self._local = {name: _Sender(LOCAL[name](folder)) for name in card.undelivered}
         self._last_tags: dict[str, str] = {}
 
     @property
@@ -156,9 +140,10 @@ class Tracker:
 
         `status`: how the run has ended. Nobody waits for the store of one that was interrupted as it began.
         """
-        if self._mlflow is not None:
-            interrupted = status in _INTERRUPTED
-            self._mlflow.wait_until_open(_OPEN_TIMEOUT_INTERRUPTED_S if interrupted else _OPEN_TIMEOUT_S)
+        deadline = time.monotonic() + (_OPEN_TIMEOUT_INTERRUPTED_S if status in _INTERRUPTED else _OPEN_TIMEOUT_S)
+        while self._mlflow is not None and self._mlflow.error is None and time.monotonic() < deadline:
+            if self._mlflow.opened.wait(0.05):
+                break
         return self.run_id
 
     def tag(self, name: str, value: str) -> None:

@@ -90,6 +90,14 @@ def test_uneven_rows() -> None:
     assert padded["speed"]["flops_per_sample"] == unpadded["speed"]["flops_per_sample"]
 
 
+def test_a_run_whose_operations_cannot_be_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends as ever, with its model, and says why a figure is missing."""
+    summary = summary_of(*faulty("LossInTrainingOnly"), "device=cpu", "max_steps=2")
+    assert summary["speed"]["model_flops_utilization"] is None
+    assert (here / "outputs" / "run-0" / "model" / "config.json").exists()
+    assert "no loss outside of training" in capsys.readouterr().out
+
+
 def test_baseline(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run without a baseline says how to get one; with one it has its scaling efficiency."""
     alone = summary_of("device=cpu2")

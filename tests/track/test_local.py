@@ -208,7 +208,6 @@ def test_a_failure_is_a_warning(
     """The other tracker gets everything, and `runner.track sync` completes the first."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "_FINISH_TIMEOUT_S", 0.1)
-        patch.setattr(module, "_BEGIN_AFTER_S", 0.0)
         write = Path.open
 
         def full(self: Path, mode: str = "r", *rest: Any, **others: Any) -> Any:

@@ -67,6 +67,7 @@ def test_the_same_outputs_and_gradients(kind: str) -> None:
     model, batch = small(kind), padded_batch()
     expected, gradients = run(model, batch, padded=True)
     unpad_layers(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     seen: list[tuple[int, ...]] = []
     (layers,) = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == 2)
     for product in (module for module in layers.modules() if isinstance(module, (nn.Linear, Conv1D))):
