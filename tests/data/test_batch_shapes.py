@@ -97,12 +97,12 @@ def test_length_buckets_change_padding_and_nothing_else(
         (1, "recipe.model.shape=bert"),
         (2, "recipe.model.shape=gpt2"),
         (2, "sharding=fsdp"),
-        (1, "adapter=lora"),
+        (1, "adapter=lora adapter.merge=true"),
     ],
 )
 def test_a_model_that_computes_no_padding(pool: WorkerPool, workers: int, setting: str) -> None:
     """It draws the same dropout, of a token wherever it is computed."""
-    overrides = [*SGD, *EXACT, setting, "accumulation.steps=2", "recipe.model.layers=2"]
+    overrides = [*SGD, *EXACT, *setting.split(), "accumulation.steps=2", "recipe.model.layers=2"]
     results = [pool.run(workers, train, [*overrides, f"recipe.padding={how}"], False) for how in ("none", "longest")]
     assert_same(*results)
 
