@@ -62,6 +62,7 @@ def run(model: Any, batch: dict[str, Tensor], padded: bool) -> tuple[Tensor, dic
     return logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("kind", UNPADDED_TYPES)
 def test_the_same_outputs_and_gradients(kind: str) -> None:
     model, batch = small(kind), padded_batch()
