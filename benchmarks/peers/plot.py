@@ -40,7 +40,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     first = figure.axes[0]
     first.set_ylabel("samples/s")
     known = dict(zip(*reversed(first.get_legend_handles_labels()), strict=True))
-    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=len(known), fontsize=8)
+    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=2 * len(tasks), fontsize=8)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
