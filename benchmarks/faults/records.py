@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from benchmarks import json_lines
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,12 @@ class Trial:
 
 
 def append(path: Path, trial: Trial) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():  # remove a line that was cut off
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(trial)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    json_lines.append(path, asdict(trial))
 
 
 def read(path: Path) -> list[Trial]:
-    """The trials that were made, without a last line that was cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [Trial(**json.loads(line)) for line in lines if line.endswith("\n")]
+    """The trials that were made."""
+    return [Trial(**record) for record in json_lines.read(path)]
 
 
 def tables(trials: Sequence[Trial]) -> dict[str, pd.DataFrame]:

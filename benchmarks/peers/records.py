@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import json_lines
 from benchmarks.peers.cells import Cell
 
 
@@ -34,17 +33,12 @@ class Row:
 
 
 def append(path: Path, row: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():  # remove a line that was cut off
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_rounded(asdict(row))) + "\n")
+    json_lines.append(path, _rounded(asdict(row)))
 
 
 def read(path: Path, device: str) -> list[Row]:
-    """The measurements on this kind of device, without a last line that was cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]
+    """The measurements on this kind of device."""
+    found = json_lines.read(path)
     return [Row(**{**row, "cell": Cell(**row["cell"])}) for row in found if row["device"] == device]
 
 

@@ -155,7 +155,7 @@ class Pretrained:
                 ) from error
 
     def _check_model_type(self) -> None:
-        kind = self._known().get("model_type")
+        kind = self.model_type
         if kind is not None and not _has_module(kind):
             from transformers import CONFIG_MAPPING  # takes seconds
 
@@ -193,7 +193,7 @@ class Pretrained:
             rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
             require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
         learned = not any("rope" in name or "rotary" in name for name in self._known())
-        learned = learned and self._known().get("model_type") not in _RELATIVE_POSITIONS
+        learned = learned and self.model_type not in _RELATIVE_POSITIONS
         others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(_POSITIONS if learned else ()))]
         if sizes and any(isinstance(size, int) and size not in sizes for size in others):
             self._compare_shapes(shapes)

@@ -81,13 +81,15 @@ def _register() -> None:
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
     def mask(*args: Any, mask_function: Any, attention_mask: Tensor | None = None, **settings: Any) -> Any:
-        layout, of_scores = None if attention_mask is None else layout_of(attention_mask), None
-        if attention_mask is not None and layout is not None and mask_function is bidirectional_mask_function:
+        if attention_mask is None or (layout := layout_of(attention_mask)) is None:
+            return sdpa_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **settings)
+        if mask_function is causal_mask_function:
+            of_scores = None  # padding follows the tokens, and none of them attends to it
+        elif mask_function is bidirectional_mask_function:
             of_scores = attention_mask[:, None, None, :]
-        elif layout is None or mask_function is not causal_mask_function:
+        else:
             of_scores = sdpa_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **settings)
-        # What is causal needs no mask: padding follows the tokens, and none of them attends to it.
-        return of_scores if layout is None else _Layout(layout.places, layout.rows, layout.length, of_scores)
+        return _Layout(layout.places, layout.rows, layout.length, of_scores)
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any

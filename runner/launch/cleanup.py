@@ -12,7 +12,7 @@ FOLDER = "RUNNER_TEMPORARY_FOLDER"
 
 
 def _collect_garbage_again() -> None:
-    gc.freeze()  # what was imported is no garbage, and stays shared with the forkserver
+    gc.freeze()  # imported objects are not garbage, and their memory stays shared with the forkserver
     gc.enable()
 
 
