@@ -40,9 +40,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_per_worker(local_workers: int) -> int:
-    """CPU threads of each of this machine's workers."""
-    return max(1, available_cores() // local_workers)
+def threads_per_worker(local_workers: int, given: int | None = None) -> int:
+    """CPU threads of each of this machine's workers: as many as are `given`, or its share of the cores."""
+    return given or max(1, available_cores() // local_workers)
 
 
 def describe_machine(device_type: str, cores: int) -> str:

@@ -109,6 +109,7 @@ class Goal(str, enum.Enum):
 class EquivalenceMode(str, enum.Enum):
     standard = "standard"
     exact = "exact"
+    identical = "identical"
 
 
 class LedgerMode(str, enum.Enum):

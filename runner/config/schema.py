@@ -465,10 +465,24 @@ class Equivalence:
     """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
     `standard`: each worker draws dropout from its own generator. `exact`: dropout is a function of seed, step and
-    sample.
+    sample. `identical`: besides, a global batch is cut into `shards`, each of which is a micro-batch, and their gradients
+    are added in a fixed order; on a CPU each worker computes with `threads` threads.
     """
 
     mode: EquivalenceMode = MISSING
+    shards: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        identical = self.mode is EquivalenceMode.identical
+        for name, unit in (("shards", "shard"), ("threads", "thread")):
+            value = getattr(self, name)
+            rule = f"only equivalence=identical has this setting, and there it is at least 1 {unit}"
+            require((value is not None and value >= 1) if identical else value is None, f"equivalence.{name}", value, rule)
+
+    @property
+    def dropout_by_sample(self) -> bool:
+        return self.mode is not EquivalenceMode.standard
 
 
 @dataclass(frozen=True)
@@ -543,11 +557,21 @@ class Config:
         require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
         dtype, ok = self.sharding.param_dtype, self.precision.name is PrecisionName.bf16
         require(dtype is None or ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
-        if self.equivalence.mode is EquivalenceMode.exact:
-            rule = "equivalence=exact cannot control dropout inside a compiled model; leave one of the two out"
+        mode = f"equivalence={self.equivalence.mode.name}"
+        if self.equivalence.dropout_by_sample:
+            rule = f"{mode} cannot control dropout inside a compiled model; leave one of the two out"
             require(not self.compile, "compile", True, rule)
-            rule = "equivalence=exact cannot control dropout in recomputed activations; leave one of the two out"
+            rule = f"{mode} cannot control dropout in recomputed activations; leave one of the two out"
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
+        if self.equivalence.mode is EquivalenceMode.identical:
+            rule = f"it makes the global batch depend on the number of workers: use batch=fixed_global with {mode}"
+            require(self.batch.mode is BatchMode.fixed_global, "batch", self.batch.mode, rule)
+            rule = f"workers that train on their own samples between synchronisations cannot have the bits of one: use sync.k=1 with {mode}"
+            require(self.sync.always_synchronous, "sync.k", self.sync.k, rule)
+            rule = f"what is rounded depends on the number of workers: use sync.compress=none with {mode}"
+            require(self.sync.compress is Compress.none, "sync.compress", self.sync.compress, rule)
+            rule = f"FSDP adds gradients in an order of its own: use sharding=none with {mode}"
+            require(self.sharding.kind is ShardingKind.none, "sharding", self.sharding.kind, rule)
 
 
 @functools.cache

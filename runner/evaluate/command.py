@@ -126,7 +126,7 @@ def evaluation_job(evaluation: Evaluation, work: Path, output: Path | None) -> E
         folder=work,
         device_type=placement.device_type,
         local_workers=placement.local_workers,
-        threads=threads_per_worker(placement.local_workers),
+        threads=threads_per_worker(placement.local_workers, evaluation.config.equivalence.threads),
         model=evaluation.target.model,
         file=evaluation.file,
         keeps_predictions=output is not None,

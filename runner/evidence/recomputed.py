@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.config.choices import EquivalenceMode, PrecisionName
+from runner.config.choices import PrecisionName
 from runner.config.compose import compose, parsed, settings
 from runner.config.instantiate import build_recipe
 from runner.config.schema import Config
@@ -182,5 +182,5 @@ def _other_dropout(run: Recorded, experiment: Experiment) -> str | None:
     """The device of the run, if its random streams drop other units than those of this machine's device."""
     properties = {one["name"]: one["value"] for one in (*run.certificate["equal"], *run.certificate["different"])}
     same = properties["device"] == experiment.placement.device_type
-    by_sample = run.config.equivalence.mode is EquivalenceMode.exact or not experiment.setup.has_dropout
+    by_sample = run.config.equivalence.dropout_by_sample or not experiment.setup.has_dropout
     return None if same or by_sample else str(properties["device"])

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.errors import UserError
+from runner.errors import UserError, require
+from runner.plan.shards import shards_of, used_shards
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """`global_batch = micro_batch × accumulation_steps × world_size`, in samples."""
+    """In samples, except for two. Where shares are not equal, those of the largest micro-batch and the largest share."""
 
+    world_size: int
     micro_batch: int
     accumulation_steps: int
-    world_size: int
+    replica_batch: int
+    global_batch: int
 
-    @property
-    def replica_batch(self) -> int:
-        return self.micro_batch * self.accumulation_steps
-
-    @property
-    def global_batch(self) -> int:
-        return self.replica_batch * self.world_size
+    @staticmethod
+    def of_equal_shares(world_size: int, micro_batch: int, accumulation_steps: int) -> BatchSizes:
+        """`global_batch = micro_batch × accumulation_steps × world_size`."""
+        replica_batch = micro_batch * accumulation_steps
+        return BatchSizes(world_size, micro_batch, accumulation_steps, replica_batch, replica_batch * world_size)
 
 
 def batch_sizes(
@@ -46,13 +47,31 @@ def batch_sizes(
                 "accumulation=auto derives the micro-batch, which batch=per_device gives: "
                 "choose accumulation=fixed or batch=fixed_global"
             )
-        return BatchSizes(micro_batch, accumulation_steps, world_size)
+        return BatchSizes.of_equal_shares(world_size, micro_batch, accumulation_steps)
 
     assert global_batch is not None
     if accumulation_steps is None:
         assert max_micro_batch is not None
         accumulation_steps = _fewest_steps(_divide(global_batch, world_size, 1), max_micro_batch)
-    return BatchSizes(_divide(global_batch, world_size, accumulation_steps), accumulation_steps, world_size)
+    micro_batch = _divide(global_batch, world_size, accumulation_steps)
+    return BatchSizes.of_equal_shares(world_size, micro_batch, accumulation_steps)
+
+
+def uneven_sizes(world_size: int, global_batch: int, accumulation_steps: int) -> BatchSizes:
+    """The sizes of a global batch that is dealt as evenly as possible, whether it divides or not."""
+    replica_batch = -(-global_batch // world_size)
+    micro_batch = -(-replica_batch // accumulation_steps)
+    return BatchSizes(world_size, micro_batch, accumulation_steps, replica_batch, global_batch)
+
+
+def sharded_sizes(world_size: int, global_batch: int, shards: int) -> BatchSizes:
+    """The sizes of a global batch of shards, which a worker trains one by one. Raises UserError for too few shards."""
+    used = used_shards(global_batch, shards)
+    rule = f"use at least one shard of the global batch for each of {world_size} workers"
+    require(world_size <= used, "equivalence.shards", used, rule)
+    workers = [shards_of(used, world_size, rank) for rank in range(world_size)]
+    samples = [sum(len(range(shard, global_batch, used)) for shard in own) for own in workers]
+    return BatchSizes(world_size, -(-global_batch // used), max(map(len, workers)), max(samples), global_batch)
 
 
 def _fewest_steps(replica_batch: int, max_micro_batch: int) -> int:

@@ -295,7 +295,7 @@ def _dropout(setup: RunSetup) -> str:
     """What determines a sample's dropout: its place in a worker's micro-batch, or the sample itself."""
     if not setup.has_dropout:
         return "none in the model"
-    if setup.config.equivalence.mode is EquivalenceMode.exact:
+    if setup.config.equivalence.dropout_by_sample:
         return "by sample"
     plan = setup.plan
     order = "sorted" if setup.config.batch.length_sorted else "unsorted"

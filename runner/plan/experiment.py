@@ -175,6 +175,9 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
 
 def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int:
     """Micro-batches per optimizer step of each worker that continues a run. What limited the micro-batch still does."""
+    if old.shards is not None:
+        rule = "with equivalence=identical micro-batches are the shards, which the run has; leave it out"
+        require(not changed, "accumulation", config.accumulation.mode, rule)
     if workers == old.world_size and not changed:
         return old.accumulation_steps
     replica_batch, limit = -(-old.global_batch // workers), config.accumulation.max_micro_batch
@@ -344,6 +347,7 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
         epochs=config.epochs,
         max_steps=config.max_steps,
         warmup_share=config.schedule.warmup_share,
+        shards=config.equivalence.shards,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.plan import Plan, epoch_steps
+from runner.plan.shards import shards_of, used_shards
 from runner.plan.steps import Step
 
 
@@ -67,8 +68,11 @@ class DataOrder:
 
     def micro_batches(self, epoch: int, step: Step) -> list[np.ndarray]:
         """This worker's micro-batches of a global batch; an empty list if it gets no sample."""
-        share = deal(self.global_batch(epoch, step), self._plan.world_size, self._rank)
-        return cut(share, self._plan.accumulation_steps)
+        plan, ids = self._plan, self.global_batch(epoch, step)
+        if plan.shards is not None:
+            used = used_shards(len(ids), plan.shards)
+            return [deal(ids, used, shard) for shard in shards_of(used, plan.world_size, self._rank)]
+        return cut(deal(ids, plan.world_size, self._rank), plan.accumulation_steps)
 
     def most_micro_batches(self, step: Step) -> int:
         """The micro-batches of the worker that gets most of a global batch."""

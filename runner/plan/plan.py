@@ -9,15 +9,18 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import UserError
-from runner.plan.batch import batch_sizes
+from runner.errors import UserError, require
+from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
 from runner.plan.learning_rate import lr_factor, scaling_samples
 from runner.plan.steps import epoch_length, samples_before, total_steps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Batch sizes in samples; `k` and step counts in optimizer steps."""
+    """Batch sizes in samples; `k` and step counts in optimizer steps.
+
+    `shards`: of each global batch under `equivalence=identical`, each of them a micro-batch; else None.
+    """
 
     world_size: int
     micro_batch: int
@@ -36,6 +39,7 @@ class Plan:
     optimizer_steps: int
     warmup_steps: int
     drop_last: bool
+    shards: int | None = None
 
     @property
     def digest(self) -> str:
@@ -67,16 +71,11 @@ class Plan:
 
     def on_workers(self, world_size: int, accumulation_steps: int, k: int) -> Plan:
         """The same global batches, learning rate and steps on other workers, whose shares may differ by one sample."""
-        replica_batch = -(-self.global_batch // world_size)
-        return dataclasses.replace(
-            self,
-            world_size=world_size,
-            accumulation_steps=accumulation_steps,
-            replica_batch=replica_batch,
-            micro_batch=-(-replica_batch // accumulation_steps),
-            k=k,
-            sync_window=self.global_batch * k,
-        )
+        if self.shards is not None:
+            sizes = sharded_sizes(world_size, self.global_batch, self.shards)
+        else:
+            sizes = uneven_sizes(world_size, self.global_batch, accumulation_steps)
+        return dataclasses.replace(self, **dataclasses.asdict(sizes), k=k, sync_window=self.global_batch * k)
 
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
@@ -100,16 +99,22 @@ def make_plan(
     epochs: int,
     max_steps: int | None,
     warmup_share: float,
+    shards: int | None = None,
 ) -> Plan:
     """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for invalid sizes."""
-    sizes = batch_sizes(
-        world_size=world_size,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-        accumulation_steps=accumulation_steps,
-        max_micro_batch=max_micro_batch,
-    )
-    parts = sizes.world_size * sizes.accumulation_steps
+    if shards is None:
+        sizes = batch_sizes(
+            world_size=world_size,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            accumulation_steps=accumulation_steps,
+            max_micro_batch=max_micro_batch,
+        )
+    else:
+        assert global_batch is not None
+        sizes = sharded_sizes(world_size, global_batch, shards)
+        _check_limits(sizes, accumulation_steps, max_micro_batch)
+    parts = world_size * (sizes.accumulation_steps if shards is None else 1)
     if parts > samples_per_epoch:
         raise UserError(
             f"{world_size} worker(s) × accumulation.steps={sizes.accumulation_steps} give {parts} micro-batches, more "
@@ -130,11 +135,7 @@ def make_plan(
         key=lambda step: samples_before(step, samples_per_epoch, sizes.global_batch, drop_last),
     )
     return Plan(
-        world_size=world_size,
-        micro_batch=sizes.micro_batch,
-        accumulation_steps=sizes.accumulation_steps,
-        replica_batch=sizes.replica_batch,
-        global_batch=sizes.global_batch,
+        **dataclasses.asdict(sizes),
         k=k,
         sync_window=sizes.global_batch * k,
         reference_batch=reference_batch,
@@ -147,4 +148,16 @@ def make_plan(
         optimizer_steps=steps,
         warmup_steps=warmup_steps,
         drop_last=drop_last,
+        shards=shards,
     )
+
+
+def _check_limits(sizes: BatchSizes, accumulation_steps: int | None, max_micro_batch: int | None) -> None:
+    """A worker's micro-batches are its shards; what is configured of micro-batches are limits. Raises UserError."""
+    steps, fewest = sizes.accumulation_steps, (accumulation_steps or 1) * sizes.world_size
+    rule = f"a worker has at most {steps} of the shards, its micro-batches: use equivalence.shards={fewest} or more"
+    require((accumulation_steps or 1) <= steps, "accumulation.steps", accumulation_steps, rule)
+    if max_micro_batch is not None:
+        fewest = -(-sizes.global_batch // max_micro_batch)
+        rule = f"a shard has up to {sizes.micro_batch} samples: use equivalence.shards={fewest} or more"
+        require(sizes.micro_batch <= max_micro_batch, "accumulation.max_micro_batch", max_micro_batch, rule)

@@ -132,7 +132,7 @@ def run(
         folder=folder.resolve(),
         device_type=placement.device_type,
         local_workers=placement.local_workers,
-        threads=threads_per_worker(placement.local_workers * role.at_once),
+        threads=threads_per_worker(placement.local_workers * role.at_once, config.equivalence.threads),
         started_at=started_at,
         checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
     )

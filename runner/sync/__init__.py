@@ -21,6 +21,7 @@ from runner.sync.optimizers import Moments, OuterSGD
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.synchronous import PostLocal, Synchronous
 from runner.sync.telemetry import SyncRecord, SyncStats
+from runner.sync.tree_sum import TreeSynchronous
 
 __all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_policy"]
 
@@ -39,6 +40,8 @@ def build_sync_policy(
     """
     sync, steps = config.sync, sync_steps(plan, config.sync, config.schedule)
     buffers = running_statistics(model)
+    if plan.shards is not None:
+        return TreeSynchronous(model, backend, plan.shards)
     if bytes_per_pass is not None:
         return FullySharded(model, buffers, backend, bytes_per_pass)
     make_local = functools.partial(_local_policy, sync, steps, model, buffers, optimizer, backend)

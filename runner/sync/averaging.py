@@ -20,7 +20,7 @@ from runner.sync.protocol import LocalPhase
 from runner.sync.telemetry import SyncRecord, UpdateSpread
 
 #: Elements to whose multiples each tensor is aligned, so that kernels read whole vector registers.
-_ALIGNMENT = 16
+ALIGNMENT = 16
 
 #: dtype on the wire, and a factor that lifts updates of 1e-5 above fp16's smallest numbers; bf16 has fp32's range.
 _WIRE_FORMATS = {
@@ -35,6 +35,27 @@ def wire_dtype(compress: Compress) -> torch.dtype | None:
     return _WIRE_FORMATS[compress][0]
 
 
+class FlatLayout:
+    """The places of tensors of one dtype, one after the other in a vector. `bounds`: where each begins, and the end."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self.bounds = [0]
+        for tensor in tensors:
+            assert tensor.dtype is tensors[0].dtype, (tensor.dtype, tensors[0].dtype)
+            self.bounds.append(self.bounds[-1] + -(-tensor.numel() // ALIGNMENT) * ALIGNMENT)
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The vector in pieces with the shapes and strides of the tensors."""
+        return [self._view(vector, start, like) for start, like in zip(self.bounds, self._tensors, strict=False)]
+
+    def _view(self, vector: Tensor, start: int, like: Tensor) -> Tensor:
+        if like.is_contiguous():
+            return vector[start : start + like.numel()].view(like.shape)
+        # The strides of a new tensor like it have no gaps between elements. An optimizer's moments have the same.
+        return vector.as_strided(like.shape, torch.empty_like(like).stride(), vector.storage_offset() + start)
+
+
 class FlatTensors:
     """Tensors of one dtype and device, one after the other in the vector `memory`, with zeros as padding.
 
@@ -43,12 +64,8 @@ class FlatTensors:
     """
 
     def __init__(self, tensors: Sequence[Tensor], shared: bool) -> None:
-        first = tensors[0]
-        #: Where each tensor begins, and where the last one ends.
-        self.bounds = [0]
-        for tensor in tensors:
-            assert tensor.dtype is first.dtype, (tensor.dtype, first.dtype)
-            self.bounds.append(self.bounds[-1] + -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT)
+        first, self._layout = tensors[0], FlatLayout(tensors)
+        self.bounds = self._layout.bounds
         self._tensors = list(tensors)
         self._shared = shared
         self.memory = torch.zeros(self.bounds[-1], dtype=first.dtype, device=first.device)
@@ -59,13 +76,7 @@ class FlatTensors:
 
     def views(self) -> list[Tensor]:
         """The vector in pieces with the shapes and strides of the tensors."""
-        return [self._view(start, tensor) for start, tensor in zip(self.bounds, self._tensors, strict=False)]
-
-    def _view(self, start: int, tensor: Tensor) -> Tensor:
-        if tensor.is_contiguous():
-            return self.memory[start : start + tensor.numel()].view(tensor.shape)
-        # The strides of a new tensor like it have no gaps between elements. An optimizer's moments have the same.
-        return self.memory.as_strided(tensor.shape, torch.empty_like(tensor).stride(), start)
+        return self._layout.views(self.memory)
 
     def pack(self) -> Tensor:
         """The vector with the tensors' current values."""

@@ -36,7 +36,7 @@ class FullySharded(SyncPolicy):
     def loss_divisor(self, facts: StepFacts) -> float:
         return facts.averaging_divisor(self._backend.world_size)
 
-    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
+    def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         self._passes += 1
         return nullcontext()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from runner.sync.telemetry import SyncRecord, SyncStats
 
@@ -15,11 +16,14 @@ from runner.sync.telemetry import SyncRecord, SyncStats
 class StepFacts:
     """One optimizer step (counted from 0), as every worker knows it in advance.
 
-    `local_count`, `global_count`: loss terms (labelled samples, or labelled tokens) of this worker's share and of the
-    whole global batch; `lr`: the learning rate.
+    `samples`: of the global batch; `micro_batches`: that this worker computes, at least one; `local_count`,
+    `global_count`: loss terms (labelled samples, or labelled tokens) of this worker's share and of the whole global
+    batch; `lr`: the learning rate.
     """
 
     step: int
+    samples: int
+    micro_batches: int
     local_count: int
     global_count: int
     lr: float
@@ -85,9 +89,13 @@ class SyncPolicy(Protocol):
         """The number by which this worker divides its loss sum."""
         return max(facts.local_count, 1)
 
-    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
-        """The context of one micro-batch; `last`: of this worker's optimizer step."""
+    def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
+        """The context of the forward and backward pass of this worker's micro-batch `number`, counted from 0."""
         return nullcontext()
+
+    def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor]) -> Tensor:
+        """This worker's part of the sum of the losses of all workers' micro-batches, given its own. A collective."""
+        return sum(losses[1:], start=losses[0])
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         """Called after the last backward pass of a step; False if this worker skips the optimizer step."""

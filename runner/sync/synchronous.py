@@ -55,9 +55,9 @@ class Synchronous(SyncPolicy):
     def loss_divisor(self, facts: StepFacts) -> float:
         return facts.averaging_divisor(self._backend.world_size)
 
-    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
+    def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         self._reached.clear()
-        if last or not isinstance(self.forward_model, DistributedDataParallel):
+        if number + 1 == facts.micro_batches or not isinstance(self.forward_model, DistributedDataParallel):
             return nullcontext()
         return self.forward_model.no_sync()
 
@@ -72,12 +72,7 @@ class Synchronous(SyncPolicy):
         # DDP waits for every gradient in the last backward pass of a step. If one is missing it leaves the others of
         # its bucket unaveraged, and reports that one step later. Gradients of earlier micro-batches do not help.
         missing = [name for name, parameter in self._trainable.items() if parameter not in self._reached]
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise UserError(
-                f"the loss of a micro-batch does not depend on {missing[0]}{more}, and sync.k=1 needs every gradient: "
-                "freeze it in the recipe's build_model with requires_grad_(False), or average weights: sync.k=2 or more"
-            )
+        require_gradients(missing, "sync.k=1", "average weights: sync.k=2 or more")
 
     @torch.no_grad()
     def _average_gradients(self) -> None:
@@ -133,6 +128,16 @@ class Synchronous(SyncPolicy):
         self._statistics.load(state["initial_buffers"])
 
 
+def require_gradients(missing: Sequence[str], setting: str, instead: str) -> None:
+    """Raises UserError if a parameter is `missing` a gradient, which `setting` needs."""
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(
+            f"the loss of a micro-batch does not depend on {missing[0]}{more}, and {setting} needs every gradient: "
+            f"freeze it in the recipe's build_model with requires_grad_(False), or {instead}"
+        )
+
+
 def _data_parallel(model: nn.Module, device: torch.device, wire: torch.dtype | None) -> DistributedDataParallel:
     with warnings.catch_warnings():
         # torch 2.13 deprecates `broadcast_buffers`, and recommends to keep using it for exactly this case: buffers are
@@ -182,8 +187,8 @@ class PostLocal(SyncPolicy):
     def loss_divisor(self, facts: StepFacts) -> float:
         return self._policy.loss_divisor(facts)
 
-    def backward_pass(self, last: bool) -> AbstractContextManager[Any]:
-        return self._policy.backward_pass(last)
+    def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
+        return self._policy.backward_pass(facts, number)
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         return self._policy.before_optimizer_step(facts)

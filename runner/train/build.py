@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -98,6 +99,8 @@ class Job(WorkerJob):
 def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
     """This worker's device, connected to the other workers through `store`."""
     torch.set_num_threads(job.threads)
+    if job.config.equivalence.mode is EquivalenceMode.identical:
+        _make_deterministic()
     return build_backend(
         job.device_type,
         rank,
@@ -110,6 +113,18 @@ def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: 
         timeout_s=job.config.launch.timeout_s,
         offloads=job.config.sharding.kind is ShardingKind.fsdp_offload,
     )
+
+
+def _make_deterministic() -> None:
+    """Let torch refuse operations whose bits change from run to run, and choose others where it can."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA is first used
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # to find mistakes; it takes time
+    torch.backends.cudnn.benchmark = False  # chooses kernels by their speed in this run
+    # Their backward passes add in an order that is not fixed.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
@@ -143,7 +158,7 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)
     set_seed(own_seed)
     backend.seed(own_seed)
-    dropout = exact_streams(config.seed) if config.equivalence.mode is EquivalenceMode.exact else standard_streams
+    dropout = exact_streams(config.seed) if config.equivalence.dropout_by_sample else standard_streams
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded
     if state is not None:
@@ -171,7 +186,7 @@ def _build_model(
     if state is not None:
         weights = restored({**state["model"], **state["buffers"]}, changing_state(model))
         load_changing_state(model, weights)  # before the sync policy copies them
-    if config.equivalence.mode is EquivalenceMode.exact:
+    if config.equivalence.dropout_by_sample:
         check_model(recipe, prepared, model, device)
     return model, identity
 

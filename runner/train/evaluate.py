@@ -30,10 +30,12 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     collective_forward: bool = False,
+    same_batches: bool = False,
 ) -> dict[str, float] | None:
     """The recipe's metrics over the evaluation part, the same on every worker. Arguments and None as of `predict`."""
     predictions = predict(
-        recipe, prepared, model, backend, precision, micro_batch, length_buckets, progress, stop, collective_forward
+        *(recipe, prepared, model, backend, precision, micro_batch, length_buckets),
+        *(progress, stop, collective_forward, same_batches),
     )
     if predictions is None:
         return None
@@ -55,12 +57,14 @@ def predict(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     collective_forward: bool = False,
+    same_batches: bool = False,
 ) -> Tensor | None:
     """The recipe's predictions for the evaluation part in sample order, fp64 on the CPU of every worker. A collective.
 
     `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if `stop()`
     was true on a worker before one of them. `collective_forward`: whether all workers need the same number of forward
-    passes; `stop` has to have the same result on all of them then.
+    passes; `stop` has to have the same result on all of them then. `same_batches`: form batches first and deal these, so
+    that predictions have the same bits on any number of workers.
 
     Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
     put back into sample order, so that metrics do not depend on the number of workers.
@@ -68,9 +72,13 @@ def predict(
     table = prepared.eval
     lengths = np.asarray(table.column("length"))
     by_length = np.argsort(lengths, kind="stable")
-    mine = deal(by_length, backend.world_size, backend.rank)
-    micro_batch = min(micro_batch, -(-len(table) // backend.world_size))  # no worker has more
-    micro_batches = [mine[i : i + micro_batch] for i in range(0, len(mine), micro_batch)]
+    if same_batches:
+        micro_batches = _cut(by_length, micro_batch)[backend.rank :: backend.world_size]
+        mine = np.concatenate([by_length[:0], *micro_batches])
+    else:
+        mine = deal(by_length, backend.world_size, backend.rank)
+        micro_batch = min(micro_batch, -(-len(table) // backend.world_size))  # no worker has more
+        micro_batches = _cut(mine, micro_batch)
     if collective_forward:  # fillers
         most = -(-len(deal(by_length, backend.world_size, 0)) // micro_batch)
         micro_batches += [np.zeros(0, dtype=np.int64)] * (most - len(micro_batches))
@@ -110,6 +118,10 @@ def predict(
     predictions = torch.empty_like(gathered)
     predictions[order] = gathered
     return predictions
+
+
+def _cut(ids: np.ndarray, size: int) -> list[np.ndarray]:
+    return [ids[i : i + size] for i in range(0, len(ids), size)]
 
 
 def _fetch(predictions: Sequence[tuple[np.ndarray, Tensor]]) -> list[Tensor]:

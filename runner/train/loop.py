@@ -180,28 +180,29 @@ class Loop:
         lr = self.learning_rate.apply(self.optimizer, samples_seen)
         facts = self._step_facts(step, ids, lr)
         divisor = policy.loss_divisor(facts)
-        step_loss = torch.zeros((), dtype=self._parameters[0].dtype, device=self.backend.device)
+        losses: list[torch.Tensor] = []
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
         gradient_norm, applied, skipped = None, False, False
         trained: list[np.ndarray] = []
 
         meter.begin("data")
-        for number, (rows, batch) in enumerate(micro_batches, start=1):
+        for number, (rows, batch) in enumerate(micro_batches):
             meter.begin("forward")
-            if number > 1:
+            if number > 0:
                 self.backend.mark_step()
             trained.append(rows[rows != FILLER])
             self.tokens += tokens_of(batch, rows, self._lengths, self._padded)
-            with policy.backward_pass(last=number == len(ids)):
+            with policy.backward_pass(facts, number):
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
                 with self.backend.forward_pass(), self.precision.autocast(), dropout:
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 meter.begin("backward")
                 self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
-            step_loss += loss_sum.detach()
+            losses.append(loss_sum.detach().to(self._parameters[0].dtype))
             step_count += count
             meter.begin("data")
         meter.begin("communication")
+        step_loss = policy.loss_sum(facts, losses)
         if policy.before_optimizer_step(facts):
             meter.begin("optimizer")
             gradient_norm, skipped = self._optimizer_step()
@@ -228,7 +229,7 @@ class Loop:
         local_count = int(self._counts[np.concatenate(ids)].sum())
         permutation = self.order.epoch_permutation(self.order.epoch)
         global_count = int(self._counts[permutation[step.start : step.stop]].sum())
-        return StepFacts(self.optimizer_step, local_count, global_count, lr)
+        return StepFacts(self.optimizer_step, step.samples, len(ids), local_count, global_count, lr)
 
     def _optimizer_step(self) -> tuple[torch.Tensor | None, bool]:
         """Clip gradients, step the optimizer and update the loss scale.
@@ -342,6 +343,7 @@ class Loop:
                 self.eval_progress,
                 self._must_stop_evaluation,
                 self.policy.collective_forward,
+                same_batches=self.plan.shards is not None,
             )
             if metrics is not None:
                 self.eval_metrics = metrics

@@ -135,7 +135,7 @@ def replay_job(experiment: Experiment, folder: Path, workers: int) -> Job:
         folder=folder,
         device_type=experiment.placement.device_type,
         local_workers=experiment.placement.local_workers,
-        threads=threads_per_worker(workers),
+        threads=threads_per_worker(workers, config.equivalence.threads),
         started_at=time.time(),
     )
 

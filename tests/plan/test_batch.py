@@ -30,7 +30,7 @@ def test_fixed_global_derives_the_micro_batch(
     world_size: int, global_batch: int, accumulation_steps: int, micro_batch: int, replica_batch: int
 ) -> None:
     sizes = batch_sizes(world_size=world_size, global_batch=global_batch, accumulation_steps=accumulation_steps)
-    assert sizes == BatchSizes(micro_batch, accumulation_steps, world_size)
+    assert sizes == BatchSizes.of_equal_shares(world_size, micro_batch, accumulation_steps)
     assert (sizes.replica_batch, sizes.global_batch) == (replica_batch, global_batch)
 
 
@@ -52,7 +52,7 @@ def test_auto_takes_the_fewest_steps_that_fit(
     world_size: int, global_batch: int, limit: int, steps: int, micro_batch: int
 ) -> None:
     sizes = batch_sizes(world_size=world_size, global_batch=global_batch, max_micro_batch=limit)
-    assert sizes == BatchSizes(micro_batch, steps, world_size)
+    assert sizes == BatchSizes.of_equal_shares(world_size, micro_batch, steps)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def average(
     synchronised = []
     for step in range(steps):
         move(model, float(backend.rank))
-        synchronised.append(policy.after_step(StepFacts(step, counts[backend.rank], sum(counts), 0.1)))
+        synchronised.append(policy.after_step(StepFacts(step, 2, 1, counts[backend.rank], sum(counts), 0.1)))
     policy.finish()
     policy.close()
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}, synchronised

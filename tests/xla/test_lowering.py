@@ -159,7 +159,7 @@ def test_an_average_is_the_same_program_for_any_number_of_samples(tensors: int) 
         policy = LocalSGD(model, [], backend, Compress.none, {3})
         torch_xla.sync()
         backend.mark_step = lambda: None  # type: ignore[method-assign]  # it would be executed
-        policy.after_step(StepFacts(3, own_count, 48, 0.1))
+        policy.after_step(StepFacts(3, 48, 1, own_count, 48, 0.1))
         programs.add(_unnumbered(torch_xla._XLAC._get_xla_tensors_hlo([*model.parameters()])))
         torch_xla._XLAC._clear_pending_irs(str(torch_xla.device()))
     (program,) = programs
