@@ -64,6 +64,15 @@ def _processor() -> str:
 
 
 @functools.cache
+def processor(device_type: str) -> str:
+    """The name of what computes, and a CPU's instruction set, which decide about the last bits of results."""
+    if device_type == "cuda":
+        names = (torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        return ", ".join(dict.fromkeys(names))
+    return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+@functools.cache
 def library_versions(device_type: str) -> Mapping[str, str]:
     """Versions of the libraries that influence results, by name; with CUDA's or torch_xla's for those devices."""
     versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}

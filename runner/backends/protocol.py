@@ -47,17 +47,6 @@ class Backend(Protocol):
         """Sum `tensor`, on the device, over all workers, in place; returns it."""
         ...
 
-    def exchange(self, vectors: Tensor, counts: Sequence[int]) -> Tensor:
-        """This worker's part of every worker's vectors, in the order of ranks. Not for a device that compiles.
-
-        `vectors`: this worker's, [counts[rank], world_size × part]; `counts`: of all workers. Returns [sum of counts, part].
-        """
-        ...
-
-    def all_gather(self, part: Tensor) -> Tensor:
-        """The vectors of all workers, which have one size, one after the other. Not for a device that compiles."""
-        ...
-
     def start_all_reduce(self, tensors: Sequence[Tensor], async_op: bool) -> Callable[[], float | None]:
         """Start to sum tensors on the device in place. The returned function waits, and returns the seconds it took.
 

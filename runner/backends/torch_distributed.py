@@ -124,19 +124,6 @@ class TorchBackend(Backend):
             dist.all_reduce(tensor)
         return tensor
 
-    def exchange(self, vectors: Tensor, counts: Sequence[int]) -> Tensor:
-        part = vectors.shape[1] // self.world_size
-        by_worker = vectors.unflatten(1, (self.world_size, part)).transpose(0, 1).contiguous()
-        received = vectors.new_empty(sum(counts) * part)
-        sent = [counts[self.rank] * part] * self.world_size
-        dist.all_to_all_single(received, by_worker.flatten(), [count * part for count in counts], sent)
-        return received.unflatten(0, (sum(counts), part))
-
-    def all_gather(self, part: Tensor) -> Tensor:
-        whole = part.new_empty(self.world_size * len(part))
-        dist.all_gather(list(whole.chunk(self.world_size)), part)
-        return whole
-
     def start_all_reduce(self, tensors: Sequence[Tensor], async_op: bool) -> Callable[[], float | None]:
         if async_op and self._async_group is None:
             # In the default group nccl would let every small collective wait for this large one.

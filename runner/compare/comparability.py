@@ -9,8 +9,8 @@ from typing import Any
 
 from runner.compare.runs import CertificateProperty, Run
 
-EQUIVALENT, COMPARABLE, NOT_COMPARABLE = "equivalent", "comparable", "not comparable"
-_LEVELS = (EQUIVALENT, COMPARABLE, NOT_COMPARABLE)
+IDENTICAL, EQUIVALENT, COMPARABLE, NOT_COMPARABLE = "identical", "equivalent", "comparable", "not comparable"
+_LEVELS = (IDENTICAL, EQUIVALENT, COMPARABLE, NOT_COMPARABLE)
 #: Longer values are hashes and lists: the name of the property says more.
 _SHORT = 16
 _SEED_IN_VALUE = re.compile(r"\bseed \d+,? ?")
@@ -94,7 +94,7 @@ def _of_pair(run: Run, partner: Run, by_seed: bool) -> Comparability:
         and _without_seed(own[name].value, by_seed) != _without_seed(other[name].value, by_seed)
     ]
     return Comparability(
-        level=max((own[name].allows for name in differing), key=_rank, default=EQUIVALENT),
+        level=max((own[name].allows for name in differing), key=_rank, default=_best(own)),
         differs=tuple(_in_a_word(name, own, other) for name in differing if own[name].allows == COMPARABLE),
         reasons=tuple(
             f"{name} {_formatted(own[name].value)}, baseline {_formatted(other[name].value)}"
@@ -103,6 +103,12 @@ def _of_pair(run: Run, partner: Run, by_seed: bool) -> Comparability:
         ),
         unknown=tuple(sorted(own.keys() ^ other.keys())),
     )
+
+
+def _best(certificate: Mapping[str, CertificateProperty]) -> str:
+    """The level of two runs with this certificate: the same bits, if not even other workers change them."""
+    workers = certificate.get("world_size")
+    return IDENTICAL if workers is not None and workers.allows == IDENTICAL else EQUIVALENT
 
 
 def _rank(allows: str) -> int:

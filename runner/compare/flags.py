@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from runner.compare.comparability import EQUIVALENT, comparability
+from runner.compare.comparability import EQUIVALENT, IDENTICAL, comparability
 from runner.compare.results import Block, Flag, SetupResult
 from runner.compare.runs import SINGLE, Run
 from runner.compare.setups import SetupRuns
@@ -207,7 +207,7 @@ def _same_experiment(a: SetupRuns, b: SetupRuns) -> bool:
     own, other = a.first.certificate, b.first.certificate
     if own is None or other is None:
         return own is other
-    if comparability(a.runs, b.runs).level != EQUIVALENT:
+    if comparability(a.runs, b.runs).level not in (IDENTICAL, EQUIVALENT):
         return False
     return all(own[name].value == other[name].value for name in ("device", "world_size") if name in own.keys() & other)
 

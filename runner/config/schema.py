@@ -465,8 +465,8 @@ class Equivalence:
     """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
     `standard`: each worker draws dropout from its own generator. `exact`: dropout is a function of seed, step and
-    sample. `identical`: besides, a global batch is cut into `shards`, each of which is a micro-batch, and their gradients
-    are added in a fixed order; on a CPU each worker computes with `threads` threads.
+    sample. `identical`: besides, a global batch is cut into `shards`, each of which is a micro-batch, and their
+    gradients are added in a fixed order; on a CPU each worker computes with `threads` threads.
     """
 
     mode: EquivalenceMode = MISSING
@@ -477,8 +477,9 @@ class Equivalence:
         identical = self.mode is EquivalenceMode.identical
         for name, unit in (("shards", "shard"), ("threads", "thread")):
             value = getattr(self, name)
-            rule = f"only equivalence=identical has this setting, and there it is at least 1 {unit}"
-            require((value is not None and value >= 1) if identical else value is None, f"equivalence.{name}", value, rule)
+            ok = (value is not None and value >= 1) if identical else value is None
+            rule = f"use at least 1 {unit}" if identical else "only equivalence=identical has this setting"
+            require(ok, f"equivalence.{name}", value, rule)
 
     @property
     def dropout_by_sample(self) -> bool:
@@ -564,14 +565,25 @@ class Config:
             rule = f"{mode} cannot control dropout in recomputed activations; leave one of the two out"
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
         if self.equivalence.mode is EquivalenceMode.identical:
-            rule = f"it makes the global batch depend on the number of workers: use batch=fixed_global with {mode}"
-            require(self.batch.mode is BatchMode.fixed_global, "batch", self.batch.mode, rule)
-            rule = f"workers that train on their own samples between synchronisations cannot have the bits of one: use sync.k=1 with {mode}"
-            require(self.sync.always_synchronous, "sync.k", self.sync.k, rule)
-            rule = f"what is rounded depends on the number of workers: use sync.compress=none with {mode}"
-            require(self.sync.compress is Compress.none, "sync.compress", self.sync.compress, rule)
-            rule = f"FSDP adds gradients in an order of its own: use sharding=none with {mode}"
-            require(self.sharding.kind is ShardingKind.none, "sharding", self.sharding.kind, rule)
+            self._check_identical()
+
+    def _check_identical(self) -> None:
+        """Refuse what lets the result depend on the number of workers."""
+        batch, sync, sharding = self.batch.mode, self.sync, self.sharding.kind
+        rules = (
+            (
+                batch is BatchMode.fixed_global,
+                "batch",
+                batch,
+                "the global batch grows with them: use batch=fixed_global",
+            ),
+            (sync.always_synchronous, "sync.k", sync.k, "each trains alone between synchronisations: use sync.k=1"),
+            (sync.compress is Compress.none, "sync.compress", sync.compress, "each rounds its sum: use none"),
+            (sharding is ShardingKind.none, "sharding", sharding, "FSDP adds in an order of its own: use none"),
+        )
+        for ok, name, value, rule in rules:
+            reason = f"equivalence=identical must not depend on the number of workers, and {rule}"
+            require(ok, name, value, reason)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from runner.config.schema import Accumulation, Config
 from runner.errors import UserError, first_line
 from runner.folder.metrics_log import MetricsReader
 from runner.plan import Plan
-from runner.plan.certificate import NOT_COMPARABLE, RunSetup, certify
+from runner.plan.certificate import RunSetup, certify, worst_level
 from runner.plan.experiment import baseline_of, plan_for
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
@@ -32,7 +32,7 @@ VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
 #: Of two computations of the same formula in float64.
 _TOLERANCE = 1e-12
 #: Properties of a certificate that the settings do not give: the data's digest is part of the first one.
-_NOT_IN_SETTINGS = ("recipe", "versions")
+_NOT_IN_SETTINGS = ("recipe", "versions", "processor")
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ def _certificate(run: Recorded) -> Finding:
         device_type=found["device"]["value"],
         rehearsed=found["rehearsed"]["value"],
         versions={},
+        processor="",
         batch_statistics=found["batch_statistics"]["value"] != "none",
     )
     expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
@@ -166,8 +167,7 @@ def _certificate(run: Recorded) -> Finding:
             return Finding("certificate", DIFFERENT, f"{name} is {one['value']}, and follows as {expected[name].value}")
     differs = [name for name, one in found.items() if not one["equal"]]
     levels = [expected[name].allows for name in differs] + [segment["level"] for segment in run.segments]
-    order = ("equivalent", "comparable", NOT_COMPARABLE)
-    level = max(levels, key=order.index, default=order[0])
+    level = worst_level(levels, tuple(expected.values()))
     if level != run.certificate["level"] and not run.certificate.get("withdrawn"):
         return Finding("certificate", DIFFERENT, f"its level is {run.certificate['level']}, and follows as {level}")
     which = f"; different: {', '.join(differs)}" if differs else ""

@@ -10,7 +10,7 @@ from runner.plan.shards import shards_of, used_shards
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """In samples, except for two. Where shares are not equal, those of the largest micro-batch and the largest share."""
+    """In samples, but for two. Where shares are not equal, those of the largest micro-batch and the largest share."""
 
     world_size: int
     micro_batch: int

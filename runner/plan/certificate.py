@@ -17,8 +17,11 @@ from runner.plan.describe_sync import describe_sync
 from runner.plan.schedule import lr_multiplier
 
 #: The best level that a run can have when a property differs from the baseline's.
-_EQUIVALENT, _COMPARABLE, NOT_COMPARABLE = "equivalent", "comparable", "not comparable"
-_LEVELS = (_EQUIVALENT, _COMPARABLE, NOT_COMPARABLE)
+_IDENTICAL, _EQUIVALENT, _COMPARABLE, NOT_COMPARABLE = "identical", "equivalent", "comparable", "not comparable"
+_LEVELS = (_IDENTICAL, _EQUIVALENT, _COMPARABLE, NOT_COMPARABLE)
+
+#: In a checkpoint's identity: what computed.
+PROCESSOR = "processor"
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class RunSetup:
     """The inputs of a certificate.
 
     `data`: digest of every text and label; `has_dropout`: whether training drops units at all; `versions`: of
-    libraries, by name; `batch_statistics`: whether the model normalises by the statistics of a micro-batch, which is
-    known only once it has been built.
+    libraries, by name; `processor`: its name and instruction set; `batch_statistics`: whether the model normalises by
+    the statistics of a micro-batch, which is known only once it has been built.
     """
 
     config: Config
@@ -37,7 +40,13 @@ class RunSetup:
     device_type: str
     rehearsed: bool
     versions: Mapping[str, str]
+    processor: str
     batch_statistics: bool = False
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether its bits do not depend on the number of workers."""
+        return self.config.equivalence.mode is EquivalenceMode.identical
 
 
 @dataclass(frozen=True)
@@ -85,10 +94,12 @@ class Segment:
         return self.device, self.workers, self.accumulation_steps, self.precision, self.sync
 
     def after_changes(self, changed: Sequence[str]) -> Segment:
-        """The segment of a run whose code or libraries have `changed` since the one before: not surely equivalent."""
+        """The segment of a run whose code, libraries or processor have `changed` since the one before."""
         if not changed:
             return self
-        level = max(self.level, _COMPARABLE, key=_LEVELS.index)
+        # Other code is not surely equivalent; another processor rounds differently.
+        only_processor = all(name.startswith(PROCESSOR) for name in changed)
+        level = max(self.level, _EQUIVALENT if only_processor else _COMPARABLE, key=_LEVELS.index)
         return dataclasses.replace(self, level=level, differs=(*self.differs, *changed))
 
     @staticmethod
@@ -98,7 +109,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Certificate:
-    """`level`: equivalent, comparable or not comparable. The ledger is checked separately, after the run.
+    """`level`: identical, equivalent, comparable or not comparable. The ledger is checked separately, after the run.
 
     `properties`: of the last segment; the level is the worst of all segments.
     """
@@ -152,7 +163,13 @@ def after_stopping(certificate: Certificate, samples_seen: int) -> Certificate:
 
 def _certificate(properties: tuple[CertifiedProperty, ...], segments: tuple[Segment, ...] = ()) -> Certificate:
     levels = (*(p.allows for p in properties if not p.equal), *(segment.level for segment in segments))
-    return Certificate(max(levels, key=_LEVELS.index, default=_EQUIVALENT), properties, segments)
+    return Certificate(worst_level(levels, properties), properties, segments)
+
+
+def worst_level(levels: Sequence[str], properties: Sequence[CertifiedProperty]) -> str:
+    """The level of a certificate with these `properties`, given what its differences and its segments allow."""
+    by_shards = any(p.name == "summation" and p.value == p.baseline != _BY_WORKER for p in properties)
+    return max(levels, key=_LEVELS.index, default=_IDENTICAL if by_shards else _EQUIVALENT)
 
 
 def _ratio(value: Any, baseline: Any) -> str:
@@ -310,6 +327,25 @@ def _padding(setup: RunSetup) -> str:
     return str(setup.config.recipe.get("padding", "longest"))
 
 
+#: How sums are taken where workers decide about it.
+_BY_WORKER = "by worker"
+
+
+def _summation(setup: RunSetup) -> str:
+    """What decides about the order in which gradients, and the sums within kernels, are added."""
+    equivalence = setup.config.equivalence
+    if not setup.is_identical:
+        return _BY_WORKER
+    threads = (
+        f", {equivalence.threads} thread{'s' * (equivalence.threads != 1)} each" if setup.device_type == "cpu" else ""
+    )
+    return f"tree of {equivalence.shards} shards{threads}"
+
+
+def _evaluation_batches(setup: RunSetup) -> str:
+    return f"of {setup.config.evaluation.micro_batch} samples" if setup.is_identical else _BY_WORKER
+
+
 def _versions(setup: RunSetup) -> str:
     return ", ".join(f"{name} {version}" for name, version in setup.versions.items())
 
@@ -319,7 +355,8 @@ class _Row:
     """How one property is compared.
 
     `read`: the value shown. `effect`: of a difference, if needed for this setup. `compared`: what decides about
-    equality, if not that value. `change`: how to express the difference, if not as a ratio.
+    equality, if not that value. `change`: how to express the difference, if not as a ratio. `only_sums`: whether a
+    difference only changes the order of sums, which shards fix.
     """
 
     name: str
@@ -328,18 +365,23 @@ class _Row:
     effect: str | Callable[[RunSetup], str]
     compared: Callable[[RunSetup], Any] | None = None
     change: Callable[[RunSetup, RunSetup], str] | None = None
+    only_sums: bool = False
 
     def compare(self, setup: RunSetup, baseline: RunSetup) -> CertifiedProperty:
         value, reference = self.read(setup), self.read(baseline)
         compared = self.compared or self.read
+        same_bits = self.only_sums and setup.is_identical and baseline.is_identical
+        allows = _IDENTICAL if same_bits else self.allows
         if compared(setup) == compared(baseline):
-            return CertifiedProperty(self.name, value, reference, True, self.allows, "", "")
+            return CertifiedProperty(self.name, value, reference, True, allows, "", "")
         change = self.change(setup, baseline) if self.change else _ratio(value, reference)
         effect = self.effect if isinstance(self.effect, str) else self.effect(setup)
-        return CertifiedProperty(self.name, value, reference, False, self.allows, change, effect)
+        effect = _NO_EFFECT if same_bits else effect
+        return CertifiedProperty(self.name, value, reference, False, allows, change, effect)
 
 
 _ORDER_OF_SUMS = "different summation order: last bits differ"
+_NO_EFFECT = "none: the same bits"
 _ROWS = (
     _Row("recipe", _recipe, NOT_COMPARABLE, "a different model or different data"),
     _Row("adapter", _adapter, NOT_COMPARABLE, "other weights are trained"),
@@ -381,10 +423,19 @@ _ROWS = (
         "activations are recomputed in the backward pass",
     ),
     _Row("versions", _versions, _COMPARABLE, "kernels and defaults may differ"),
-    _Row("world_size", lambda s: s.plan.world_size, _EQUIVALENT, _ORDER_OF_SUMS),
-    _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("summation", _summation, _EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("evaluation_batches", _evaluation_batches, _EQUIVALENT, "last bits of predictions differ"),
+    _Row("world_size", lambda s: s.plan.world_size, _EQUIVALENT, _ORDER_OF_SUMS, only_sums=True),
+    _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _EQUIVALENT, _ORDER_OF_SUMS, only_sums=True),
     _Row("padding", _padding, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("sharding", lambda s: s.config.sharding.kind.name, _EQUIVALENT, _ORDER_OF_SUMS),
     _Row("device", lambda s: s.device_type, _EQUIVALENT, "different kernels: last bits differ"),
-    _Row("rehearsed", lambda s: s.rehearsed, _EQUIVALENT, "kernels of another device than the named one"),
+    _Row("processor", lambda s: s.processor, _EQUIVALENT, "different kernels: last bits differ"),
+    _Row(
+        "rehearsed",
+        lambda s: s.rehearsed,
+        _EQUIVALENT,
+        "kernels of another device than the named one",
+        only_sums=True,  # the baseline has the same kernels
+    ),
 )

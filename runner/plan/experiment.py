@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.backends.machine import library_versions, local_devices
+from runner.backends.machine import library_versions, local_devices, processor
 from runner.config.choices import (
     AccumulationMode,
     BatchMode,
@@ -256,6 +256,7 @@ def _experiment(
         device_type=placement.device_type,
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),
+        processor=processor(placement.device_type),
     )
     certificate = certify(setup, baseline_of(setup))
     segment = Segment(

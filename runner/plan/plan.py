@@ -44,7 +44,8 @@ class Plan:
     @property
     def digest(self) -> str:
         """A hash of all numbers."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        numbers = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        text = json.dumps(numbers, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property

@@ -24,7 +24,7 @@ from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
 from runner.plan import Plan
-from runner.plan.certificate import Segment
+from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
@@ -228,8 +228,9 @@ def _check(experiment: Experiment, folder: Path, saved: Saved) -> None:
 
 
 def _changes(experiment: Experiment, saved: Saved) -> tuple[str, ...]:
-    """What else is not as it was when the checkpoint was saved: libraries, the runner, and modules of the recipe."""
-    old, new = saved.identity, {**experiment.setup.versions, **code_of(experiment.config)}
+    """What else is not as it was when the checkpoint was saved: libraries, processor, runner, modules of the recipe."""
+    setup = experiment.setup
+    old, new = saved.identity, {**setup.versions, PROCESSOR: setup.processor, **code_of(experiment.config)}
     names = [name for name in new if old.get(name, new[name]) != new[name]]
     if any(name.startswith(CODE) for name in old):  # modules can come and go
         names += [name for name in (*new, *old) if name.startswith(CODE) and (name in new) != (name in old)]

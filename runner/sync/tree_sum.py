@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from runner.backends import Backend
@@ -79,17 +80,18 @@ class TreeSynchronous(SyncPolicy):
         # Whole parts for all workers. What is beyond the gradients, and between them, is added and sent as it is.
         part = -(-self._layout.bounds[-1] // (backend.world_size * ALIGNMENT)) * ALIGNMENT
         vectors = torch.empty(len(own), backend.world_size * part, dtype=first.dtype, device=first.device)
-        for vector, subtree in zip(vectors, own, strict=True):
-            torch._foreach_copy_(self._layout.views(vector), subtree.value)
+        for vector, gradients in zip(vectors, own, strict=True):
+            torch._foreach_copy_(self._layout.views(vector), gradients.value)
         subtrees = [subtrees_of(self._shards_of(facts, rank)) for rank in range(backend.world_size)]
 
         backend.synchronize()  # work queued before this point is not communication
         started = time.perf_counter()
-        received = backend.exchange(vectors, [len(of_worker) for of_worker in subtrees])
+        received = _exchange(vectors, [len(of_worker) for of_worker in subtrees], backend.rank)
         tree: TreeSum[Tensor] = TreeSum(Tensor.add_)
         for subtree, vector in zip(itertools.chain(*subtrees), received, strict=True):
             tree.append(Subtree(subtree.first, subtree.size, vector))
-        total = backend.all_gather(tree.total())
+        total = vectors.new_empty(backend.world_size * part)
+        dist.all_gather(list(total.split(part)), tree.total())
         backend.synchronize()
         seconds = time.perf_counter() - started
         # Counted as of an all-reduce: half for sending what is added, half for sending the sum.
@@ -114,6 +116,19 @@ class TreeSynchronous(SyncPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._stats = SyncStats(**state["stats"])
+
+
+def _exchange(vectors: Tensor, counts: Sequence[int], rank: int) -> Tensor:
+    """This worker's part of every worker's vectors, in the order of ranks; [sum of counts, part].
+
+    `vectors`: this worker's, [counts[rank], workers × part]; `counts`: of each worker.
+    """
+    by_worker = vectors.unflatten(1, (len(counts), -1)).transpose(0, 1).contiguous()
+    part = by_worker.shape[-1]
+    received = vectors.new_empty(sum(counts), part)
+    sent = [counts[rank] * part] * len(counts)
+    dist.all_to_all_single(received.view(-1), by_worker.view(-1), [count * part for count in counts], sent)
+    return received
 
 
 def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:

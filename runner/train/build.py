@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import __version__
 from runner.backends import Backend, build_backend
-from runner.backends.machine import available_cores, describe_machine, library_versions
+from runner.backends.machine import available_cores, describe_machine, library_versions, processor
 from runner.config.choices import EquivalenceMode, OptimizerName, ShardingKind
 from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
@@ -34,6 +34,7 @@ from runner.folder.files import is_from_disk, require_space, write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.plan import Plan
+from runner.plan.certificate import PROCESSOR
 from runner.sync import build_sync_policy
 from runner.sync.averaging import wire_dtype
 from runner.sync.telemetry import sync_summary
@@ -119,7 +120,7 @@ def _make_deterministic() -> None:
     """Let torch refuse operations whose bits change from run to run, and choose others where it can."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA is first used
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # to find mistakes; it takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # to find mistakes only
     torch.backends.cudnn.benchmark = False  # chooses kernels by their speed in this run
     # Their backward passes add in an order that is not fixed.
     torch.backends.cuda.enable_flash_sdp(False)
@@ -248,6 +249,7 @@ def train(
         "data": job.facts.digest,
         "sync": sync_digest(job.config.sync, job.config.sharding),
         **library_versions(job.device_type),
+        PROCESSOR: processor(job.device_type),
     }
     if backend.rank == 0:  # which writes it down
         identity |= code_of(job.config)

@@ -63,8 +63,8 @@ def predict(
 
     `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if `stop()`
     was true on a worker before one of them. `collective_forward`: whether all workers need the same number of forward
-    passes; `stop` has to have the same result on all of them then. `same_batches`: form batches first and deal these, so
-    that predictions have the same bits on any number of workers.
+    passes; `stop` has to have the same result on all of them then. `same_batches`: form batches first and deal
+    these, so that predictions have the same bits on any number of workers.
 
     Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
     put back into sample order, so that metrics do not depend on the number of workers.

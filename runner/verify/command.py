@@ -179,7 +179,8 @@ def _report(result: dict[str, Any], seconds: float) -> RenderableType:
         parts.append(Text(text, style="dim"))
     finding = result["finding"]
     if finding is None:
-        verdict = f"no difference beyond rounding error in {result['steps']} optimizer steps"
+        rule = "the same bits" if result["of_bits"] else "no difference beyond rounding error"
+        verdict = f"{rule} in {result['steps']} optimizer steps"
         parts.append(Text.assemble(("the same: ", "bold green"), verdict, f" ({seconds:.0f} s)"))
         if not result["compared"]["gradient"]:
             parts.append(

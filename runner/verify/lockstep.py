@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from runner.backends import Backend
+from runner.config.choices import EquivalenceMode
 from runner.launch.local import Place
 from runner.launch.worker import store_of
 from runner.train.build import Job, build_loop, connect
@@ -47,7 +48,9 @@ def run_launched(pair: dict[str, Any], place: Place) -> dict[str, Any] | None:
     log: list[tuple[int, dict[str, float]]] = []
     loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
     link = Link(store, Path(pair["folder"]))
-    comparer = Comparer(link, SnapshotComparison.of(*(one.config.precision.name for one in jobs.values())))
+    configs = [one.config for one in jobs.values()]
+    bits = all(config.equivalence.mode is EquivalenceMode.identical for config in configs)
+    comparer = Comparer(link, SnapshotComparison.of(*(config.precision.name for config in configs), bits=bits))
     run_side(frames(loop, log, pair["steps"], side), comparer if side == "a" else link.send, backend)
     loop.policy.close()
     backend.close()

@@ -39,6 +39,9 @@ TOLERANCES = {
     PrecisionName.bf16: Tolerance(loss=5e-2, gradient=4e-1, weight=1e-1, noise=1e-4),
 }
 
+#: Of setups that must have the same bits.
+_NONE = Tolerance(loss=0.0, gradient=0.0, weight=0.0, noise=0.0)
+
 _LR_TOLERANCE = 1e-9
 
 _KINDS = ("loss", "gradient", "weight")
@@ -86,9 +89,15 @@ class SnapshotComparison:
     _peak: float = 0.0  # the largest gradient so far of all elements
 
     @staticmethod
-    def of(*precisions: PrecisionName) -> SnapshotComparison:
-        """With the tolerance of the coarsest precision."""
-        return SnapshotComparison(max((TOLERANCES[name] for name in precisions), key=lambda one: one.loss))
+    def of(*precisions: PrecisionName, bits: bool = False) -> SnapshotComparison:
+        """With the tolerance of the coarsest precision; with `bits` without any."""
+        coarsest = max((TOLERANCES[name] for name in precisions), key=lambda one: one.loss)
+        return SnapshotComparison(_NONE if bits else coarsest)
+
+    @property
+    def of_bits(self) -> bool:
+        """Whether nothing may differ, not even the sign of a zero."""
+        return self.tolerance is _NONE
 
     def add(self, a: Snapshot, b: Snapshot) -> Mismatch | None:
         """Compare the next step of both setups."""
@@ -108,6 +117,7 @@ class SnapshotComparison:
             "steps": self.steps,
             "compared": self.compared,
             "tolerance": tolerance,
+            "of_bits": self.of_bits,
             "largest": [_finite(dataclasses.asdict(self.largest[what])) for what in _KINDS if what in self.largest],
             "without_gradient": _finite(self.set_aside),
         }
@@ -157,6 +167,10 @@ class SnapshotComparison:
         if not beyond:
             return None
         first, worst = beyond[0], max(beyond, key=lambda d: d.share)
+        if self.of_bits:
+            others = f", and in {len(beyond) - 1} more of {len(differences)} tensors" if len(beyond) > 1 else ""
+            largest = f"(largest difference {first.largest:.2g})"
+            return Mismatch(step, what, f"the {what}s of {first.tensor} have other bits {largest}{others}")
         others = f"; {len(beyond)} of {len(differences)} tensors differ, {worst.tensor} most ({worst.share:.2g})"
         return Mismatch(
             step,
@@ -169,6 +183,8 @@ class SnapshotComparison:
         size = self._size(f"{what} {name}", max(_norm(a), _norm(b)))
         delta = a.double() - b.double()
         whole = Difference(what, step, name, _norm(delta) / size, _largest(delta), getattr(self.tolerance, what))
+        if self.of_bits and not _same_bits(a, b):
+            return dataclasses.replace(whole, share=whole.share or math.ulp(0.0))  # zeros of other signs
         rounding = self._is_rounding(name) if whole.beyond else None
         if rounding is None or not rounding.any():
             return whole
@@ -211,6 +227,10 @@ def _replicas(a: Snapshot, b: Snapshot) -> Mismatch | None:
         if side.replicas is not None:
             return Mismatch(side.step, "replicas", f"the workers of {name} are not equal: {side.replicas}")
     return None
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def _norm(tensor: Tensor) -> float:

@@ -27,12 +27,13 @@ def setup(
     device_type: str = "cpu",
     rehearsed: bool = False,
     versions: Mapping[str, str] = VERSIONS,
+    processor: str = "EPYC, AVX512",
     batch_statistics: bool = False,
 ) -> RunSetup:
     """A setup of 960 samples in global batches of 48 and six epochs."""
     config = configured(overrides)
     plan = plan_for(config, 960, workers)
-    return RunSetup(config, plan, data, has_dropout, device_type, rehearsed, versions, batch_statistics)
+    return RunSetup(config, plan, data, has_dropout, device_type, rehearsed, versions, processor, batch_statistics)
 
 
 def different(certificate: Certificate) -> set[str]:
@@ -44,10 +45,13 @@ def found(certificate: Certificate, name: str) -> CertifiedProperty:
     return item
 
 
-EQUIVALENT, COMPARABLE, NOT_COMPARABLE = "equivalent", "comparable", "not comparable"
+IDENTICAL, EQUIVALENT, COMPARABLE, NOT_COMPARABLE = "identical", "equivalent", "comparable", "not comparable"
 
 #: Dropout that does not depend on the split.
 EXACT: dict[str, Any] = {"overrides": "equivalence=exact"}
+
+#: The same bits on any number of workers.
+SHARDS: dict[str, Any] = {"overrides": "equivalence=identical"}
 
 #: For each property a minimal difference: its name, the level, a baseline, a setup, and properties that differ with it.
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
@@ -97,11 +101,14 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("compile", COMPARABLE, {}, {"overrides": "compile=true"}, set()),
     ("gradient_checkpointing", COMPARABLE, {}, {"overrides": "gradient_checkpointing=true"}, set()),
     ("versions", COMPARABLE, {}, {"versions": {**VERSIONS, "torch": "2.14.0"}}, set()),
+    ("summation", EQUIVALENT, SHARDS, {"overrides": "equivalence=identical equivalence.threads=2"}, set()),
+    ("evaluation_batches", EQUIVALENT, SHARDS, {"overrides": "equivalence=identical evaluation.micro_batch=7"}, set()),
     ("world_size", EQUIVALENT, EXACT, {**EXACT, "workers": 4}, set()),
     ("accumulation_steps", EQUIVALENT, EXACT, {"overrides": "equivalence=exact accumulation.steps=4"}, set()),
     ("padding", EQUIVALENT, EXACT, {"overrides": "equivalence=exact recipe.padding=longest"}, set()),
     ("sharding", EQUIVALENT, {}, {"overrides": "sharding=fsdp"}, set()),
     ("device", EQUIVALENT, EXACT, {**EXACT, "device_type": "cuda"}, set()),
+    ("processor", EQUIVALENT, EXACT, {**EXACT, "processor": "EPYC, AVX2"}, set()),
     ("rehearsed", EQUIVALENT, {}, {"rehearsed": True}, set()),
 ]
 
@@ -402,3 +409,32 @@ def test_versions_of_a_run_are_those_installed() -> None:
     value = found(prepared().certificate, "versions").value
     assert [part.split()[0] for part in value.split(", ")] == [*library_versions("cpu")]
     assert f"torch {torch.__version__.partition('+')[0]}" in value
+
+
+def test_shards_give_the_same_bits_on_any_workers() -> None:
+    one = setup("equivalence=identical")
+    assert certify(one, one).level == IDENTICAL
+    rehearsed = certify(setup("equivalence=identical", workers=8, rehearsed=True), one)
+    assert different(rehearsed) == {"world_size", "accumulation_steps", "rehearsed"}
+    assert rehearsed.level == IDENTICAL
+    assert {found(rehearsed, name).effect for name in different(rehearsed)} == {"none: the same bits"}
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ("equivalence=exact", {"summation", "evaluation_batches"}),
+        ("equivalence=identical equivalence.shards=4", {"summation", "accumulation_steps"}),
+        ("equivalence=identical equivalence.threads=2", {"summation"}),
+    ],
+)
+def test_other_shards_or_threads_have_other_bits(other: str, differs: set[str]) -> None:
+    certificate = certify(setup(other), setup("equivalence=identical"))
+    assert different(certificate) - {"accumulation_steps"} == differs - {"accumulation_steps"}
+    assert certificate.level == EQUIVALENT
+
+
+def test_half_precision_is_not_that_of_the_baseline() -> None:
+    bf16 = setup("equivalence=identical precision=bf16", workers=4)
+    assert certify(bf16, setup("equivalence=identical")).level == COMPARABLE
+    assert certify(bf16, setup("equivalence=identical precision=bf16")).level == IDENTICAL

@@ -61,6 +61,7 @@ def test_plan_by_hand() -> None:
         "optimizer_steps": 22,
         "warmup_steps": 3,
         "drop_last": False,
+        "shards": None,
         "digest": plan().digest,
     }
     assert plan().steps_per_epoch == 11
@@ -117,7 +118,7 @@ def test_invalid_sizes(changes: dict[str, Any], message: str) -> None:
 def test_digest_changes_with_every_field(name: str) -> None:
     made = plan()
     value = getattr(made, name)
-    other = (not value) if isinstance(value, bool) else value + 1
+    other = (not value) if isinstance(value, bool) else (value or 0) + 1
     assert dataclasses.replace(made, **{name: other}).digest != made.digest
 
 
