@@ -33,6 +33,7 @@ def find_flags(block: Block) -> Iterator[Flag]:
     for setup in setups:
         yield from _collapsed(block, setup)
     yield from _twins(block, setups)
+    yield from _other_bits(block, setups)
     yield from _slower(block)
     yield from _too_fast(block)
     yield from _conditions(setups)
@@ -196,6 +197,23 @@ def _twins(block: Block, setups: Sequence[SetupRuns]) -> Iterator[Flag]:
         if differences:
             text = f"{_full_name(block, a)} and {b.name} are the same experiment, both synchronised at every step, but "
             yield Flag("twins", text + " and ".join(differences), (a.name, b.name))
+
+
+def _other_bits(block: Block, setups: Sequence[SetupRuns]) -> Iterator[Flag]:
+    """Runs with the same seed that should have ended with the same bits."""
+    for a, b in itertools.combinations(setups, 2):
+        partners = {run.seed: run for run in b.runs if run.weights is not None}
+        for run in a.runs:
+            other = partners.get(run.seed)
+            if run.weights is None or other is None or run.weights == other.weights:
+                continue
+            if comparability([run], [other]).level == IDENTICAL:
+                text = (
+                    f"{_full_name(block, a)} and {b.name} should end with the same bits (equivalence=identical), but with "
+                    f"seed {run.seed} their weights are {run.weights} and {other.weights}: python -m runner.verify finds "
+                    "the first step that differs"
+                )
+                yield Flag("other bits", text, (a.name, b.name), (run.source, other.source), doubtful=True)
 
 
 def _same_experiment(a: SetupRuns, b: SetupRuns) -> bool:

@@ -75,7 +75,7 @@ class Run:
     runs that differ only in the seed; `seconds`: training time for all planned samples without start-up and evaluation,
     None if the run was too short to time; `values`: every setting, flattened; `varied`: settings that the sweep varied;
     `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
-    `peak_memory_bytes`: of the worker that needed most;
+    `peak_memory_bytes`: of the worker that needed most; `weights`: digest of the saved weights;
     `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the
     greater is the newer.
     """
@@ -104,6 +104,7 @@ class Run:
     tokens_per_s: float | None = None
     model_flops_utilization: float | None = None
     peak_memory_bytes: int | None = None
+    weights: str | None = None
     diverged: str | None = None
     mlflow_run_id: str | None = None
     order: str = ""

@@ -18,8 +18,10 @@ from runner.exact.stream import sample_keys
 _TOLERANCE, _TOLERANCE_TF32 = 1e-4, 1e-2
 
 
-def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: torch.device) -> None:
+def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: torch.device) -> list[str]:
     """Compare the gradient of three samples as one batch with the sum over single samples. Raises UserError.
+
+    Returns the names of buffers that a forward pass changes.
 
     Dropout is on. This finds other randomness, recomputed activations, and samples that influence each other. Weights,
     buffers and modes of the model are restored, and it has no gradients afterwards.
@@ -35,6 +37,7 @@ def check_model(recipe: Recipe, prepared: Prepared, model: nn.Module, device: to
         difference = loss - _backward(recipe, prepared, model, ids, device, -1.0)
         _compare("gradients", _norm(model), size)
         _compare("loss", abs(difference), abs(loss))
+        return [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])]
     finally:
         model.zero_grad(set_to_none=True)
         for module, training in modes:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.backends.machine import library_versions, local_devices, processor
+from runner.backends.machine import available_cores, library_versions, local_devices, processor
 from runner.config.choices import (
     AccumulationMode,
     BatchMode,
     DeviceKind,
+    EquivalenceMode,
     Goal,
     OptimizerName,
     PrecisionName,
@@ -105,6 +106,12 @@ class Experiment:
             first = self.config.profile.skip + 1
             steps = f"steps {first:,} to {first + self.config.profile.steps - 1:,} are profiled, and slower for it"
             notes.append(f"{steps}: profile/worker-0.json.gz opens in ui.perfetto.dev")
+        threads, cores = self.config.equivalence.threads, available_cores()
+        if threads is not None and self.setup.device_type == "cpu" and threads * self.placement.local_workers < cores:
+            used = threads * self.placement.local_workers
+            notes.append(
+                f"equivalence.threads={threads} uses {used} of {cores} cores: more workers give the same bits sooner"
+            )
         if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
             notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
         if self.changed:
@@ -246,6 +253,7 @@ def _experiment(
     _check_metric(config, recipe, facts)
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
+    _check_identical(config, placement)
     _check_sync(config, plan)
     _check_profile(config, plan)
     setup = RunSetup(
@@ -296,6 +304,14 @@ def _check_sharding(config: Config) -> None:
     rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
     name = config.optimizer.name
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
+
+
+def _check_identical(config: Config, placement: Placement) -> None:
+    identical = config.equivalence.mode is EquivalenceMode.identical
+    rule = (
+        "torch_xla compiles whole steps, in which sums have no fixed order: use device=cpu, gpu, or equivalence=exact"
+    )
+    require(not identical or placement.device_type != "xla", "equivalence", config.equivalence.mode, rule)
 
 
 def _check_profile(config: Config, plan: Plan) -> None:

@@ -14,6 +14,7 @@ from runner.plan import equivalent_micro_batches, scaling_samples
 from runner.plan.certificate import Certificate, describe_adapter
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
+from runner.plan.shards import shards_of, subtrees_of, used_shards
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:
@@ -104,6 +105,8 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
     """The plan's numbers: name, value, and what it is derived from."""
     plan, config, facts = experiment.plan, experiment.config, experiment.facts
     sizes = f"micro-batch {plan.micro_batch} × accumulation {plan.accumulation_steps} × {plan.world_size} worker(s)"
+    if plan.shards is not None:
+        sizes = _shards(experiment)
     limited = f"; limited to the {plan.samples_per_epoch:,} training samples" if plan.cut_short else ""
     window = describe_sync_window(plan, config.sync, config.schedule)
     warm_up = f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps"
@@ -121,6 +124,23 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
         ("precision", config.precision.name.name, optimizer),
         *adapter,
     ]
+
+
+def _shards(experiment: Experiment) -> str:
+    """What `equivalence=identical` does with a global batch, and what it costs."""
+    plan, threads = experiment.plan, experiment.config.equivalence.threads
+    assert plan.shards is not None
+    used, workers = used_shards(plan.global_batch, plan.shards), plan.world_size
+    own = [shards_of(used, workers, rank) for rank in range(workers)]
+    least, most = min(map(len, own)), max(map(len, own))
+    each = f"{least} to {most}" if least < most else f"{most}"
+    words = [f"{used} shards of up to {plan.micro_batch}, {each} per worker"]
+    if experiment.setup.device_type == "cpu":
+        words.append(f"{threads} thread{'s' * (threads != 1)}")
+    if workers > 1:
+        sent = (max(len(subtrees_of(shards)) for shards in own) + 1) / 2
+        words.append(f"{sent:g} × the bytes of an all-reduce")
+    return ", ".join(words)
 
 
 def _learning_rate(experiment: Experiment) -> str:

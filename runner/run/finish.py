@@ -59,6 +59,8 @@ class RunCloser:
             )
         if summary["notes"]:
             self.tracker.tag("notes", "; ".join(summary["notes"]))
+        if result.weights_digest:
+            self.tracker.tag("weights.digest", result.weights_digest)
         if result.machine:
             self.tracker.tag("machine", result.machine)
         self._log_speed(summary)

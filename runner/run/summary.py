@@ -154,6 +154,8 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
         f"  {summary['optimizer_steps']:,} optimizer steps{skipped}, {summary['samples_seen']:,} {facts.unit}, "
         f"{speed}, {summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s",
     )
+    if digest := summary["weights_digest"]:
+        print_sentence(console, f"  weights {digest}: the same on any number of workers (equivalence=identical)")
     if used := utilization_words(summary["speed"]):
         print_sentence(console, f"  {used}")
     if comparison := efficiency_words(summary, experiment.plan.world_size, folder):

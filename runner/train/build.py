@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import __version__
@@ -188,7 +188,12 @@ def _build_model(
         weights = restored({**state["model"], **state["buffers"]}, changing_state(model))
         load_changing_state(model, weights)  # before the sync policy copies them
     if config.equivalence.dropout_by_sample:
-        check_model(recipe, prepared, model, device)
+        changed = check_model(recipe, prepared, model, device)
+        if changed and config.equivalence.mode is EquivalenceMode.identical:
+            raise UserError(
+                f"equivalence=identical is not possible for this model: a forward pass changes {changed[0]}, of which each "
+                "worker would have its own; use equivalence=exact"
+            )
     return model, identity
 
 
@@ -277,11 +282,21 @@ def train(
     result = None
     if log is not None:
         log.close()
-        result = _result(loop, job, tokens, utilisation, warnings)
+        digest = weights_digest(changing_state(loop.model)) if job.plan.shards is not None else None
+        result = dataclasses.replace(_result(loop, job, tokens, utilisation, warnings), weights_digest=digest)
         require_space(job.folder, model_bytes, "the model")
         _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
     return result
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names and bits of these tensors; 16 digits of it."""
+    content = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        content.update(name.encode())
+        content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return content.hexdigest()[:16]
 
 
 def _save(loop: Loop, model: nn.Module, folder: Path) -> None:

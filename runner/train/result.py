@@ -27,7 +27,8 @@ class RunResult:
     `peak_memory_bytes`: of each worker, by rank. `train_loss`: mean over the run. `eval`: the metrics of the saved
     weights. `best`: the step and value of the best evaluation. `batch_statistics`: whether the model has batch
     normalisation. `parameters`: of the model, with those of an adapter, and how many of them are trained. `truncated`:
-    how many texts the recipe has truncated (see `Recipe.prepare`). `machine`: the hardware, in words.
+    how many texts the recipe has truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`:
+    of the saved weights, where any number of workers must have the same.
     """
 
     optimizer_steps: int | None = None
@@ -58,6 +59,7 @@ class RunResult:
     truncated: Any = None
     stopped_early: bool | None = None
     machine: str | None = None
+    weights_digest: str | None = None
     warnings: tuple[str, ...] = ()
 
     def as_summary(self) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def test_every_choice_can_be_composed_and_prepared(
     gpus = 8 if (group, choice) == ("precision", "tf32") else 0
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
     overrides = offline.get(choice, [])
     if choice == "from_accelerate":
         overrides = ["device=from_accelerate", f"device.file={accelerate_file}"]
