@@ -209,9 +209,9 @@ def _other_bits(block: Block, setups: Sequence[SetupRuns]) -> Iterator[Flag]:
                 continue
             if comparability([run], [other]).level == IDENTICAL:
                 text = (
-                    f"{_full_name(block, a)} and {b.name} should end with the same bits (equivalence=identical), but with "
-                    f"seed {run.seed} their weights are {run.weights} and {other.weights}: python -m runner.verify finds "
-                    "the first step that differs"
+                    f"{_full_name(block, a)} and {b.name} should end with the same bits (equivalence=identical), but "
+                    f"with seed {run.seed} their weights are {run.weights} and {other.weights}: "
+                    "python -m runner.verify finds the first step that differs"
                 )
                 yield Flag("other bits", text, (a.name, b.name), (run.source, other.source), doubtful=True)
 

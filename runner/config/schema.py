@@ -575,15 +575,15 @@ class Config:
                 batch is BatchMode.fixed_global,
                 "batch",
                 batch,
-                "the global batch grows with them: use batch=fixed_global",
+                "its global batch grows with the workers",
+                "fixed_global",
             ),
-            (sync.always_synchronous, "sync.k", sync.k, "each trains alone between synchronisations: use sync.k=1"),
-            (sync.compress is Compress.none, "sync.compress", sync.compress, "each rounds its sum: use none"),
-            (sharding is ShardingKind.none, "sharding", sharding, "FSDP adds in an order of its own: use none"),
+            (sync.always_synchronous, "sync.k", sync.k, "workers train alone between synchronisations", "1"),
+            (sync.compress is Compress.none, "sync.compress", sync.compress, "each worker rounds its own sum", "none"),
+            (sharding is ShardingKind.none, "sharding", sharding, "FSDP adds gradients in an order of its own", "none"),
         )
-        for ok, name, value, rule in rules:
-            reason = f"equivalence=identical must not depend on the number of workers, and {rule}"
-            require(ok, name, value, reason)
+        for ok, name, value, reason, right in rules:
+            require(ok, name, value, f"{reason}; with equivalence=identical use {name}={right}")
 
 
 @functools.cache

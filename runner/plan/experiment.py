@@ -137,7 +137,9 @@ class Experiment:
         plan = self.plan
         devices = [segment.device for segment in self.certificate.segments] or [self.placement.label]
         parts = [" → ".join(device for device, _ in itertools.groupby(devices))]
-        if plan.accumulation_steps > 1:
+        if plan.shards is not None:
+            parts.append("identical")
+        elif plan.accumulation_steps > 1:
             parts.append(f"acc={plan.accumulation_steps}")
         if plan.world_size > 1:
             parts += sync_labels(self.config.sync)

@@ -191,8 +191,8 @@ def _build_model(
         changed = check_model(recipe, prepared, model, device)
         if changed and config.equivalence.mode is EquivalenceMode.identical:
             raise UserError(
-                f"equivalence=identical is not possible for this model: a forward pass changes {changed[0]}, of which each "
-                "worker would have its own; use equivalence=exact"
+                f"equivalence=identical is not possible for this model: a forward pass changes {changed[0]}, of which "
+                "each worker would have its own; use equivalence=exact"
             )
     return model, identity
 
@@ -295,7 +295,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     content = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         content.update(name.encode())
-        content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return content.hexdigest()[:16]
 
 
