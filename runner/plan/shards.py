@@ -47,7 +47,7 @@ class TreeSum(Generic[Value]):
 
     def append(self, subtree: Subtree[Value]) -> None:
         self.subtrees.append(subtree)
-        while len(self.subtrees) > 1 and _are_neighbours(*self.subtrees[-2:]):
+        while len(self.subtrees) > 1 and _are_halves(*self.subtrees[-2:]):
             self._join()
 
     def total(self) -> Value:
@@ -62,7 +62,7 @@ class TreeSum(Generic[Value]):
         self.subtrees.append(Subtree(left.first, left.size + right.size, value))
 
 
-def _are_neighbours(left: Subtree[Value], right: Subtree[Value]) -> bool:
+def _are_halves(left: Subtree[Value], right: Subtree[Value]) -> bool:
     """Whether they are the two halves of a subtree. Sizes are powers of two until the end."""
     return left.size == right.size and left.first % (2 * left.size) == 0
 
