@@ -136,6 +136,8 @@ class SnapshotComparison:
         self._keep("loss", [difference])
         if not difference.beyond:
             return None
+        if self.of_bits:
+            return Mismatch(a.step, "loss", f"a has the loss {a.loss!r} and b {b.loss!r}: other bits")
         relative = f"relative difference {share:.2g}, tolerance {self.tolerance.loss:.0e}"
         return Mismatch(a.step, "loss", f"a has the loss {a.loss:.9g} and b {b.loss:.9g}: {relative}")
 

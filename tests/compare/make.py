@@ -51,8 +51,8 @@ def block(*groups: Sequence[Run], **options: Any) -> Block:
     return only
 
 
-def certificate(**values: Any) -> dict[str, CertificateProperty]:
-    """A small certificate with some values replaced."""
+def certificate(workers_allow: str = "equivalent", **values: Any) -> dict[str, CertificateProperty]:
+    """A small certificate with some values replaced. `workers_allow`: the level of runs on other workers."""
     allows = {
         "recipe": "not comparable",
         "samples_seen": "not comparable",
@@ -61,7 +61,7 @@ def certificate(**values: Any) -> dict[str, CertificateProperty]:
         "data_order": "comparable",
         "learning_rate": "comparable",
         "precision": "comparable",
-        "world_size": "equivalent",
+        "world_size": workers_allow,
         "device": "equivalent",
     }
     usual: Mapping[str, Any] = {

@@ -15,6 +15,16 @@ def test_only_workers_differ() -> None:
     assert comparability(four, BASE).text == "equivalent"
 
 
+def test_shards_make_other_workers_identical() -> None:
+    """But not in other respects, nor compared with a run that has none."""
+    one, four = (certificate(workers_allow="identical", world_size=workers) for workers in (1, 4))
+    base, other = run("one", 0, 80.0, certificate=one), run("four", 0, 80.0, certificate=four)
+    assert comparability([other], [base]).level == "identical"
+    assert comparability([base], [base]).level == "identical"
+    elsewhere = certificate(workers_allow="identical", world_size=4, device="cuda")
+    assert comparability([run("gpu4", 0, 80.0, certificate=elsewhere)], [base]).level == "equivalent"
+
+
 def test_what_differs_is_listed_in_a_word() -> None:
     """Numbers as ratios, short words unchanged."""
     changed = {"global_batch": 192, "learning_rate": 0.004, "precision": "bf16", "world_size": 4}

@@ -39,6 +39,29 @@ def test_a_timing_outlier_is_named_with_its_effect() -> None:
     assert found.rows[1].speed_up.value == pytest.approx((2 * 401 / 420 * 402 / 202) ** (1 / 3))
 
 
+@pytest.mark.parametrize(("allow", "flagged"), [("identical", True), ("equivalent", False)])
+def test_bits_that_should_be_the_same(allow: str, flagged: bool) -> None:
+    """Of seed 1, whose weights differ where other workers must not change them; seed 0 has the same."""
+    one, four = (
+        [
+            run(
+                name,
+                seed,
+                80.0,
+                workers=workers,
+                weights=weights,
+                certificate=certificate(allow, world_size=workers, seed=seed),
+            )
+            for seed, weights in enumerate(digests)
+        ]
+        for name, workers, digests in (("one", 1, ("aa", "bb")), ("four", 4, ("aa", "bc")))
+    )
+    found = [flag for flag in block(one, four).flags if flag.kind == "other bits"]
+    assert [("seed 1" in flag.text, flag.runs, flag.doubtful) for flag in found] == (
+        [(True, ("one/1", "four/1"), True)] if flagged else []
+    )
+
+
 @pytest.mark.parametrize(
     ("times", "expected"),
     [

@@ -57,6 +57,25 @@ def test_different_training(b: str, what: str, step: int, capsys: pytest.Capture
     assert ("before the first step" if step == 0 else f"step {step}") in printed
 
 
+IDENTICAL = [*TINY, "precision=fp32", "equivalence=identical", "recipe.model.dropout=0.1", "device=cpu", "--steps", "6"]
+
+
+def test_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_main([*IDENTICAL, "--a", "", "--b", "device.workers=3"]) == 0
+    printed = capsys.readouterr().out
+    assert "Certificate: identical to a" in printed
+    assert "the same bits in 6 optimizer steps" in printed
+
+
+def test_other_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounding is enough to be different: the same shards, added in another tree. The step and the tensor are named."""
+    assert verify_main([*IDENTICAL, "--a", "", "--b", "equivalence.shards=7"]) == 3
+    printed = capsys.readouterr().out
+    assert "Certificate: equivalent to a" in printed
+    assert "at optimizer step 1" in printed
+    assert "other bits" in printed
+
+
 @pytest.mark.long
 def test_interrupted(here: Path) -> None:
     """Ctrl-C ends all workers, with exit code 130 and no folder left."""

@@ -16,6 +16,7 @@ from runner.backends import Backend
 from runner.errors import UserError
 from runner.exact import exact_streams
 from runner.train.build import weights_digest
+from runner.train.evaluate import predict
 from runner.train.loop import Loop
 from tests.pool import WorkerPool
 from tests.replicas import make_loop
@@ -187,3 +188,29 @@ def test_every_shard_needs_every_gradient(pool: WorkerPool, workers: int) -> Non
     for message in pool.run(workers, refusal, ["equivalence=identical", *half_used]):
         assert "unread.weight" in message
         assert "equivalence=exact" in message
+
+
+def test_a_buffer_that_changes_is_refused(pool: WorkerPool) -> None:
+    """Each worker would have its own."""
+    counted = ["recipe._target_=tests.odd_recipe.CountedRows", "trusted_packages=[recipes,tests]"]
+    for message in pool.run(2, refusal, ["equivalence=identical", *counted]):
+        assert "rows_seen" in message
+    assert pool.run(1, refusal, ["equivalence=exact", *counted]) == [""]
+
+
+def predictions(backend: Backend, overrides: list[str]) -> list[list[float]]:
+    """Of 30 rows, as they are evaluated in batches of 7."""
+    loop = make_loop(backend, overrides)
+    settings = (loop.recipe, loop.prepared, loop.model, backend, loop.precision, 7, None)
+    values = predict(*settings, same_batches=loop.plan.shards is not None)
+    assert values is not None
+    return values.tolist()  # type: ignore[no-any-return]
+
+
+def test_evaluation_has_the_same_bits(pool: WorkerPool) -> None:
+    overrides = [*IDENTICAL, *WIDE]
+    (alone,) = pool.run(1, predictions, overrides)
+    assert len(alone) == 30
+    for workers in (2, 3, 8):
+        assert pool.run(workers, predictions, overrides)[0] == alone
+    assert pool.run(3, predictions, ["equivalence=exact", *overrides[1:]])[0] != alone

@@ -65,6 +65,17 @@ def test_more_workers_than_samples_in_a_batch_are_refused() -> None:
         resumed(experiment("device=cpu"), "device.workers=25")
 
 
+def test_shards_stay_on_other_workers() -> None:
+    start = experiment("device=cpu2", "equivalence=identical")
+    other = resumed(start, "device.workers=3", "equivalence=identical")
+    assert (other.plan.shards, other.plan.micro_batch, other.plan.accumulation_steps) == (8, 3, 3)
+    assert other.certificate.level == "identical"
+    assert other.after_changes(("processor EPYC → Xeon",)).certificate.level == "equivalent"
+    assert other.after_changes(("processor EPYC → Xeon", "torch 2.12 → 2.13")).certificate.level == "comparable"
+    with pytest.raises(UserError, match="accumulation"):
+        resumed(start, "device=cpu", "equivalence=identical", "accumulation.steps=2", changed=True)
+
+
 def test_the_certificate_lists_the_segments() -> None:
     """Its level is the worst of all; what was trained on two setups has another digest than on one."""
     start = experiment("device=cpu2", "sync.k=2")
