@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 
-def run_once(overrides: Sequence[str]) -> dict[str, Any]:
-    """The `summary.json` of `python -m runner` with these overrides, in a new folder."""
+def run_once(overrides: Sequence[str], files: Sequence[str] = ()) -> dict[str, Any]:
+    """The `summary.json` of `python -m runner` with these overrides, in a new folder; and other JSON `files` of it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "runner", *overrides, "hydra.run.dir=run"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
@@ -22,7 +22,8 @@ def run_once(overrides: Sequence[str]) -> dict[str, Any]:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
         run = Path(folder) / "run"
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
-        return {**summary, "steady_samples_per_s": steady_speed(run / "metrics.jsonl")}
+        others = {name: json.loads((run / name).read_text()) for name in files}
+        return {**summary, **others, "steady_samples_per_s": steady_speed(run / "metrics.jsonl")}
 
 
 def steady_speed(metrics: Path) -> float | None:

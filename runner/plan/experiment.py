@@ -15,7 +15,6 @@ from runner.config.choices import (
     AccumulationMode,
     BatchMode,
     DeviceKind,
-    EquivalenceMode,
     Goal,
     OptimizerName,
     PrecisionName,
@@ -255,7 +254,6 @@ def _experiment(
     _check_metric(config, recipe, facts)
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
-    _check_identical(config, placement)
     _check_sync(config, plan)
     _check_profile(config, plan)
     setup = RunSetup(
@@ -306,14 +304,6 @@ def _check_sharding(config: Config) -> None:
     rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
     name = config.optimizer.name
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
-
-
-def _check_identical(config: Config, placement: Placement) -> None:
-    identical = config.equivalence.mode is EquivalenceMode.identical
-    rule = (
-        "torch_xla compiles whole steps, in which sums have no fixed order: use device=cpu, gpu, or equivalence=exact"
-    )
-    require(not identical or placement.device_type != "xla", "equivalence", config.equivalence.mode, rule)
 
 
 def _check_profile(config: Config, plan: Plan) -> None:

@@ -144,12 +144,13 @@ TPU, NO_TPU = Placement("tpu4", "tpu", "xla", 4, 4, False), Placement("tpu4", "t
         ("precision=bf16", [CPU, CUDA, TPU, NO_TPU], []),
         ("gradient_checkpointing=true", [CPU, CUDA, NO_GPU], [TPU, NO_TPU]),
         ("compile=true", [CPU, CUDA, NO_GPU], [TPU, NO_TPU]),
+        ("equivalence=identical", [CPU, CUDA, NO_GPU, NO_TPU], [TPU]),
     ],
 )
 def test_settings_that_a_device_does_not_support(
     overrides: str, served: list[Placement], refused: list[Placement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a TPU does not support is refused in its rehearsals too, but for fp64."""
+    """What a TPU does not support is refused in its rehearsals too, but for fp64 and identical bits."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/g++")
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())

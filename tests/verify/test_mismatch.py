@@ -88,6 +88,21 @@ def test_the_tolerance_is_a_bound(precision: PrecisionName, what: str) -> None:
         assert comparison.largest[what].share == pytest.approx(factor * tolerance, rel=1e-3)
 
 
+def test_bits_have_no_tolerance() -> None:
+    """Not even the sign of a zero, or a gradient that is rounding only."""
+    zero = torch.zeros(3)
+    for a, b, words in (
+        (with_weight("bias", zero), with_weight("bias", -zero), "the weights of bias have other bits"),
+        (with_gradient("bias", 1e-20 * W[0]), with_gradient("bias", 2e-20 * W[0]), "the gradients of bias have other"),
+        (snapshot(), snapshot(loss=math.nextafter(0.7, 1.0)), "other bits"),
+    ):
+        comparison = SnapshotComparison.of(PrecisionName.fp32, PrecisionName.fp32, bits=True)
+        assert comparison.add(a, a) is None
+        found = comparison.add(a, b)
+        assert found is not None
+        assert words in found.sentence
+
+
 def test_weights_whose_gradient_is_rounding_are_set_aside() -> None:
     """Whole tensors or parts of them, until they have had a real gradient."""
     noise = 1e-12 * torch.ones(4, dtype=torch.float64)
