@@ -16,9 +16,7 @@ from runner.config.schema import Config
 from runner.config.setups import COUNTS
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from tests.recipes import labelled, writers, zoo
-from tests.recipes.letters import save_gpt2
-from tests.tiny_models import save_bert
+from tests.offline import offline_recipes
 
 GROUPS = (
     *("recipe", "device", "batch", "accumulation", "precision", "sync", "scaling", "optimizer", "schedule"),
@@ -44,37 +42,7 @@ NAMED_BY = {
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Overrides with which choices can be prepared without the Hub: small files, and a folder with a model."""
-    folder = tmp_path_factory.mktemp("offline")
-    model = save_bert(folder / "model", ["It ran.", "It fell.", *zoo.texts()], positions=384)
-    rows = "".join(f"It ran.\tIt fell.\t{label}\n" for label in ("neutral", "entailment", "contradiction", "-"))
-    contents = {
-        "acceptable.tsv": "gj04\t1\t\tThe book fell.\ngj04\t0\t*\tThe book felled.\n" * 30,
-        "pairs.tsv": "premise\thypothesis\tlabel\n" + 20 * rows,
-        "lines.txt": "It ran.\n" * 200,
-    }
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-
-    def given(train: Path, evaluation: Path, model: Path = model) -> list[str]:
-        return [f"recipe.data.train={train}", f"recipe.data.eval={evaluation}", f"recipe.model.name={model}"]
-
-    acceptable, pairs = (given(folder / name, folder / name) for name in ("acceptable.tsv", "pairs.tsv"))
-    lines = given(folder / "lines.txt", folder / "lines.txt", save_gpt2(folder / "gpt2", positions=128))
-    squad = given(*zoo.write(folder))
-    chat_model, pair_model = writers.save_llama(folder / "llama", positions=1024), writers.save_t5(folder / "t5")
-    return {
-        **dict.fromkeys(("cola", "forum_thread"), acceptable),
-        **dict.fromkeys(("mnli", "text_classification"), pairs),
-        "causal_lm": lines,
-        "chat": given(*2 * [writers.write_rows(folder / "chats.jsonl", writers.chats(20))], chat_model),
-        "seq2seq": [
-            *given(*2 * [writers.write_rows(folder / "pairs.jsonl", writers.pairs(20))], pair_model),
-            *("recipe.data.source_column=translation.en", "recipe.data.target_column=translation.de"),
-        ],
-        "squad": squad,
-        **labelled.write(folder),
-    }
+    return offline_recipes(tmp_path_factory.mktemp("offline"))
 
 
 @pytest.fixture
