@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from runner.config.compose import conf_dir
@@ -22,9 +20,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_two_workers_have_the_bits_of_one(
-    pool: WorkerPool, offline: dict[str, list[str]], recipe: str, tmp_path: Path
-) -> None:
+def test_two_workers_have_the_bits_of_one(pool: WorkerPool, offline: dict[str, list[str]], recipe: str) -> None:
     overrides = [*SHORT, f"recipe={recipe}", "equivalence=identical", *offline.get(recipe, [])]
     (alone,) = pool.run(1, train_recipe, overrides)
     first, second = pool.run(2, train_recipe, overrides)
