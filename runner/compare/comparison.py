@@ -13,7 +13,7 @@ from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.runs import BlockKey, FoundRuns, grouped
 from runner.compare.setups import SetupRuns, setups_by_block
 from runner.compare.statistics import common_seeds, difference, mean, mean_of, speed_up
-from runner.compare.verdict import NONE, Margin, Verdict, decide, margin_of
+from runner.compare.verdict import EQUIVALENT, NONE, Margin, Verdict, decide, margin_of
 from runner.errors import UserError, did_you_mean
 
 
@@ -89,6 +89,12 @@ def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[Setu
     return first, f"{missing}{first.name}, the first setup with the fewest workers: {why}"
 
 
+def _have_the_same_weights(setup: SetupRuns, baseline: SetupRuns) -> bool:
+    """Whether each run has those of the baseline's run with its seed."""
+    of_seed = {run.seed: run.weights for run in baseline.runs}
+    return all(run.weights is not None and run.weights == of_seed.get(run.seed) for run in setup.runs)
+
+
 def _alone(setup: SetupRuns) -> SetupResult:
     seconds = mean(setup.seconds.values()) if setup.seconds else None
     return SetupResult(setup, mean_of(list(setup.metrics.values())), seconds)
@@ -109,11 +115,14 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, g
         return dataclasses.replace(result, verdict=Verdict(NONE, f"seed {seeds}{whose} diverged"))
     estimate = difference(setup.metrics, baseline.metrics)
     values = {*setup.metrics.values(), *baseline.metrics.values()}
+    verdict = decide(estimate, margin, goal, constant=values.pop() if len(values) == 1 else None)
+    if _have_the_same_weights(setup, baseline):
+        verdict = Verdict(EQUIVALENT, "the same weights, bit for bit")
     paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2
     return dataclasses.replace(
         result,
         difference=estimate,
-        verdict=decide(estimate, margin, goal, constant=values.pop() if len(values) == 1 else None),
+        verdict=verdict,
         speed_up=speed_up(setup.seconds, baseline.seconds) if setup.seconds and baseline.seconds else None,
         left_out=tuple(sorted(set(setup.seeds) ^ set(baseline.seeds))) if paired else (),
     )

@@ -146,7 +146,8 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         else _digest([settings, certificate.get("recipe"), workers, certificate.get("device")]),
         seed=int(summary["seed"] if "seed" in summary else config["seed"]),
         workers=workers,
-        accumulation=int(plan["accumulation_steps"]),
+        # Shards are how `equivalence=identical` computes on any number of workers, and no setup's choice.
+        accumulation=1 if plan.get("shards") else int(plan["accumulation_steps"]),
         k=k,
         precision=str(config["precision"]["name"]),
         method=SINGLE if workers == 1 else K if k > 1 else ACCUMULATION,

@@ -167,7 +167,8 @@ def _report(result: dict[str, Any], seconds: float) -> RenderableType:
         table.add_column(name, justify="left" if name in ("what", "tensor") else "right", overflow="fold")
     for one in result["largest"]:
         share, largest = float(one["share"]), float(one["largest"])
-        numbers = f"{share:.2g}", f"{one['tolerance']:.0e}", f"{largest:.2g}", str(one["step"])
+        tolerance = f"{one['tolerance']:.0e}" if one["tolerance"] else "none"
+        numbers = f"{share:.2g}", tolerance, f"{largest:.2g}", str(one["step"])
         table.add_row(one["what"], *numbers, one["tensor"])
     compared = ", ".join(f"{what} {times}" for what, times in result["compared"].items())
     table.caption, table.caption_justify = f"Number of comparisons: {compared}.", "left"

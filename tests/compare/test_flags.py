@@ -39,6 +39,21 @@ def test_a_timing_outlier_is_named_with_its_effect() -> None:
     assert found.rows[1].speed_up.value == pytest.approx((2 * 401 / 420 * 402 / 202) ** (1 / 3))
 
 
+def test_the_same_weights_are_equivalent() -> None:
+    """Also where a metric cannot tell, or with one seed; but not if one seed's weights differ."""
+    one, same, other = (
+        [run(name, seed, 50.0, weights=digest) for seed, digest in enumerate(digests)]
+        for name, digests in (("one", ("aa", "bb")), ("same", ("aa", "bb")), ("other", ("aa", "bc")))
+    )
+    rows = block(one, same, other, baseline="one").rows
+    verdicts = {row.setup.name: row.verdict.text for row in rows if row.verdict}
+    assert verdicts["same"] == "equivalent: the same weights, bit for bit"
+    assert verdicts["other"].startswith("undecided")
+    (row,) = (row for row in block(one[:1], same[:1], baseline="one").rows[1:])
+    assert row.verdict is not None
+    assert row.verdict.kind == "equivalent"
+
+
 @pytest.mark.parametrize(("allow", "flagged"), [("identical", True), ("equivalent", False)])
 def test_bits_that_should_be_the_same(allow: str, flagged: bool) -> None:
     """Of seed 1, whose weights differ where other workers must not change them; seed 0 has the same."""
