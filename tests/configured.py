@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from runner.config.compose import compose, conf_dir, settings
-from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.plan.experiment import Experiment, prepare
 
@@ -16,23 +15,27 @@ GROUPS = {path.name for path in conf_dir().iterdir() if path.is_dir()}
 
 
 @cache
-def _composed(choices: tuple[str, ...]) -> dict[str, Any]:
-    plain: dict[str, Any] = to_plain(settings(compose(choices)))
-    return plain
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    composed = compose(choices)
+    OmegaConf.set_struct(composed, False)
+    composed.pop("hydra")
+    OmegaConf.set_struct(composed, True)
+    return composed
 
 
-def configured(overrides: str = "") -> Config:
+def configured(overrides: str | Sequence[str] = "") -> Config:
     """The settings of a command line. Composing takes a tenth of a second, so single settings are merged afterwards.
 
-    One worker on the CPU unless a device is given.
+    One worker on the CPU unless a device is given. What is typed as `+…` or `~…` is composed.
     """
-    given = overrides.split()
-    choices = [override for override in given if override.partition("=")[0] in GROUPS]
+    given = overrides.split() if isinstance(overrides, str) else overrides
+    choices = [override for override in given if override.partition("=")[0] in GROUPS or override[0] in "+~"]
     if not any(choice.startswith("device=") for choice in choices):
         choices.append("device=cpu")
     single = OmegaConf.from_dotlist([override for override in given if override not in choices])
-    plain = OmegaConf.merge(OmegaConf.create(_composed(tuple(choices))), single)
-    return from_plain(Config, OmegaConf.to_container(plain))
+    merged = OmegaConf.merge(_composed(tuple(choices)), single)
+    assert isinstance(merged, DictConfig)
+    return settings(merged)
 
 
 def prepared(overrides: str = "") -> Experiment:

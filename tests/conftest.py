@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,9 +27,35 @@ for _name in (
 ):
     os.environ.pop(_name, None)
 
-from runner.launch.local import start_forkserver  # noqa: E402 - after the environment
+from runner.launch import local  # noqa: E402 - after the environment
+from runner.launch.local import start_forkserver  # noqa: E402
+from runner.track import delivery  # noqa: E402
+from runner.track.store import make_database  # noqa: E402
 from tests.pool import WorkerPool  # noqa: E402
 from tests.processes import kill_started  # noqa: E402
+
+# A session runs hundreds of workers: what most of them would import, their forkserver imports once.
+local.PRELOADED += [
+    *local.PRELOADED_FOR_SEVERAL,
+    *("datasets", "peft", "torchmetrics", "recipes.tasks.classification", "recipes.models.pretrained"),
+    *("transformers.models.bert.modeling_bert", "tests.replicas"),
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow takes a second and a hundred migrations to make a database: runs get copies of one that it has made."""
+    made = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+
+    def copy(path: Path) -> None:
+        if not path.exists():
+            make_database(made)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(made, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delivery, "make_database", copy)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

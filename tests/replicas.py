@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from pathlib import Path
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 from runner.backends import Backend
-from runner.config.compose import compose, settings
 from runner.config.plain import to_plain
-from runner.plan.experiment import prepare
+from runner.plan.experiment import Experiment, prepare
 from runner.train.build import Job, build_loop
 from runner.train.loop import Loop
 from runner.train.sharding import full
+from tests.configured import configured
 
 #: 100 samples in global batches of 24 leave a tail of 4: with 8 workers, 4 have no samples in it.
 TINY = [
@@ -37,11 +38,15 @@ TINY = [
 Weights = dict[str, Tensor]
 
 
+@functools.cache
+def _tiny_experiment(*overrides: str) -> Experiment:
+    return prepare(configured([*TINY, "device=cpu", *overrides]))
+
+
 def tiny_job(overrides: list[str], workers: int, folder: Path | None = None) -> Job:
-    config = settings(compose([*TINY, "device=cpu", f"device.workers={workers}", *overrides]))
-    experiment = prepare(config)
+    experiment = _tiny_experiment(f"device.workers={workers}", *overrides)
     folder = folder or Path(tempfile.mkdtemp())
-    return Job(config, experiment.facts, folder, "cpu", workers, 1, experiment.plan, time.time())
+    return Job(experiment.config, experiment.facts, folder, "cpu", workers, 1, experiment.plan, time.time())
 
 
 def make_loop(backend: Backend, overrides: list[str], logged: list[Any] | None = None) -> Loop:
@@ -83,7 +88,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
 def train_recipe(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     """Train any recipe as this group of workers; its results, and every logged training loss."""
     workers = backend.world_size
-    experiment = prepare(settings(compose([*overrides, f"device.workers={workers}"])))
+    experiment = prepare(configured([*overrides, f"device.workers={workers}"]))
     job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
     losses: list[float] = []
     loop = build_loop(

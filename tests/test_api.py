@@ -20,12 +20,6 @@ from runner.errors import UserError
 from tests.runs import QUICK, read
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def state() -> Any:
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
     loggers = list(logging.root.handlers), logging.root.level

@@ -176,15 +176,12 @@ def sweep_points(overrides: Sequence[str]) -> Iterator[list[str]]:
     A sweep's grid can be large. Composing each value once, with the first value of the other settings, finds every
     misspelt setting or choice before the first job starts.
     """
-    given = parsed(overrides)
-    swept = [o for o in given if o.is_sweep_override()]
-    fixed = [o.input_line or "" for o in given if not o.is_sweep_override()]
-    values = [_values(override) for override in swept]
+    values = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parsed(overrides)]
     first = [choices[0] for choices in values]
-    yield fixed + first
+    yield first
     for number, choices in enumerate(values):
         for value in choices[1:]:
-            yield fixed + first[:number] + [value] + first[number + 1 :]
+            yield [*first[:number], value, *first[number + 1 :]]
 
 
 def group_points(overrides: Sequence[str]) -> Iterator[list[str]]:
@@ -231,7 +228,8 @@ def composition_error(error: Exception, overrides: Sequence[str] = (), name: str
     `overrides`: what was composed; the groups chosen in it decide which names are valid. `name`: of the configuration.
     """
     chain: list[BaseException] = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+    # Under a debugger, a profiler or coverage, OmegaConf makes circles of causes.
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     for one in chain:
         if isinstance(one, UserError):

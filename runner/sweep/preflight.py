@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+from omegaconf import DictConfig
 
 from runner.config.arguments import RESUME_SWEEP, HydraOptions
 from runner.config.compose import compose, group_points, parsed, settings, sweep_points, with_sweeper_params
@@ -33,9 +35,14 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     """
     for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
         _refuse_written_secret(override, meant.value())
-    first = compose(next(sweep_points(options.overrides)), options.config_dirs)
+
+    @functools.cache  # many of these points are jobs, too
+    def composed(*point: str) -> DictConfig:
+        return compose(point, options.config_dirs)
+
+    first = composed(*next(sweep_points(options.overrides)))
     overrides = with_sweeper_params(options.overrides, first.hydra)
-    points = [compose(point, options.config_dirs) for point in sweep_points(overrides)]
+    points = [composed(*point) for point in sweep_points(overrides)]
     configs = [settings(point) for point in points]
     hydra, config = points[0].hydra, configs[0]
     folder = Path(hydra.sweep.dir)
@@ -53,9 +60,9 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     grid = grid_of(parsed(overrides), hydra)
     if grid.overrides is None:
         for point in group_points(overrides):  # the sweeper can choose any
-            compose(point, options.config_dirs)
+            composed(*point)
     with reading_data() as progress:
-        _check_jobs(grid, options.config_dirs, on_this_machine(hydra), progress)
+        _check_jobs(grid, composed, on_this_machine(hydra), progress)
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
@@ -68,12 +75,15 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     )
 
 
-def _check_jobs(grid: Grid, config_dirs: Sequence[str], here: bool, progress: Progress) -> None:
-    """Refuse a grid with a job that cannot run. Raises UserError. `here`: its data and devices are this machine's."""
+def _check_jobs(grid: Grid, composed: Callable[..., DictConfig], here: bool, progress: Progress) -> None:
+    """Refuse a grid with a job that cannot run. Raises UserError.
+
+    `composed`: the configuration for some overrides. `here`: the jobs' data and devices are this machine's.
+    """
     checked: list[Config] = []
     for job in (grid.overrides or {}).values():
         try:
-            config = settings(compose(job, config_dirs))
+            config = settings(composed(*job))
             any_seed = dataclasses.replace(config, seed=0)
             if here and any_seed not in checked:
                 prepare(config, progress)

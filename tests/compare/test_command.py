@@ -17,12 +17,6 @@ from runner.compare.terminal import print_comparison
 from tests.compare.make import PUBLISHED, certificate, compared, published_file, runs
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def compare(*arguments: str) -> int:
     return cli.compare_main(list(arguments))
 

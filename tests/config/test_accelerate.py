@@ -18,6 +18,8 @@ from runner.errors import UserError
 from runner.plan.tables import accelerate_notes
 from tests.configured import configured
 
+pytestmark = pytest.mark.usefixtures("here")
+
 #: As `accelerate config` (1.15) writes it for four GPUs of one machine.
 MULTI_GPU: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",
@@ -45,11 +47,6 @@ TWO_MACHINES: dict[str, Any] = {
     "main_process_ip": "10.0.0.1",
     "main_process_port": 29501,
 }
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write(**keys: Any) -> str:

@@ -193,6 +193,13 @@ def test_config_dir(tmp_path: Path) -> None:
         compose(["device=workstation"])
 
 
+def test_a_wrong_value_under_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OmegaConf then keeps the causes of its errors, which can be a circle."""
+    monkeypatch.setenv("OC_CAUSE", "1")
+    with pytest.raises(UserError, match=r"optimizer\.betas.*'x'"):
+        settings(compose(["optimizer.betas=[0.9,x]"]))
+
+
 @pytest.fixture(scope="module")
 def keys() -> list[str]:
     return known_keys()

@@ -16,7 +16,7 @@ from tests.compiling import (
     what_is_said_of_shapes,
 )
 from tests.pool import WorkerPool
-from tests.replicas import Weights
+from tests.sync.reference import largest_difference
 from tests.token_recipe import TOKENS
 
 SGD = ["optimizer=sgd", "optimizer.lr=0.05"]
@@ -29,11 +29,6 @@ GIVEN = f"device.length_buckets=[{','.join(map(str, BUCKETS))}]"
 LONGEST = (12, 10)
 
 Result = dict[str, Any]
-
-
-def largest_difference(a: Weights, b: Weights) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def assert_same(found: list[Result], expected: list[Result], tolerance: float = 1e-12) -> None:

@@ -44,6 +44,7 @@ def fail(job: str, place: Place) -> None:
 
 
 def wait(job: Any, place: Place) -> None:
+    (place.rendezvous / f"waits-{place.rank}").touch()
     time.sleep(FOREVER_S)
 
 
@@ -51,6 +52,7 @@ def save_when_asked(job: float, place: Place) -> None:
     """Like training: it needs `job` seconds to save."""
     requests.training = True
     place.tell_training()
+    (place.rendezvous / f"waits-{place.rank}").touch()
     deadline = time.monotonic() + FOREVER_S
     while not requests.preempted() and time.monotonic() < deadline:
         time.sleep(0.01)

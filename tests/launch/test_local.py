@@ -40,14 +40,12 @@ def workers() -> list[int]:
 
 
 def in_background(action) -> None:  # type: ignore[no-untyped-def]
-    """Run `action(pids of the workers)` as soon as there are two."""
-
-    others = set(workers())
+    """Run `action` as soon as two workers wait for what happens to them, and the parent knows."""
 
     def wait_and_act() -> None:
-        wait_until(lambda: len(set(workers()) - others) >= 2, "no workers", 30)
-        time.sleep(0.5)
-        action(sorted(set(workers()) - others))
+        wait_until(lambda: len(list(_own_folder(os.getpid()).glob("tmp*/waits-*"))) == 2, "no workers", 60)
+        time.sleep(0.2)
+        action()
 
     threading.Thread(target=wait_and_act, daemon=True).start()
 
@@ -80,7 +78,7 @@ def test_a_killed_forkserver() -> None:
     """Its children are not left to themselves, and the next launch starts another."""
     pid = forkserver._forkserver._forkserver_pid
     assert pid is not None
-    in_background(lambda found: os.kill(pid, signal.SIGKILL))
+    in_background(lambda: os.kill(pid, signal.SIGKILL))
     with pytest.raises(WorkerLost, match="forkserver"):
         launch(entries.wait, None, 2)
     assert launch(entries.rank_and_size, 1, 1)[1] == 0
@@ -91,7 +89,7 @@ def test_a_signal_to_the_forkserver() -> None:
     handle_signals()
     pid = forkserver._forkserver._forkserver_pid
     assert pid is not None
-    in_background(lambda found: os.kill(pid, signal.SIGTERM))
+    in_background(lambda: os.kill(pid, signal.SIGTERM))
     with pytest.raises(Preempted) as caught:
         launch(entries.save_when_asked, 0.1, 2, grace_s=30)
     assert caught.value.step == 7
@@ -112,7 +110,7 @@ def test_a_signal_to_the_forkserver() -> None:
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)])
 def test_signals_end_workers_that_cannot_save(number: signal.Signals, error: type[BaseException]) -> None:
     handle_signals()
-    in_background(lambda found: os.kill(os.getpid(), number))
+    in_background(lambda: os.kill(os.getpid(), number))
     with pytest.raises(error) as caught:
         launch(entries.wait, None, 2, grace_s=30)
     assert isinstance(caught.value, Preempted) == (number is signal.SIGTERM)
@@ -121,7 +119,7 @@ def test_signals_end_workers_that_cannot_save(number: signal.Signals, error: typ
 @pytest.mark.parametrize("number", PREEMPTIONS)
 def test_a_preempted_parent_lets_its_workers_save(number: signal.Signals) -> None:
     handle_signals()
-    in_background(lambda found: os.kill(os.getpid(), number))
+    in_background(lambda: os.kill(os.getpid(), number))
     with pytest.raises(Preempted) as caught:
         launch(entries.save_when_asked, 0.5, 2, grace_s=30)
     assert caught.value.step == 7
@@ -136,7 +134,7 @@ def test_a_preempted_worker() -> None:
 
 def test_the_grace_period_ends() -> None:
     handle_signals()
-    in_background(lambda found: os.kill(os.getpid(), signal.SIGTERM))
+    in_background(lambda: os.kill(os.getpid(), signal.SIGTERM))
     started = time.monotonic()
     with pytest.raises(Preempted) as caught:
         launch(entries.save_when_asked, 60.0, 2, grace_s=1)
@@ -147,7 +145,7 @@ def test_the_grace_period_ends() -> None:
 def test_a_second_signal_does_not_wait() -> None:
     handle_signals()
 
-    def twice(found: list[int]) -> None:
+    def twice() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1.2)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -11,21 +12,21 @@ from typing import Any
 import pytest
 
 from runner.backends import Compilations
-from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
 from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of, utilization_words
 from runner.speed.run_numbers import Baseline
 from runner.train.result import RunResult
 from runner.train.tokens import Tokens
+from tests.configured import configured
 from tests.replicas import TINY
 
 SETTINGS = [override for override in TINY if not override.startswith("precision")]
 MACHINE = "2 cores of a processor"
 
 
+@functools.cache
 def experiment(*overrides: str) -> Experiment:
-    device = [] if any(override.startswith("device=") for override in overrides) else ["device=cpu"]
-    return prepare(settings(compose([*SETTINGS, *device, *overrides])))
+    return prepare(configured([*SETTINGS, *overrides]))
 
 
 def key(*overrides: str) -> str:

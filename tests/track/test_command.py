@@ -27,14 +27,9 @@ from runner.track.card import RunCard
 from runner.track.command import runs_below, store_and_runs
 from tests.sweep.stores import empty_store
 
+pytestmark = pytest.mark.usefixtures("here")
+
 DOWN = "http://127.0.0.1:9"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def database(name: str = "x") -> str:

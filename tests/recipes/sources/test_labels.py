@@ -14,14 +14,11 @@ from recipes.sources.text_files import TextFiles
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from runner.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TEXTS = ["a first text that is long", "another one of some length", "the third of the texts", "and the very last one"]
 SETS = [["b", "a"], [], ["b"], ["a", "c", "a"]]
 NUMBERS = [(0, 1), (), (1,), (0, 2)]
-
-
-@pytest.fixture(autouse=True)
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def several(name: str, content: str | None = None, **settings: Any) -> Corpus:

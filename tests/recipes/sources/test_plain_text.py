@@ -15,12 +15,6 @@ from runner.errors import UserError
 TEXT = "one\ntwo\n\nthree\n \n\n  four\nfive\n"
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def read(content: str, **settings: Any) -> Documents:
     Path("train.txt").write_bytes(content.encode())
     Path("eval.txt").write_text("held out\n")

@@ -13,6 +13,8 @@ from recipes.sources.tagged_words import TaggedWords
 from recipes.tasks.token_classification import TaggedCorpus
 from runner.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("here")
+
 WORDS = [["EU", "rejects", "call", "."], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O", "O"], ["B-PER", "I-PER"]]
 NAMES = ("B-ORG", "B-PER", "I-PER", "O")
@@ -29,11 +31,6 @@ Peter NNP B-NP B-PER
 Blackburn NNP I-NP I-PER
 """
 TWO = "EU B-ORG\nrejects O\ncall O\n. O\n\nPeter B-PER\nBlackburn I-PER\n\n\n"
-
-
-@pytest.fixture(autouse=True)
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def read(name: str, content: str | None = None, evaluation: str | None = None, **settings: Any) -> TaggedCorpus:

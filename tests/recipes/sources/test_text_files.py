@@ -32,12 +32,6 @@ def json_lines(*rows: Any) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def read(train: str | bytes, evaluation: str | bytes | None = None, /, suffix: str = ".tsv", **settings: Any) -> Corpus:
     for part, content in (("train", train), ("eval", train if evaluation is None else evaluation)):
         Path(part + suffix).write_bytes(content if isinstance(content, bytes) else content.encode())
