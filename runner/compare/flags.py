@@ -205,7 +205,7 @@ def _other_bits(block: Block, setups: Sequence[SetupRuns]) -> Iterator[Flag]:
         partners = {run.seed: run for run in b.runs if run.weights is not None}
         for run in a.runs:
             other = partners.get(run.seed)
-            if run.weights is None or other is None or run.weights == other.weights:
+            if run.weights is None or other is None or run.weights == other.weights or run.withdrawn or other.withdrawn:
                 continue
             if comparability([run], [other]).level == IDENTICAL:
                 text = (

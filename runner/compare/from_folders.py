@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from runner.compare.comparability import EQUIVALENT, IDENTICAL
 from runner.compare.runs import (
     ACCUMULATION,
     LOWER_IS_BETTER,
@@ -132,8 +133,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     if not isinstance(value, (int, float)):
         raise _NotARun(f"has no metric {metric}")
     settings = {name: setting for name, setting in config.items() if name not in NOT_THE_SETUP}
-    rows = [*files.certificate.get("equal", []), *files.certificate.get("different", [])]
-    certificate = {str(row["name"]): CertificateProperty(row["value"], str(row["allows"])) for row in rows}
+    certificate = _properties(files.certificate)
     workers, k = int(plan["world_size"]), int(plan["k"])
     seconds = _training_seconds(summary)
     speed = summary.get("speed") or {}
@@ -216,6 +216,18 @@ def _phases(summary: Mapping[str, Any], training: float | None) -> Phases | None
     if training is None or not first or not wall:
         return None
     return Phases(first, training, wall, stalled, step, evaluation)
+
+
+def _properties(certificate: Mapping[str, Any]) -> dict[str, CertificateProperty]:
+    """By name. They are those of a resumed run's last segment: another one may have had other bits."""
+    same_bits = all(segment["level"] == IDENTICAL for segment in certificate.get("segments", [])[:-1])
+    rows = [*certificate.get("equal", []), *certificate.get("different", [])]
+    return {
+        str(row["name"]): CertificateProperty(
+            row["value"], EQUIVALENT if row["allows"] == IDENTICAL and not same_bits else str(row["allows"])
+        )
+        for row in rows
+    }
 
 
 def _digest(facts: Any) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from omegaconf import MISSING
+
 
 def to_plain(value: Any) -> Any:
     """A configuration as JSON-ready data; enum members become their names."""
@@ -32,6 +34,11 @@ def from_plain(kind: type[T], data: Any) -> T:
     return typing.cast(T, _decode(kind, data))
 
 
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    default = MISSING if field.default is dataclasses.MISSING else field.default
+    return default != MISSING or field.default_factory is not dataclasses.MISSING
+
+
 def _decode(kind: Any, data: Any) -> Any:
     if data is None or kind is Any:
         return data
@@ -41,7 +48,9 @@ def _decode(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         build: Any = kind
-        return build(**{f.name: _decode(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.init})
+        # A file of an older version lacks what was added since.
+        fields = [f for f in dataclasses.fields(kind) if f.init and (f.name in data or not _has_default(f))]
+        return build(**{f.name: _decode(hints[f.name], data[f.name]) for f in fields})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind[data]
     if kind is Path:

@@ -474,12 +474,16 @@ class Equivalence:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        identical = self.mode is EquivalenceMode.identical
         for name, unit in (("shards", "shard"), ("threads", "thread")):
             value = getattr(self, name)
-            ok = (value is not None and value >= 1) if identical else value is None
-            rule = f"use at least 1 {unit}" if identical else "only equivalence=identical has this setting"
+            ok = (value is not None and value >= 1) if self.is_identical else value is None
+            rule = f"use at least 1 {unit}" if self.is_identical else "only equivalence=identical has this setting"
             require(ok, f"equivalence.{name}", value, rule)
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether bits do not depend on the number of workers."""
+        return self.mode is EquivalenceMode.identical
 
     @property
     def dropout_by_sample(self) -> bool:
@@ -564,25 +568,33 @@ class Config:
             require(not self.compile, "compile", True, rule)
             rule = f"{mode} cannot control dropout in recomputed activations; leave one of the two out"
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
-        if self.equivalence.mode is EquivalenceMode.identical:
+        if self.equivalence.is_identical:
             self._check_identical()
 
     def _check_identical(self) -> None:
         """Refuse what lets the result depend on the number of workers."""
         batch, sync, sharding = self.batch.mode, self.sync, self.sharding.kind
-        rules = (
+        # Phases of one step are local, too, with an outer optimizer or by qsr.
+        k = ("sync.k", sync.k, "1") if sync.k > 1 else ("sync", sync.policy, "periodic")
+        rules: tuple[tuple[bool, tuple[str, Any, str], str], ...] = (
             (
                 batch is BatchMode.fixed_global,
-                "batch",
-                batch,
+                ("batch", batch, "fixed_global"),
                 "its global batch grows with the workers",
-                "fixed_global",
             ),
-            (sync.always_synchronous, "sync.k", sync.k, "workers train alone between synchronisations", "1"),
-            (sync.compress is Compress.none, "sync.compress", sync.compress, "each worker rounds its own sum", "none"),
-            (sharding is ShardingKind.none, "sharding", sharding, "FSDP adds gradients in an order of its own", "none"),
+            (sync.always_synchronous, k, "workers train alone between synchronisations"),
+            (
+                sync.compress is Compress.none,
+                ("sync.compress", sync.compress, "none"),
+                "each worker rounds its own sum",
+            ),
+            (
+                sharding is ShardingKind.none,
+                ("sharding", sharding, "none"),
+                "FSDP adds gradients in an order of its own",
+            ),
         )
-        for ok, name, value, reason, right in rules:
+        for ok, (name, value, right), reason in rules:
             require(ok, name, value, f"{reason}; with equivalence=identical use {name}={right}")
 
 

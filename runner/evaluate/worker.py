@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runner.backends import Backend
-from runner.config.choices import EquivalenceMode, ShardingKind
+from runner.config.choices import ShardingKind
 from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain
 from runner.data.recipe import Recipe
@@ -72,7 +72,7 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
         config.device.length_buckets,
         PhaseProgress(job.folder, "evaluating", "batches") if backend.rank == 0 else None,
         collective_forward=sharding.kind is not ShardingKind.none,
-        same_batches=config.equivalence.mode is EquivalenceMode.identical,
+        same_batches=config.equivalence.is_identical,
     )
     if backend.rank != 0:
         return None

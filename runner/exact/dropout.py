@@ -74,7 +74,8 @@ class ExactDropout(TorchFunctionMode):
 
 
 def not_exact(reason: str) -> UserError:
-    return UserError(f"equivalence=exact is not possible for this model: {reason}; use equivalence=standard")
+    modes = "equivalence=exact, and so identical, is not possible for this model"
+    return UserError(f"{modes}: {reason}; use equivalence=standard")
 
 
 def _dropout(mode: ExactDropout, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ from runner.plan.shards import shards_of, used_shards
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """In samples, but for two. Where shares are not equal, those of the largest micro-batch and the largest share."""
+    """Workers, micro-batches per optimizer step, and samples. Where shares differ, those of the largest."""
 
     world_size: int
     micro_batch: int
@@ -67,8 +67,8 @@ def uneven_sizes(world_size: int, global_batch: int, accumulation_steps: int) ->
 def sharded_sizes(world_size: int, global_batch: int, shards: int) -> BatchSizes:
     """The sizes of a global batch of shards, which a worker trains one by one. Raises UserError for too few shards."""
     used = used_shards(global_batch, shards)
-    rule = f"use at least one shard of the global batch for each of {world_size} workers"
-    require(world_size <= used, "equivalence.shards", used, rule)
+    name, limit = ("equivalence.shards", shards) if shards <= global_batch else ("batch.global_batch", global_batch)
+    require(world_size <= used, name, limit, f"use at least 1 for each of {world_size} workers")
     workers = [shards_of(used, world_size, rank) for rank in range(world_size)]
     samples = [sum(len(range(shard, global_batch, used)) for shard in own) for own in workers]
     return BatchSizes(world_size, -(-global_batch // used), max(map(len, workers)), max(samples), global_batch)

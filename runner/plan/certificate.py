@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.choices import AdapterKind, Compress, EquivalenceMode, ShardingKind
+from runner.config.choices import AdapterKind, Compress, ShardingKind
 from runner.config.schema import Adapter, Config
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
@@ -29,8 +29,8 @@ class RunSetup:
     """The inputs of a certificate.
 
     `data`: digest of every text and label; `has_dropout`: whether training drops units at all; `versions`: of
-    libraries, by name; `processor`: its name and instruction set; `batch_statistics`: whether the model normalises by
-    the statistics of a micro-batch, which is known only once it has been built.
+    libraries, by name; `processor`: its name and instruction set, where they must be the same; `batch_statistics`:
+    whether the model normalises by the statistics of a micro-batch, which is known only once it has been built.
     """
 
     config: Config
@@ -42,11 +42,6 @@ class RunSetup:
     versions: Mapping[str, str]
     processor: str
     batch_statistics: bool = False
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether its bits do not depend on the number of workers."""
-        return self.config.equivalence.mode is EquivalenceMode.identical
 
 
 @dataclass(frozen=True)
@@ -316,15 +311,15 @@ def _dropout(setup: RunSetup) -> str:
         return "by sample"
     plan = setup.plan
     order = "sorted" if setup.config.batch.length_sorted else "unsorted"
-    buckets = setup.config.device.length_buckets
-    lengths = f", lengths {buckets}" if buckets is not None else ""
     shares = f"{plan.world_size} × {plan.accumulation_steps} {order} shares"
-    return f"{shares}, padding {_padding(setup)}{lengths}, {setup.device_type}"
+    return f"{shares}, padding {_padding(setup)}, {setup.device_type}"
 
 
 def _padding(setup: RunSetup) -> str:
     """To which length a recipe pads rows; by `none`, only where a model computes no padding."""
-    return str(setup.config.recipe.get("padding", "longest"))
+    buckets = setup.config.device.length_buckets
+    lengths = "" if buckets is None else f", lengths {buckets}"
+    return f"{setup.config.recipe.get('padding', 'longest')}{lengths}"
 
 
 #: How sums are taken where workers decide about it.
@@ -334,7 +329,7 @@ _BY_WORKER = "by worker"
 def _summation(setup: RunSetup) -> str:
     """What decides about the order in which gradients, and the sums within kernels, are added."""
     equivalence = setup.config.equivalence
-    if not setup.is_identical:
+    if not equivalence.is_identical:
         return _BY_WORKER
     threads = (
         f", {equivalence.threads} thread{'s' * (equivalence.threads != 1)} each" if setup.device_type == "cpu" else ""
@@ -343,7 +338,7 @@ def _summation(setup: RunSetup) -> str:
 
 
 def _evaluation_batches(setup: RunSetup) -> str:
-    return f"of {setup.config.evaluation.micro_batch} samples" if setup.is_identical else _BY_WORKER
+    return f"of {setup.config.evaluation.micro_batch} samples" if setup.config.equivalence.is_identical else _BY_WORKER
 
 
 def _versions(setup: RunSetup) -> str:
@@ -370,7 +365,9 @@ class _Row:
     def compare(self, setup: RunSetup, baseline: RunSetup) -> CertifiedProperty:
         value, reference = self.read(setup), self.read(baseline)
         compared = self.compared or self.read
-        same_bits = self.only_sums and setup.is_identical and baseline.is_identical
+        same_bits = (
+            self.only_sums and setup.config.equivalence.is_identical and baseline.config.equivalence.is_identical
+        )
         allows = _IDENTICAL if same_bits else self.allows
         if compared(setup) == compared(baseline):
             return CertifiedProperty(self.name, value, reference, True, allows, "", "")

@@ -72,6 +72,7 @@ class Experiment:
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
         config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
+        config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         segments = self.certificate.segments
         mixed = len({segment.setup for segment in segments}) > 1
         parts = [[segment.after_step, *segment.setup] for segment in segments] if mixed else []
@@ -105,6 +106,10 @@ class Experiment:
             first = self.config.profile.skip + 1
             steps = f"steps {first:,} to {first + self.config.profile.steps - 1:,} are profiled, and slower for it"
             notes.append(f"{steps}: profile/worker-0.json.gz opens in ui.perfetto.dev")
+        asked = self.config.accumulation.steps
+        if plan.shards is not None and asked is not None and 1 < asked < plan.accumulation_steps:
+            shards = f"under equivalence=identical a worker computes its {plan.accumulation_steps} shards one by one"
+            notes.append(f"accumulation.steps={asked} has no effect: {shards}")
         threads, cores = self.config.equivalence.threads, available_cores()
         if threads is not None and self.setup.device_type == "cpu" and threads * self.placement.local_workers < cores:
             used = threads * self.placement.local_workers
@@ -177,6 +182,8 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
     recipe.check_model()
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
+    rule = f"use at most {old.shards}, the run's equivalence.shards"
+    require(old.shards is None or workers <= old.shards, "device.workers", workers, rule)
     plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation), config.sync.k)
     return _experiment(config, recipe, placement, facts, plan=plan)
 
@@ -264,7 +271,7 @@ def _experiment(
         device_type=placement.device_type,
         rehearsed=placement.rehearsed,
         versions=library_versions(placement.device_type),
-        processor=processor(placement.device_type),
+        processor=processor(placement.device_type) if config.equivalence.is_identical else "any",
     )
     certificate = certify(setup, baseline_of(setup))
     segment = Segment(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from runner.backends.machine import LocalDevices
-from runner.config.choices import DeviceKind, EquivalenceMode, PrecisionName, Rehearse, ShardingKind
+from runner.config.choices import DeviceKind, PrecisionName, Rehearse, ShardingKind
 from runner.config.schema import Config, Device
 from runner.errors import UserError
 
@@ -119,7 +119,7 @@ def check_device_serves(config: Config, placement: Placement) -> None:
         raise UserError(f"sharding={config.sharding.kind.name} is for CPUs and GPUs: use sharding=none")
     if tpu and config.profile.steps is not None:
         raise UserError("profile.steps is not supported on TPUs, whose steps torch.profiler does not see: leave it out")
-    if placement.device_type == "xla" and config.equivalence.mode is EquivalenceMode.identical:
+    if placement.device_type == "xla" and config.equivalence.is_identical:
         raise UserError("equivalence=identical is not supported by torch_xla, which compiles whole steps: use exact")
     offload, fp16 = config.sharding.kind is ShardingKind.fsdp_offload, precision is PrecisionName.fp16
     if offload and fp16 and placement.device_type == "cuda":

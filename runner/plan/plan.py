@@ -115,8 +115,8 @@ def make_plan(
         assert global_batch is not None
         sizes = sharded_sizes(world_size, global_batch, shards)
         _check_limits(sizes, accumulation_steps, max_micro_batch)
-    parts = world_size * (sizes.accumulation_steps if shards is None else 1)
-    if parts > samples_per_epoch:
+    parts = sizes.world_size * sizes.accumulation_steps
+    if shards is None and parts > samples_per_epoch:
         raise UserError(
             f"{world_size} worker(s) × accumulation.steps={sizes.accumulation_steps} give {parts} micro-batches, more "
             f"than the {samples_per_epoch} training samples: use fewer workers or steps"
@@ -156,7 +156,8 @@ def make_plan(
 def _check_limits(sizes: BatchSizes, accumulation_steps: int | None, max_micro_batch: int | None) -> None:
     """A worker's micro-batches are its shards; what is configured of micro-batches are limits. Raises UserError."""
     steps, fewest = sizes.accumulation_steps, (accumulation_steps or 1) * sizes.world_size
-    rule = f"a worker has at most {steps} of the shards, its micro-batches: use equivalence.shards={fewest} or more"
+    more = f"equivalence.shards={fewest} or more" if fewest <= sizes.global_batch else "a larger batch.global_batch"
+    rule = f"a worker has at most {steps} of the shards, its micro-batches: use {more}"
     require((accumulation_steps or 1) <= steps, "accumulation.steps", accumulation_steps, rule)
     if max_micro_batch is not None:
         fewest = -(-sizes.global_batch // max_micro_batch)

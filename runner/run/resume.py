@@ -19,7 +19,7 @@ from runner.config.arguments import RESUME
 from runner.config.compose import compose, parsed, settings
 from runner.config.plain import from_plain
 from runner.config.schema import Config, Tracking
-from runner.errors import UserError, did_you_mean
+from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
@@ -192,6 +192,12 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
             f"trusted_packages does not have {', '.join(missing)}, which the run had: add "
             f"trusted_packages=[{','.join(trusted)}] to the command if you trust that code"
         )
+    if config.equivalence.is_identical:
+        before = (saved["device"].get("length_buckets"), saved["evaluation"]["micro_batch"])
+        names = ("device.length_buckets", "evaluation.micro_batch")
+        now = (config.device.length_buckets, config.evaluation.micro_batch)
+        for name, old, new in zip(names, before, now, strict=True):
+            require(new == old, name, new, f"the run has {old}, and other bits with another value")
     if any(_key(override) == "tracking.uri" for override in overrides):
         return config
     return dataclasses.replace(config, tracking=_tracking(config.tracking, folder))
@@ -230,7 +236,8 @@ def _check(experiment: Experiment, folder: Path, saved: Saved) -> None:
 def _changes(experiment: Experiment, saved: Saved) -> tuple[str, ...]:
     """What else is not as it was when the checkpoint was saved: libraries, processor, runner, modules of the recipe."""
     setup = experiment.setup
-    old, new = saved.identity, {**setup.versions, PROCESSOR: setup.processor, **code_of(experiment.config)}
+    processor = {PROCESSOR: setup.processor} if experiment.config.equivalence.is_identical else {}
+    old, new = saved.identity, {**setup.versions, **processor, **code_of(experiment.config)}
     names = [name for name in new if old.get(name, new[name]) != new[name]]
     if any(name.startswith(CODE) for name in old):  # modules can come and go
         names += [name for name in (*new, *old) if name.startswith(CODE) and (name in new) != (name in old)]

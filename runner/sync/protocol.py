@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from runner.sync.telemetry import SyncRecord, SyncStats
@@ -93,9 +94,15 @@ class SyncPolicy(Protocol):
         """The context of the forward and backward pass of this worker's micro-batch `number`, counted from 0."""
         return nullcontext()
 
-    def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor]) -> Tensor:
-        """This worker's part of the sum of the losses of all workers' micro-batches, given its own. A collective."""
-        return sum(losses[1:], start=losses[0])
+    def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """This worker's part of the sum of all micro-batches' losses, given those of its own; a scalar of `dtype`.
+
+        May be a collective.
+        """
+        total = torch.zeros((), dtype=dtype, device=losses[0].device)
+        for loss in losses:
+            total += loss
+        return total
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         """Called after the last backward pass of a step; False if this worker skips the optimizer step."""

@@ -56,32 +56,34 @@ class TreeSynchronous(SyncPolicy):
         if number < len(own):  # not a filler
             self._gradients.append(Subtree(own[number], 1, gradients))
 
-    def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor]) -> Tensor:
+    def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """The whole sum for rank 0, and 0 for the others: the sum over workers then has the same bits as well."""
         used, own = used_shards(facts.samples, self._shards), self._shards_of(facts, self._backend.rank)
-        of_shards = losses[0].new_zeros(used)
+        of_shards = losses[0].new_zeros(used, dtype=dtype)
         if own:
             of_shards[own.start : own.stop] = torch.stack(tuple(losses))
         tree: TreeSum[Tensor] = TreeSum(torch.add)
         for shard, loss in enumerate(self._backend.all_reduce(of_shards).unbind()):
             tree.append(Subtree(shard, 1, loss))
-        return tree.total() if self._backend.rank == 0 else losses[0].new_zeros(())
+        return tree.total() if self._backend.rank == 0 else of_shards.new_zeros(())
 
     @torch.no_grad()
     def before_optimizer_step(self, facts: StepFacts) -> bool:
-        gradients = self._gradients.total() if self._backend.world_size == 1 else self._total_of_all(facts)
-        self._gradients = TreeSum(_add)
+        own, self._gradients = self._gradients, TreeSum(_add)
+        gradients = own.total() if self._backend.world_size == 1 else self._total_of_all(facts, own.subtrees)
         for parameter, gradient in zip(self._trainable.values(), gradients, strict=True):
             parameter.grad = gradient
         return True  # gradients are the same on all workers, so all of them step
 
-    def _total_of_all(self, facts: StepFacts) -> list[Tensor]:
-        backend, own, first = self._backend, self._gradients.subtrees, next(iter(self._trainable.values()))
+    def _total_of_all(self, facts: StepFacts, own: list[Subtree[list[Tensor]]]) -> list[Tensor]:
+        backend, first = self._backend, next(iter(self._trainable.values()))
         # Whole parts for all workers. What is beyond the gradients, and between them, is added and sent as it is.
         part = -(-self._layout.bounds[-1] // (backend.world_size * ALIGNMENT)) * ALIGNMENT
         vectors = torch.empty(len(own), backend.world_size * part, dtype=first.dtype, device=first.device)
         for vector, gradients in zip(vectors, own, strict=True):
             torch._foreach_copy_(self._layout.views(vector), gradients.value)
+        own_count = len(own)
+        own.clear()  # before there is a third copy
         subtrees = [subtrees_of(self._shards_of(facts, rank)) for rank in range(backend.world_size)]
 
         backend.synchronize()  # work queued before this point is not communication
@@ -95,7 +97,7 @@ class TreeSynchronous(SyncPolicy):
         backend.synchronize()
         seconds = time.perf_counter() - started
         # Counted as of an all-reduce: half for sending what is added, half for sending the sum.
-        sent = total.nbytes * (len(own) + 1) // 2
+        sent = total.nbytes * (own_count + 1) // 2
         self._stats += SyncStats(1, sent, seconds, seconds)
         return self._layout.views(total)
 

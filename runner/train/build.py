@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from runner import __version__
 from runner.backends import Backend, build_backend
 from runner.backends.machine import available_cores, describe_machine, library_versions, processor
-from runner.config.choices import EquivalenceMode, OptimizerName, ShardingKind
+from runner.config.choices import OptimizerName, ShardingKind
 from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
@@ -100,8 +100,8 @@ class Job(WorkerJob):
 def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
     """This worker's device, connected to the other workers through `store`."""
     torch.set_num_threads(job.threads)
-    if job.config.equivalence.mode is EquivalenceMode.identical:
-        _make_deterministic()
+    if job.config.equivalence.is_identical:
+        _make_deterministic(job.device_type)
     return build_backend(
         job.device_type,
         rank,
@@ -116,11 +116,13 @@ def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: 
     )
 
 
-def _make_deterministic() -> None:
+def _make_deterministic(device_type: str) -> None:
     """Let torch refuse operations whose bits change from run to run, and choose others where it can."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA is first used
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # to find mistakes only
+    if device_type != "cuda":
+        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # before cuBLAS is first used
     torch.backends.cudnn.benchmark = False  # chooses kernels by their speed in this run
     # Their backward passes add in an order that is not fixed.
     torch.backends.cuda.enable_flash_sdp(False)
@@ -156,6 +158,8 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused)
     bytes_per_pass = sharded.bytes_per_pass if sharded is not None else None
     policy = build_sync_policy(config, job.plan, model, optimizer, backend, bytes_per_pass)
+    if config.equivalence.is_identical:
+        _require_equal_workers(model, backend, job.device_type)
     own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)
     set_seed(own_seed)
     backend.seed(own_seed)
@@ -165,6 +169,20 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     if state is not None:
         loop.load_state_dict(state)
     return loop
+
+
+def _require_equal_workers(model: nn.Module, backend: Backend, device_type: str) -> None:
+    """Raises UserError if processors or initial weights differ between workers. A collective."""
+    rule = "bits differ between them: use machines of one kind, or equivalence=exact"
+    for what, own, why in (
+        ("processor", processor(device_type), rule),
+        ("weights", weights_digest(model.state_dict()), "let build_model depend on the seed only"),
+    ):
+        found = backend.all_gather_object(own)
+        if len(set(found)) > 1:
+            differs = next(rank for rank, one in enumerate(found) if one != found[0])
+            worker = f"worker {differs} has other {what} than worker 0 ({found[differs]}, {found[0]})"
+            raise UserError(f"equivalence=identical is not possible: {worker}; {why}")
 
 
 def _build_model(
@@ -188,13 +206,19 @@ def _build_model(
         weights = restored({**state["model"], **state["buffers"]}, changing_state(model))
         load_changing_state(model, weights)  # before the sync policy copies them
     if config.equivalence.dropout_by_sample:
-        changed = check_model(recipe, prepared, model, device)
-        if changed and config.equivalence.mode is EquivalenceMode.identical:
-            raise UserError(
-                f"equivalence=identical is not possible for this model: a forward pass changes {changed[0]}, of which "
-                "each worker would have its own; use equivalence=exact"
-            )
+        try:
+            changed = check_model(recipe, prepared, model, device)
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            raise _not_identical(first_line(error)) from error
+        if changed and config.equivalence.is_identical:
+            raise _not_identical(f"a forward pass changes {changed[0]}, of which each worker would have its own")
     return model, identity
+
+
+def _not_identical(reason: str) -> UserError:
+    return UserError(f"equivalence=identical is not possible for this model: {reason}; use equivalence=exact")
 
 
 def _identity(prepared: Prepared, model: nn.Module, frozen: str | None) -> dict[str, str]:
@@ -254,7 +278,7 @@ def train(
         "data": job.facts.digest,
         "sync": sync_digest(job.config.sync, job.config.sharding),
         **library_versions(job.device_type),
-        PROCESSOR: processor(job.device_type),
+        **({PROCESSOR: processor(job.device_type)} if job.config.equivalence.is_identical else {}),
     }
     if backend.rank == 0:  # which writes it down
         identity |= code_of(job.config)
@@ -279,15 +303,23 @@ def train(
     if loop.best.weights is not None:
         load_changing_state(loop.model, loop.best.weights)
     whole = loop.sharded.whole() if loop.sharded is not None else None
+    digest = _common_digest(loop) if job.plan.shards is not None else None
     result = None
     if log is not None:
         log.close()
-        digest = weights_digest(changing_state(loop.model)) if job.plan.shards is not None else None
         result = dataclasses.replace(_result(loop, job, tokens, utilisation, warnings), weights_digest=digest)
         require_space(job.folder, model_bytes, "the model")
         _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
     return result
+
+
+def _common_digest(loop: Loop) -> str:
+    """The digest of the weights, which all workers must have. A collective."""
+    digests = loop.backend.all_gather_object(weights_digest(changing_state(loop.model)))
+    if len(set(digests)) > 1:
+        raise RunFailed(f"equivalence=identical: workers ended with different weights ({', '.join(digests)})")
+    return str(digests[0])
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

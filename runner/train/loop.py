@@ -198,11 +198,11 @@ class Loop:
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 meter.begin("backward")
                 self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
-            losses.append(loss_sum.detach().to(self._parameters[0].dtype))
+            losses.append(loss_sum.detach())
             step_count += count
             meter.begin("data")
         meter.begin("communication")
-        step_loss = policy.loss_sum(facts, losses)
+        step_loss = policy.loss_sum(facts, losses, self._parameters[0].dtype)
         if policy.before_optimizer_step(facts):
             meter.begin("optimizer")
             gradient_norm, skipped = self._optimizer_step()

@@ -28,7 +28,7 @@ class RunResult:
     weights. `best`: the step and value of the best evaluation. `batch_statistics`: whether the model has batch
     normalisation. `parameters`: of the model, with those of an adapter, and how many of them are trained. `truncated`:
     how many texts the recipe has truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`:
-    of the saved weights, where any number of workers must have the same.
+    of the weights that were trained, before an adapter is merged, where any number of workers must have the same.
     """
 
     optimizer_steps: int | None = None

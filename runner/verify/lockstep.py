@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from runner.backends import Backend
-from runner.config.choices import EquivalenceMode
 from runner.launch.local import Place
 from runner.launch.worker import store_of
 from runner.train.build import Job, build_loop, connect
@@ -49,8 +48,9 @@ def run_launched(pair: dict[str, Any], place: Place) -> dict[str, Any] | None:
     loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
     link = Link(store, Path(pair["folder"]))
     configs = [one.config for one in jobs.values()]
-    bits = all(config.equivalence.mode is EquivalenceMode.identical for config in configs)
-    comparer = Comparer(link, SnapshotComparison.of(*(config.precision.name for config in configs), bits=bits))
+    precisions = [config.precision.name for config in configs]
+    bits = all(config.equivalence.is_identical for config in configs) and len(set(precisions)) == 1
+    comparer = Comparer(link, SnapshotComparison.of(*precisions, bits=bits))
     run_side(frames(loop, log, pair["steps"], side), comparer if side == "a" else link.send, backend)
     loop.policy.close()
     backend.close()

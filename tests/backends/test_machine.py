@@ -48,6 +48,7 @@ def test_gpus_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cores_are_shared_by_the_workers(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_cores", lambda: 8)
     assert machine.threads_per_worker(workers) == threads
+    assert machine.threads_per_worker(workers, 5) == 5
 
 
 def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

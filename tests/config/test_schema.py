@@ -184,6 +184,13 @@ def test_round_trip_of_nested_types() -> None:
     assert from_plain(Plan, json.loads(json.dumps(to_plain(plan)))).digest == plan.digest
 
 
+def test_a_file_of_an_older_version() -> None:
+    """Without a field that has a default, such as the shards of a plan."""
+    plan = Plan(*range(1, 17), False)
+    older = {name: value for name, value in to_plain(plan).items() if name != "shards"}
+    assert from_plain(Plan, older) == plan
+
+
 def test_wrong_plain_data() -> None:
     """A missing field, an unknown enum member and a value against the rules are errors."""
     plain = to_plain(configured())

@@ -373,6 +373,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner.verify --a '' --b '' --config-dir nowhere", "--config-dir=nowhere"),
     ("runner.verify --a compile=true --b '' equivalence=exact", "setup a", "compile=true"),
     ("runner equivalence=identical sync.k=4", "sync.k=4", "sync.k=1"),
+    ("runner equivalence=identical sync=outer sync.k=1", "sync=periodic"),
     ("runner equivalence=identical batch=per_device", "batch=fixed_global"),
     ("runner equivalence=identical sync.compress=bf16", "sync.compress=bf16", "sync.compress=none"),
     ("runner equivalence=identical sharding=fsdp", "sharding=fsdp", "sharding=none"),

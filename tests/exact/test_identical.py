@@ -93,6 +93,7 @@ def check(pool: WorkerPool, alone: dict[str, Any], workers: int, overrides: list
         ["recipe.padding=none", "batch.length_sorted=true", "precision=fp32", *ADAMW],
         ["adapter=lora", "adapter.merge=true", "precision=fp32", *ADAMW],
         ["optimizer=adafactor", "precision=fp32"],
+        ["evaluation.every_steps=2", "evaluation.keep_best=true", "evaluation.patience=2", "precision=bf16", *ADAMW],
     ],
     ids=lambda overrides: overrides[0],
 )

@@ -54,5 +54,5 @@ def test_shards_of_unequal_sizes() -> None:
 def test_every_worker_needs_a_shard() -> None:
     with pytest.raises(UserError, match=r"equivalence\.shards=4 .*5 workers"):
         sharded_sizes(5, 96, 4)
-    with pytest.raises(UserError, match=r"equivalence\.shards"):
+    with pytest.raises(UserError, match=r"batch\.global_batch=4 .*5 workers"):
         sharded_sizes(5, 4, 8)
