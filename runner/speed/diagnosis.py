@@ -190,7 +190,7 @@ def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
     """Parts of a run that are not training."""
     share = run.of_wall(run.first_step_s)
     if share >= FIXED_COST_STANDS_OUT:
-        compiling = ", with compile=true" if run.compiled else ""
+        compiling = f", {run.first_step_compile_s:.1f} s of them compiling" if run.first_step_compile_s else ""
         sentence = (
             f"start-up was {share:.0%} of this run ({run.first_step_s:.1f} of {run.wall_s:.1f} s until the end of the "
             f"first step{compiling}): a fixed cost; longer runs amortise it"
@@ -206,10 +206,10 @@ def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
         yield Diagnosis("ending", sentence, share)
     share = run.of_wall(run.compile_s)
     if share >= STANDS_OUT:
-        sentence = (
-            f"compiling took {share:.0%} of this run ({run.compile_s:.1f} s): each batch shape is a separate program; "
-            "use fewer device.length_buckets"
-        )
+        cause = "each batch shape is a separate program; use fewer device.length_buckets"
+        if run.compiled:
+            cause = "a fixed cost of compile=true; longer runs amortise it"
+        sentence = f"compiling took {share:.0%} of this run ({run.compile_s:.1f} s): {cause}"
         yield Diagnosis("compiling", sentence, share)
     share = run.of_wall(run.evaluation_s)
     if share >= STANDS_OUT:

@@ -55,7 +55,8 @@ class RunNumbers:
     setting `padding`, unless it is none. `compiled`: by `compile=true`.
 
     Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` until the end of that,
-    `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs; `step_s`: of an optimizer step on
+    `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs, `first_step_compile_s` of which
+    until the end of the first step; `step_s`: of an optimizer step on
     rank 0, by phase. `samples_per_s`: over all workers.
 
     `samples_seen`: of which `tokens` are. `flops_per_sample`: floating-point operations of forward and backward pass;
@@ -83,6 +84,7 @@ class RunNumbers:
     first_step_s: float | None = None
     evaluation_s: float | None = None
     compile_s: float | None = None
+    first_step_compile_s: float | None = None
     samples_per_s: float | None = None
     step_s: Mapping[str, float] | None = None
     collectives: Collectives | None = None
@@ -109,11 +111,12 @@ class RunNumbers:
     def ending_s(self) -> float | None:
         """Seconds that were neither start-up, training, evaluation nor compiling; None for a run that did not finish.
 
-        Compiling before the end of the first step or during evaluation is subtracted twice, so this is a lower bound.
+        Compiling during evaluation is subtracted twice, so this is a lower bound.
         """
         if self.first_step_s is None:
             return None
-        known = (self.first_step_s, self.training_s, self.evaluation_s, self.compile_s)
+        later_compile_s = (self.compile_s or 0.0) - (self.first_step_compile_s or 0.0)
+        known = (self.first_step_s, self.training_s, self.evaluation_s, later_compile_s)
         return max(self.wall_s - sum(seconds or 0.0 for seconds in known), 0.0)
 
     @property

@@ -29,7 +29,7 @@ from runner.sync import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncStats
 from runner.train.adapter import changing_state, load_changing_state
 from runner.train.checkpoint import Checkpoints, restored
-from runner.train.compilation import CompilationWatch
+from runner.train.compilation import CompilationWatch, compiled_by_torch
 from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import evaluate
 from runner.train.finite import FiniteNumbers
@@ -81,10 +81,11 @@ class Loop:
         buckets = config.device.length_buckets
         self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
         self.ledger = Ledger(prepared.train.groups())
-        self.meter = Meter(backend)
+        compilations = compiled_by_torch() if config.compile else backend.compilations
+        self.meter = Meter(backend, compilations)
         self.finite = FiniteNumbers(config, backend)
         self.tokens = Tokens()
-        self.compilations = CompilationWatch(backend)
+        self.compilations = CompilationWatch(compilations)
         #: The synchronisations that ended a local phase, as logged; on rank 0 only.
         self.synchronisations: list[dict[str, float | None]] = []
         keeps_weights = config.evaluation.keep_best and (backend.rank == 0 or policy.collective_forward)
@@ -98,7 +99,9 @@ class Loop:
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)
         self.last_skipped = False
+        #: When the first step ended, and the seconds of compilation until then.
         self.first_step_at: float | None = None
+        self.first_step_compile_s: float | None = None
         self._counts = label_counts(prepared.train)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._evaluation_due = self._evaluation_stopped = False
@@ -251,6 +254,8 @@ class Loop:
         if self.first_step_at is None:
             self.flush()
             self.first_step_at = time.time()
+            compiled = self.compilations.total()
+            self.first_step_compile_s = compiled.seconds if compiled is not None else None
         elif self.synchronised and self.meter.pending_steps >= self.config.log_every:
             self.flush(wait=not self.policy.overlaps)
         every = self.config.evaluation.every_steps
