@@ -239,7 +239,7 @@ def text_batch(rows: Mapping[str, Sequence[Any]], pad_id: int, length: int | Non
 
 def outputs(model: nn.Module, batch: Batch, **settings: Any) -> Any:
     """The model's output for the tokens of a batch, whose padding has to follow the tokens of each row."""
-    with without_padding():
+    with without_padding(batch.get("attention_mask")):
         return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}, **settings)
 
 

@@ -20,6 +20,7 @@ from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
+from runner.data.unpadded import known_places
 from runner.errors import Preempted
 from runner.exact import DropoutStreams
 from runner.plan import Plan
@@ -175,8 +176,7 @@ class Loop:
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device here, unless a sync policy, the fp16 scaler or a model that computes no
-        padding needs a value.
+        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
         """
         policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
@@ -197,7 +197,7 @@ class Loop:
             self.tokens += tokens_of(batch, rows, self._lengths, self._padded)
             with policy.backward_pass(last=number == len(ids)):
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
-                with self.backend.forward_pass(), self.precision.autocast(), dropout:
+                with self.backend.forward_pass(), self.precision.autocast(), dropout, known_places(batch):
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 meter.begin("backward")
                 self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
