@@ -99,8 +99,12 @@ class TransformerRecipe(Recipe):
         return getattr(self.model, "model_type", None)  # a user's source may have none
 
     @property
+    def can_unpad(self) -> bool:
+        return self._model_type in UNPADDED_TYPES
+
+    @property
     def computes_padding(self) -> bool:
-        return self.padding != "none" or self._model_type not in UNPADDED_TYPES
+        return self.padding != "none" or not self.can_unpad
 
     def unpad(self, model: nn.Module, prepared: Prepared) -> nn.Module:
         """The model that was built, made to compute no padding if that is wanted and possible."""

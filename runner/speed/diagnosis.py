@@ -133,8 +133,10 @@ def _less_padding(run: RunNumbers, tokens: Tokens) -> str:
     """What reduces the largest kind of padding."""
     if tokens.fillers > max(tokens.uneven, tokens.beyond):
         return "most of it is in the short last batch of each epoch; use a smaller global batch"
-    if run.pads_to is not None and not (run.pads_to == "longest" and run.few_lengths):
+    if run.can_unpad and run.pads_to is not None and not (run.pads_to == "longest" and run.few_lengths):
         return f"recipe.padding={run.pads_to} computes it; use recipe.padding=none"
+    if run.pads_to == "max_length" and tokens.beyond > tokens.uneven:
+        return "most of it is what recipe.padding=max_length adds; use recipe.padding=longest"
     if tokens.uneven >= tokens.beyond:
         sorting = "" if run.length_sorted else "batch.length_sorted=true and "
         return f"use {sorting}smaller micro-batches (more accumulation.steps), which hold {run.unit} of similar length"

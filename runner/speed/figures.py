@@ -125,6 +125,7 @@ def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: P
         ),
         length_sorted=config.batch.length_sorted,
         few_lengths=config.device.length_buckets is not None or (compiled is not None and not config.compile),
+        can_unpad=experiment.recipe.can_unpad,
         pads_to=str(pads_to) if pads_to not in (None, "none") else None,
         compiled=config.compile,
         wall_s=wall_s,

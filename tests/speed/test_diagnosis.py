@@ -34,6 +34,7 @@ USUAL = RunNumbers(
     largest_k=1000,
     length_sorted=True,
     few_lengths=False,
+    can_unpad=True,
     pads_to=None,
     compiled=False,
     wall_s=200.0,
@@ -94,6 +95,12 @@ CASES: list[tuple[dict[str, Any], str, str, float]] = [
     ({"tokens": Tokens(42, uneven=58)}, "padding", "use smaller micro-batches", 0.58 * 0.9 * 0.75),
     ({"tokens": Tokens(42, uneven=58), "pads_to": "longest"}, "padding", "recipe.padding=none", 0.58 * 0.9 * 0.75),
     (
+        {"tokens": Tokens(42, uneven=58), "pads_to": "longest", "can_unpad": False},
+        "padding",
+        "use smaller micro-batches",
+        0.58 * 0.9 * 0.75,
+    ),
+    (
         {"tokens": Tokens(42, uneven=58), "length_sorted": False},
         "padding",
         "batch.length_sorted=true",
@@ -103,6 +110,12 @@ CASES: list[tuple[dict[str, Any], str, str, float]] = [
         {"tokens": Tokens(42, uneven=8, beyond=50), "pads_to": "max_length"},
         "padding",
         "recipe.padding=none",
+        0.58 * 0.9 * 0.75,
+    ),
+    (
+        {"tokens": Tokens(42, uneven=8, beyond=50), "pads_to": "max_length", "can_unpad": False},
+        "padding",
+        "recipe.padding=longest",
         0.58 * 0.9 * 0.75,
     ),
     ({"tokens": Tokens(42, beyond=58), "few_lengths": True}, "padding", "device.length_buckets", 0.58 * 0.9 * 0.75),
