@@ -53,7 +53,11 @@ def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Layout | None:
 
 def _remove_padding(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     layout = _layout(args, kwargs)
-    return None if layout is None else ((layout.unpadded(args[0]).unsqueeze(0), *args[1:]), kwargs)
+    if layout is None:
+        return None
+    # Not a view of another tensor, unlike with `layout.unpadded`: torch.compile would make a separate program for it.
+    tokens = args[0].flatten(0, 1).unsqueeze(0).index_select(1, layout.places)
+    return (tokens, *args[1:]), kwargs
 
 
 def _unpad_rotations(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

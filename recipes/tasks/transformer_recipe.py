@@ -99,8 +99,12 @@ class TransformerRecipe(Recipe):
         return getattr(self.model, "model_type", None)  # a user's source may have none
 
     @property
+    def can_unpad(self) -> bool:
+        return self._model_type in UNPADDED_TYPES
+
+    @property
     def computes_padding(self) -> bool:
-        return self.padding != "none" or self._model_type not in UNPADDED_TYPES
+        return self.padding != "none" or not self.can_unpad
 
     def unpad(self, model: nn.Module, prepared: Prepared) -> nn.Module:
         """The model that was built, made to compute no padding if that is wanted and possible."""
@@ -239,7 +243,7 @@ def text_batch(rows: Mapping[str, Sequence[Any]], pad_id: int, length: int | Non
 
 def outputs(model: nn.Module, batch: Batch, **settings: Any) -> Any:
     """The model's output for the tokens of a batch, whose padding has to follow the tokens of each row."""
-    with without_padding():
+    with without_padding(batch.get("attention_mask")):
         return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}, **settings)
 
 

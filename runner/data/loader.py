@@ -9,6 +9,7 @@ import numpy as np
 from runner.data.layout import Layout
 from runner.data.recipe import Batch, Prepared, Recipe, without_targets
 from runner.data.table import ROW, Table
+from runner.data.unpadded import with_places
 
 #: In place of a row number: a row that only completes the batch's shape and is counted nowhere.
 FILLER = -1
@@ -20,8 +21,10 @@ def batches(
     """One collated CPU batch per list of row numbers, in order, with its row numbers, `FILLER` among them.
 
     An empty list becomes a batch of fillers only: models crash on batches of size 0. Rows are already tokenised and
-    memory-mapped, so fetching one costs microseconds and no loader process is needed.
+    memory-mapped, so fetching one costs microseconds and no loader process is needed. Models that compute no padding
+    need `known_places` for their forward pass.
     """
+    unpads = not (recipe.computes_padding or prepared.compiles)
     lengths = np.asarray(table.column("length"))
     shortest = int(np.argmin(lengths))
     for samples in ids:
@@ -30,4 +33,5 @@ def batches(
         is_filler = np.arange(len(wanted)) >= len(samples)
         rows = table[wanted.tolist()]
         batch = recipe.collate(rows, prepared, layout.length(int(lengths[wanted].max())))
-        yield np.where(is_filler, FILLER, rows[ROW]), without_targets(batch, is_filler)
+        batch = without_targets(batch, is_filler)
+        yield np.where(is_filler, FILLER, rows[ROW]), with_places(batch) if unpads else batch

@@ -86,6 +86,11 @@ class Recipe(ABC):
         return ()
 
     @property
+    def can_unpad(self) -> bool:
+        """Whether `recipe.padding=none` would have the model compute no padding."""
+        return False
+
+    @property
     def computes_padding(self) -> bool:
         """Whether the model computes the padding of its batches, where it could be avoided."""
         return True

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from runner.data.recipe import Batch
+
+#: In a batch on its way from the loader to the model: `TokenLayout.places` of its attention mask.
+PLACES = "places of tokens"
+
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
@@ -35,17 +40,47 @@ class TokenLayout:
         return self.places // self.length, self.places % self.length
 
 
+@dataclass
 class _ForwardPass:
+    places: Tensor | None
     layout: TokenLayout | None = None
 
 
 _forward_pass: ContextVar[_ForwardPass | None] = ContextVar("forward pass without padding", default=None)
+#: An attention mask on the device, and the places of its tokens.
+_known: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("known places", default=None)
+
+
+def with_places(batch: Batch) -> Batch:
+    """The same batch with the places of its tokens, which the host knows: finding them on a GPU waits for it."""
+    if "attention_mask" not in batch:
+        return batch
+    return {**batch, PLACES: _places_in(batch["attention_mask"])}
 
 
 @contextlib.contextmanager
-def without_padding() -> Iterator[None]:
-    """A forward pass within it computes no padding, if the model can do that."""
-    before = _forward_pass.set(_ForwardPass())
+def known_places(batch: Batch) -> Iterator[None]:
+    """Take the places out of the batch, if it has some, and have `without_padding` use them for its attention mask."""
+    places = batch.pop(PLACES, None)
+    before = _known.set(None if places is None else (batch["attention_mask"], places))
+    try:
+        yield
+    finally:
+        _known.reset(before)
+
+
+def _places_in(attention_mask: Tensor) -> Tensor:
+    return attention_mask.flatten().nonzero()[:, 0]
+
+
+@contextlib.contextmanager
+def without_padding(attention_mask: Tensor | None = None) -> Iterator[None]:
+    """A forward pass within it computes no padding, if the model can do that.
+
+    `attention_mask`: the one that the model gets. A GPU is not waited for if it is that of the loader's batch.
+    """
+    mask, places = _known.get() or (None, None)
+    before = _forward_pass.set(_ForwardPass(places if mask is attention_mask else None))
     try:
         yield
     finally:
@@ -55,14 +90,13 @@ def without_padding() -> Iterator[None]:
 def layout_of(attention_mask: Tensor) -> TokenLayout | None:
     """What a model asks for in a forward pass; None if it is to compute the batch as it is.
 
-    `attention_mask`: [rows, length], not 0 where a token is; padding follows the tokens of a row. A GPU has to be
-    waited for, to know how many there are.
+    `attention_mask`: [rows, length], not 0 where a token is; padding follows the tokens of a row.
     """
     forward_pass = _forward_pass.get()
     if forward_pass is None:
         return None
     if forward_pass.layout is None:
-        places = attention_mask.flatten().nonzero()[:, 0]
+        places = forward_pass.places if forward_pass.places is not None else _places_in(attention_mask)
         if len(places) < attention_mask.numel():
             forward_pass.layout = TokenLayout(places, *attention_mask.shape)
     return forward_pass.layout

@@ -17,6 +17,7 @@ from runner.folder.phase_progress import PhaseProgress
 from runner.launch.local import Place
 from runner.launch.worker import store_of
 from runner.train.build import WorkerJob, connect, prepare_data, to_device
+from runner.train.compilation import compile_model
 from runner.train.evaluate import predict
 from runner.train.precision import Precision
 from runner.train.sharding import in_turn, mesh_of, shard
@@ -60,7 +61,7 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
         with in_turn(backend):
             model = shard(sharding, precision.cast(recipe.build_model(prepared)), backend, mesh).model
     if config.compile:
-        model.compile(dynamic=True)
+        compile_model(model)
     started = time.perf_counter()
     predictions = predict(
         recipe,

@@ -148,11 +148,14 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
     facts = experiment.facts
     over = f"  over {facts.eval_groups:,} {facts.groups}" if facts.eval_groups is not None else ""
     print_sentence(console, f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}")
+    compiling = summary["first_step_compile_s"]
+    compiled_first = f" ({compiling:.1f} s of them compiling)" if compiling else ""
     skipped = f", of which fp16 skipped {summary['skipped_steps']:,}" if summary["skipped_steps"] else ""
     print_sentence(
         console,
         f"  {summary['optimizer_steps']:,} optimizer steps{skipped}, {summary['samples_seen']:,} {facts.unit}, "
-        f"{speed}, {summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s",
+        f"{speed}, {summary['wall_s']:.1f} s in total, first step after {summary['first_step_s']:.1f} s"
+        f"{compiled_first}",
     )
     if digest := summary["weights_digest"]:
         print_sentence(console, f"  weights {digest}: the same on any number of workers (equivalence=identical)")

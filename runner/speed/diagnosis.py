@@ -133,8 +133,10 @@ def _less_padding(run: RunNumbers, tokens: Tokens) -> str:
     """What reduces the largest kind of padding."""
     if tokens.fillers > max(tokens.uneven, tokens.beyond):
         return "most of it is in the short last batch of each epoch; use a smaller global batch"
-    if run.pads_to is not None and not (run.pads_to == "longest" and run.few_lengths):
+    if run.can_unpad and run.pads_to is not None and not (run.pads_to == "longest" and run.few_lengths):
         return f"recipe.padding={run.pads_to} computes it; use recipe.padding=none"
+    if run.pads_to == "max_length" and tokens.beyond > tokens.uneven:
+        return "most of it is what recipe.padding=max_length adds; use recipe.padding=longest"
     if tokens.uneven >= tokens.beyond:
         sorting = "" if run.length_sorted else "batch.length_sorted=true and "
         return f"use {sorting}smaller micro-batches (more accumulation.steps), which hold {run.unit} of similar length"
@@ -190,7 +192,7 @@ def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
     """Parts of a run that are not training."""
     share = run.of_wall(run.first_step_s)
     if share >= FIXED_COST_STANDS_OUT:
-        compiling = ", with compile=true" if run.compiled else ""
+        compiling = f", {run.first_step_compile_s:.1f} s of them compiling" if run.first_step_compile_s else ""
         sentence = (
             f"start-up was {share:.0%} of this run ({run.first_step_s:.1f} of {run.wall_s:.1f} s until the end of the "
             f"first step{compiling}): a fixed cost; longer runs amortise it"
@@ -206,10 +208,10 @@ def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
         yield Diagnosis("ending", sentence, share)
     share = run.of_wall(run.compile_s)
     if share >= STANDS_OUT:
-        sentence = (
-            f"compiling took {share:.0%} of this run ({run.compile_s:.1f} s): each batch shape is a separate program; "
-            "use fewer device.length_buckets"
-        )
+        cause = "each batch shape is a separate program; use fewer device.length_buckets"
+        if run.compiled:
+            cause = "a fixed cost of compile=true; longer runs amortise it"
+        sentence = f"compiling took {share:.0%} of this run ({run.compile_s:.1f} s): {cause}"
         yield Diagnosis("compiling", sentence, share)
     share = run.of_wall(run.evaluation_s)
     if share >= STANDS_OUT:

@@ -124,7 +124,8 @@ def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: P
             plan.optimizer_steps if plan.world_size > 1 and config.sync.schedule is SyncSchedule.constant else None
         ),
         length_sorted=config.batch.length_sorted,
-        few_lengths=config.device.length_buckets is not None or compiled is not None,
+        few_lengths=config.device.length_buckets is not None or (compiled is not None and not config.compile),
+        can_unpad=experiment.recipe.can_unpad,
         pads_to=str(pads_to) if pads_to not in (None, "none") else None,
         compiled=config.compile,
         wall_s=wall_s,
@@ -132,6 +133,7 @@ def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: P
         first_step_s=result.first_step_s,
         evaluation_s=result.evaluation_s,
         compile_s=compiled.seconds if compiled is not None else None,
+        first_step_compile_s=result.first_step_compile_s,
         samples_per_s=rate,
         step_s=result.step_s,
         collectives=_collectives(result),

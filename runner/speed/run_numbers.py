@@ -51,12 +51,13 @@ class RunNumbers:
 
     `device`: the setup's name for it (`gpu4`). `local_workers`: on each machine. `cores`: of this machine, if workers
     compute on them. `k`: optimizer steps between two synchronisations; `largest_k`: the largest possible value, None if
-    the settings leave no choice. `few_lengths`: batches are padded to one of a few lengths. `pads_to`: the recipe's
-    setting `padding`, unless it is none. `compiled`: by `compile=true`.
+    the settings leave no choice. `few_lengths`: batches are padded to one of a few lengths. `can_unpad`: of the recipe.
+    `pads_to`: its setting `padding`, unless it is none. `compiled`: by `compile=true`.
 
     Seconds: `wall_s` of the whole run, `training_s` of its steps after the first, `first_step_s` until the end of that,
-    `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs; `step_s`: of an optimizer step on
-    rank 0, by phase. `samples_per_s`: over all workers.
+    `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs, `first_step_compile_s` of which
+    until the end of the first step; `step_s`: of an optimizer step on rank 0, by phase. `samples_per_s`: over all
+    workers.
 
     `samples_seen`: of which `tokens` are. `flops_per_sample`: floating-point operations of forward and backward pass;
     `peak_flops_per_s`: of the devices of all workers. `peak_memory_bytes`: of each worker, by rank.
@@ -76,6 +77,7 @@ class RunNumbers:
     largest_k: int | None
     length_sorted: bool
     few_lengths: bool
+    can_unpad: bool
     pads_to: str | None
     compiled: bool
     wall_s: float
@@ -83,6 +85,7 @@ class RunNumbers:
     first_step_s: float | None = None
     evaluation_s: float | None = None
     compile_s: float | None = None
+    first_step_compile_s: float | None = None
     samples_per_s: float | None = None
     step_s: Mapping[str, float] | None = None
     collectives: Collectives | None = None
@@ -109,11 +112,12 @@ class RunNumbers:
     def ending_s(self) -> float | None:
         """Seconds that were neither start-up, training, evaluation nor compiling; None for a run that did not finish.
 
-        Compiling before the end of the first step or during evaluation is subtracted twice, so this is a lower bound.
+        Compiling during evaluation is subtracted twice, so this is a lower bound.
         """
         if self.first_step_s is None:
             return None
-        known = (self.first_step_s, self.training_s, self.evaluation_s, self.compile_s)
+        later_compile_s = (self.compile_s or 0.0) - (self.first_step_compile_s or 0.0)
+        known = (self.first_step_s, self.training_s, self.evaluation_s, later_compile_s)
         return max(self.wall_s - sum(seconds or 0.0 for seconds in known), 0.0)
 
     @property

@@ -47,6 +47,7 @@ from runner.train.adapter import (
     without_adapter,
 )
 from runner.train.checkpoint import Checkpoints, Saved, State, load, read_manifest, restored, sync_digest
+from runner.train.compilation import compile_model
 from runner.train.flops import flops_per_sample, peak_flops_per_s
 from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
@@ -378,7 +379,7 @@ def _apply_options(config: Config, model: nn.Module) -> None:
             )
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.compile:
-        model.compile(dynamic=True)  # numbers of rows and tokens vary: the same programs for all of them
+        compile_model(model)
 
 
 def _utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -415,6 +416,7 @@ def _result(
         samples_seen=sum(record.samples_seen for record in loop.ledger.epochs),
         samples_per_s=meter.timed_samples / meter.timed_seconds if meter.timed_seconds else None,
         first_step_s=(loop.first_step_at or time.time()) - job.started_at,
+        first_step_compile_s=loop.first_step_compile_s,
         synchronisations=stats.synchronisations,
         comm_bytes=stats.bytes,
         comm_s=stats.seconds,

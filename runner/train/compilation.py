@@ -1,23 +1,79 @@
-"""How often a run compiles, and which batch shapes make it compile again."""
+"""What `compile=true` compiles, how often a run compiles, and which batch shapes make it compile again."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from runner.backends import Backend, Compilations
+from runner.backends import Compilations
 
 #: Optimizer steps in which compilations are expected, and how many later ones are tolerated without a warning.
 _WARM_UP_STEPS, _TOLERATED = 10, 5
 
+#: Programs of one function, after which torch runs it uncompiled. transformers' layers of all kinds share a function,
+#: and each kind has programs for training and evaluation, with and without padding, and for a single row.
+_MOST_PROGRAMS = 64
+
+
+def compile_model(model: nn.Module) -> None:
+    """Have torch.compile compile the model's repeated layers, or all of it if it has none, when they first run.
+
+    Layers of one kind share a program, so this takes the time of one layer and not of the whole model. Numbers of rows
+    and tokens vary: the same programs serve all of them. The names in `model.state_dict()` stay.
+    """
+    from torch._dynamo import config  # takes a second, and few runs need it
+
+    config.recompile_limit = max(config.recompile_limit, _MOST_PROGRAMS)
+    layers = list(_repeated_layers(model))
+    if not layers:
+        model.compile(dynamic=True)
+        return
+    # DDP cuts programs into pieces so that gradients are sent early; gradients of a layer are sent early anyway.
+    config.optimize_ddp = False
+    for layer in layers:
+        # Not `layer.compile`, which includes hooks: those that remove padding are on the first and the last layer only,
+        # and would make these other programs than the rest.
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of the outermost lists that are all of one class, and made of other modules."""
+    for child in module.children():
+        members = list(child.children()) if isinstance(child, nn.ModuleList) else []
+        of_one_class = len({type(member) for member in members}) == 1 and not isinstance(members[0], nn.ModuleList)
+        if of_one_class and any(members[0].children()):
+            yield from members
+        else:
+            yield from _repeated_layers(child)
+
+
+def compiled_by_torch() -> Callable[[], Compilations]:
+    """A function that returns what torch.compile has compiled in this process since this call."""
+    from torch._dynamo import utils  # takes a second, and few runs need it
+
+    def total() -> Compilations:
+        count, hits = utils.counters["stats"]["unique_graphs"], utils.counters["aot_autograd"]["autograd_cache_hit"]
+        return Compilations(count, utils.calculate_time_spent()["total_wall_time"], hits)
+
+    def since() -> Compilations:
+        now = total()
+        return Compilations(now.count - then.count, now.seconds - then.seconds, now.from_cache - then.from_cache)
+
+    then = total()
+    return since
+
 
 class CompilationWatch:
-    """Attributes a backend's new compilations to the work that was just done. The host compiles, so this is exact."""
+    """Attributes new compilations to the work that was just done. The host compiles, so this is exact.
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    `total`: all compilations so far; None if nothing compiles.
+    """
+
+    def __init__(self, total: Callable[[], Compilations | None]) -> None:
+        self.total = total
         self._late: Counter[str] = Counter()
         self._first_step: int | None = None  # of this process: a resumed run compiles again
         self._last_late_step = 0
@@ -42,9 +98,6 @@ class CompilationWatch:
     def after_evaluation(self) -> None:
         """Ignore compilations of an evaluation: it has its own programs, the same ones each time."""
         self._new()
-
-    def total(self) -> Compilations | None:
-        return self._backend.compilations()
 
     def warning(self) -> str | None:
         """One sentence if the run compiled more than a few programs after the first steps."""

@@ -12,6 +12,7 @@ from runner.backends import Backend
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Prepared, Recipe
+from runner.data.unpadded import known_places
 from runner.plan.order import deal
 from runner.train.precision import Precision
 
@@ -95,7 +96,7 @@ def predict(
         if stop is not None and stop():
             complete = False
             break
-        with backend.forward_pass(), precision.autocast():
+        with backend.forward_pass(), precision.autocast(), known_places(batch):
             on_device.append((ids, recipe.predict(model, batch)))
         backend.mark_step()
         if len(on_device) == _FETCHED_TOGETHER:

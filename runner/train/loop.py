@@ -20,6 +20,7 @@ from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
+from runner.data.unpadded import known_places
 from runner.errors import Preempted
 from runner.exact import DropoutStreams
 from runner.plan import Plan
@@ -29,7 +30,7 @@ from runner.sync import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncStats
 from runner.train.adapter import changing_state, load_changing_state
 from runner.train.checkpoint import Checkpoints, restored
-from runner.train.compilation import CompilationWatch
+from runner.train.compilation import CompilationWatch, compiled_by_torch
 from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import evaluate
 from runner.train.finite import FiniteNumbers
@@ -81,10 +82,11 @@ class Loop:
         buckets = config.device.length_buckets
         self._layout = layout(lengths, plan.micro_batch, buckets, backend.compiles)
         self.ledger = Ledger(prepared.train.groups())
-        self.meter = Meter(backend)
+        compilations = compiled_by_torch() if config.compile else backend.compilations
+        self.meter = Meter(backend, compilations)
         self.finite = FiniteNumbers(config, backend)
         self.tokens = Tokens()
-        self.compilations = CompilationWatch(backend)
+        self.compilations = CompilationWatch(compilations)
         #: The synchronisations that ended a local phase, as logged; on rank 0 only.
         self.synchronisations: list[dict[str, float | None]] = []
         keeps_weights = config.evaluation.keep_best and (backend.rank == 0 or policy.collective_forward)
@@ -98,7 +100,9 @@ class Loop:
         self.synchronised = True
         self.last_samples = np.zeros(0, dtype=np.int64)
         self.last_skipped = False
+        #: When the first step ended, and the seconds of compilation until then.
         self.first_step_at: float | None = None
+        self.first_step_compile_s: float | None = None
         self._counts = label_counts(prepared.train)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._evaluation_due = self._evaluation_stopped = False
@@ -172,8 +176,7 @@ class Loop:
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device here, unless a sync policy, the fp16 scaler or a model that computes no
-        padding needs a value.
+        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
         """
         policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
@@ -194,7 +197,7 @@ class Loop:
             self.tokens += tokens_of(batch, rows, self._lengths, self._padded)
             with policy.backward_pass(facts, number):
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
-                with self.backend.forward_pass(), self.precision.autocast(), dropout:
+                with self.backend.forward_pass(), self.precision.autocast(), dropout, known_places(batch):
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 meter.begin("backward")
                 self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
@@ -252,6 +255,8 @@ class Loop:
         if self.first_step_at is None:
             self.flush()
             self.first_step_at = time.time()
+            compiled = self.compilations.total()
+            self.first_step_compile_s = compiled.seconds if compiled is not None else None
         elif self.synchronised and self.meter.pending_steps >= self.config.log_every:
             self.flush(wait=not self.policy.overlaps)
         every = self.config.evaluation.every_steps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from runner.backends import Backend
+from runner.backends import Backend, Compilations
 
 #: Phases of an optimizer step. `backward` excludes the communication it waits for; `other` is logging and the loop.
 PHASES = ("data", "forward", "backward", "optimizer", "communication", "other")
@@ -64,8 +64,9 @@ class Meter:
     once per reduction.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, compilations: Callable[[], Compilations | None]) -> None:
+        """`compilations`: all so far; None if nothing compiles."""
+        self._backend, self._compilations = backend, compilations
         self._pending: list[StepLoss] = []
         self._in_flight: deque[tuple[list[StepLoss], Callable[[], list[float]]]] = deque()
         self._phase_starts: list[tuple[str, Any]] = []
@@ -215,7 +216,7 @@ class Meter:
 
     def _new_compile_seconds(self) -> float:
         """Seconds of compilation since the previous call. They belong to start-up, whenever they occur."""
-        compiled = self._backend.compilations()
+        compiled = self._compilations()
         before, self._compile_seconds = self._compile_seconds, compiled.seconds if compiled is not None else 0.0
         return self._compile_seconds - before
 

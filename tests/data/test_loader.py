@@ -104,6 +104,8 @@ def test_batches_are_made_on_demand(prepared: Prepared) -> None:
 class TokenTargets:
     """A recipe with a label for every token, which remembers its arguments."""
 
+    computes_padding = True
+
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], int | None]] = []
 

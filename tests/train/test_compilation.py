@@ -10,7 +10,7 @@ from runner.train.compilation import CompilationWatch
 
 
 class Compiler:
-    """A backend with a number of compiled programs; None: it compiles nothing during training."""
+    """A device with a number of compiled programs; None: it compiles nothing during training."""
 
     def __init__(self, programs: int | None = 0) -> None:
         self.programs = programs
@@ -30,7 +30,7 @@ def batch(tokens: int) -> dict[str, torch.Tensor]:
 def warning(compiled: dict[int, int], same_shape: bool = False) -> str | None:
     """The warning after 40 steps; `compiled`: programs by step. Step n has n tokens unless all have the same shape."""
     backend = Compiler(1000)  # from before the watch, which must not count
-    watch = CompilationWatch(backend)  # type: ignore[arg-type]
+    watch = CompilationWatch(backend.compilations)
     for step in range(1, 41):
         backend.compile(compiled.get(step, 0))
         watch.after_step(step, batch(16 if same_shape else step))
@@ -69,7 +69,7 @@ def test_up_to_three_shapes_are_named() -> None:
 
 
 def test_a_backend_that_compiles_nothing() -> None:
-    watch = CompilationWatch(Compiler(None))  # type: ignore[arg-type]
+    watch = CompilationWatch(Compiler(None).compilations)
     for step in range(1, 41):
         watch.after_step(step, batch(step))
     assert watch.warning() is None

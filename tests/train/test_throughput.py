@@ -66,7 +66,7 @@ def add_steps(meter: Meter, steps: int = 1) -> None:
 
 def test_throughput_is_timed_from_the_first_reduction(cpu: FakeBackend) -> None:
     """And excludes the time between `pause` and `resume`, which is added up separately."""
-    meter = Meter(cpu)  # type: ignore[arg-type]
+    meter = Meter(cpu, cpu.compilations)  # type: ignore[arg-type]
     for seconds, steps in ((50, 1), (4, 2)):
         cpu.pass_time(seconds)
         add_steps(meter, steps)
@@ -87,7 +87,7 @@ def test_throughput_is_timed_from_the_first_reduction(cpu: FakeBackend) -> None:
 
 def test_compilation_is_excluded_once(compiling: FakeBackend) -> None:
     """Of 5 seconds with 4 of compilation 1 is training; what an evaluation compiles is in its own time."""
-    meter = Meter(compiling)  # type: ignore[arg-type]
+    meter = Meter(compiling, compiling.compilations)  # type: ignore[arg-type]
     for seconds, compile_seconds in ((40, 30), (5, 4), (2, 0)):
         compiling.pass_time(seconds, compile_seconds)
         add_steps(meter)
@@ -105,7 +105,7 @@ def test_compilation_is_excluded_once(compiling: FakeBackend) -> None:
 
 def test_seconds_by_phase(cpu: FakeBackend) -> None:
     """Waiting for communication within the backward pass counts as communication."""
-    meter = Meter(cpu)  # type: ignore[arg-type]
+    meter = Meter(cpu, cpu.compilations)  # type: ignore[arg-type]
     cpu.pass_time(50)
     add_steps(meter)
     meter.reduce()
@@ -133,7 +133,7 @@ def test_seconds_by_phase(cpu: FakeBackend) -> None:
 
 
 def test_without_waiting_losses_come_with_the_next_reduction(cpu: FakeBackend) -> None:
-    meter = Meter(cpu)  # type: ignore[arg-type]
+    meter = Meter(cpu, cpu.compilations)  # type: ignore[arg-type]
     returned = []
     for number in (1, 2, 3):
         cpu.pass_time(5)
