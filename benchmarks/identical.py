@@ -57,11 +57,10 @@ def cost(files: Sequence[str], rounds: int) -> None:
         },
     }
     short = ["batch.global_batch=32", "max_steps=41", "log_every=5", "recipe.data.max_eval_samples=16"]
-    for precision in ("fp32", "bf16"):
-        for workers in (1, 2, 4):
-            common = [*MINILM, *data("cola", *files), *short, f"device.workers={workers}", f"precision={precision}"]
-            variants = {f"{precision}, {workers} worker(s), {name}": [*common, *own] for name, own in modes.items()}
-            report(interleaved(variants, rounds), "steady_samples_per_s")
+    for workers in (1, 2, 4):
+        common = [*MINILM, *data("cola", *files), *short, f"device.workers={workers}"]
+        variants = {f"{workers} worker(s), {name}": [*common, *own] for name, own in modes.items()}
+        report(interleaved(variants, rounds), "steady_samples_per_s")
 
 
 if __name__ == "__main__":

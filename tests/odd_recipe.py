@@ -69,3 +69,22 @@ class CountedRows(SequenceClassification):
         unwrapped = getattr(model, "module", model)
         unwrapped.rows_seen += len(batch["labels"])
         return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Pinned(SequenceClassification):
+    """Can only be built where bits are pinned: two threads, and torch's deterministic algorithms."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        assert torch.get_num_threads() == 2
+        assert torch.are_deterministic_algorithms_enabled()
+        return super().build_model(prepared)
+
+
+@dataclass(frozen=True)
+class OtherOnEachWorker(SequenceClassification):
+    """Its new weights do not depend on the seed only."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        torch.seed()
+        return super().build_model(prepared)

@@ -74,7 +74,7 @@ class ExactDropout(TorchFunctionMode):
 
 
 def not_exact(reason: str) -> UserError:
-    modes = "equivalence=exact, and so identical, is not possible for this model"
+    modes = "equivalence=exact (or identical) is not possible for this model"
     return UserError(f"{modes}: {reason}; use equivalence=standard")
 
 

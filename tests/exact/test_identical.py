@@ -215,3 +215,10 @@ def test_evaluation_has_the_same_bits(pool: WorkerPool) -> None:
     for workers in (2, 3, 8):
         assert pool.run(workers, predictions, overrides)[0] == alone
     assert pool.run(3, predictions, ["equivalence=exact", *overrides[1:]])[0] != alone
+
+
+def test_other_weights_at_the_start_are_refused(pool: WorkerPool) -> None:
+    """DDP would overwrite them."""
+    other = ["recipe._target_=tests.odd_recipe.OtherOnEachWorker", "trusted_packages=[recipes,tests]"]
+    for message in pool.run(2, refusal, ["equivalence=identical", *other]):
+        assert "worker 1 has other weights" in message
