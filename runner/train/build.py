@@ -301,10 +301,11 @@ def train(
     loop.policy.close()
     warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *uncounted)
     tokens = over_all_workers(loop.tokens, backend)
-    if loop.best.weights is not None:
-        load_changing_state(loop.model, loop.best.weights)
-    whole = loop.sharded.whole() if loop.sharded is not None else None
     digest = _common_digest(loop) if job.plan.shards is not None else None
+    if loop.best.weights is not None:  # on worker 0, which saves them
+        load_changing_state(loop.model, loop.best.weights)
+        digest = digest and weights_digest(changing_state(loop.model))
+    whole = loop.sharded.whole() if loop.sharded is not None else None
     result = None
     if log is not None:
         log.close()
@@ -316,7 +317,7 @@ def train(
 
 
 def _common_digest(loop: Loop) -> str:
-    """The digest of the weights, which all workers must have. A collective."""
+    """The digest of the weights after the last step, which all workers must have. A collective."""
     digests = loop.backend.all_gather_object(weights_digest(changing_state(loop.model)))
     if len(set(digests)) > 1:
         raise RunFailed(f"equivalence=identical: workers ended with different weights ({', '.join(digests)})")

@@ -36,3 +36,11 @@ def test_workers_pin_threads_and_algorithms(command: str, here: Path) -> None:
     else:
         setups = ["--a", "", "--b", "device=cpu2", "--steps", "2"]
         assert cli.verify_main([*TRACKED, *IDENTICAL, *PINNED, *setups]) == 0
+
+
+def test_the_digest_is_of_the_best_weights() -> None:
+    """Which only worker 0 keeps: the others have those of the last step."""
+    best = ["evaluation.keep_best=true", "evaluation.every_steps=2", "evaluation.min_delta=100"]  # so the first counts
+    one, two = (summary_of(*IDENTICAL, *best, f"device.workers={workers}") for workers in (1, 2))
+    assert one["best"]["step"] == 2
+    assert one["weights_digest"] == two["weights_digest"] != summary_of(*IDENTICAL)["weights_digest"]
