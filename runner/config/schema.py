@@ -109,7 +109,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Which weights are trained: all (`none`), or pairs of small matrices beside frozen ones and the head (`lora`).
+    """Which weights are trained: all (`none`), or pairs of small matrices next to frozen ones and the head (`lora`).
 
     `rank`: of a pair's product, which is scaled by `alpha` / `rank` and added to a layer's weights. `dropout`: of the
     pair's input. `target_modules`: ends of the names of the linear layers that get a pair; null: all but the head.
@@ -591,7 +591,7 @@ class Config:
             (
                 sharding is ShardingKind.none,
                 ("sharding", sharding, "none"),
-                "FSDP adds gradients in an order of its own",
+                "FSDP adds gradients in another order",
             ),
         )
         for ok, (name, value, right), reason in rules:

@@ -44,7 +44,7 @@ PRELOADED = [
     "torch.optim.adamw",
 ]
 #: What rank 0 imports for the first evaluation: a second that a single run spends after its first step. It brings
-#: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has a start method of its own.
+#: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has another start method.
 PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.

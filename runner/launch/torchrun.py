@@ -104,7 +104,7 @@ def _agree_on_prefix(store: dist.Store, rank: int, world_size: int) -> str:
     """A prefix for this start of the workers, the same on all.
 
     torchrun keeps the store when it starts workers again, and not all restarts are counted in their environment. So
-    every process asks rank 0, under a name of its own, and rank 0 answers whoever asks until all have joined.
+    every process asks rank 0, under its own name, and rank 0 answers whoever asks until all have joined.
     """
     own = uuid.uuid4().hex
     if rank > 0:

@@ -64,7 +64,7 @@ def run(
         backend.close()
         return result
     except (RuntimeError, dist.DistError) as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's errors have no type of their own
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's errors have no special type
             raise WorkerLost(f"worker {rank} lost the others: {first_line(error)}") from None
         if isinstance(error, torch.AcceleratorError):
             raise WorkerLost(f"the device of worker {rank} failed: {first_line(error)}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.errors import UserError, require
-from runner.plan.shards import shards_of, used_shards
+from runner.plan.shards import shards_by_worker, used_shards
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def sharded_sizes(world_size: int, global_batch: int, shards: int) -> BatchSizes
     used = used_shards(global_batch, shards)
     name, limit = ("equivalence.shards", shards) if shards <= global_batch else ("batch.global_batch", global_batch)
     require(world_size <= used, name, limit, f"use at least 1 for each of {world_size} workers")
-    workers = [shards_of(used, world_size, rank) for rank in range(world_size)]
+    workers = shards_by_worker(used, world_size)
     samples = [sum(len(range(shard, global_batch, used)) for shard in own) for own in workers]
     return BatchSizes(world_size, -(-global_batch // used), max(map(len, workers)), max(samples), global_batch)
 

@@ -215,7 +215,7 @@ def _batch_effect(setup: RunSetup) -> str:
 
 
 def _has_local_steps(setup: RunSetup) -> bool:
-    """Whether replicas take optimizer steps of their own between synchronisations."""
+    """Whether replicas take independent optimizer steps between synchronisations."""
     return setup.plan.world_size > 1 and not setup.config.sync.always_synchronous
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.plan import Plan, epoch_steps
-from runner.plan.shards import shards_of, used_shards
+from runner.plan.shards import shards_by_worker, used_shards
 from runner.plan.steps import Step
 
 
@@ -71,7 +71,7 @@ class DataOrder:
         plan, ids = self._plan, self.global_batch(epoch, step)
         if plan.shards is not None:
             used = used_shards(len(ids), plan.shards)
-            return [deal(ids, used, shard) for shard in shards_of(used, plan.world_size, self._rank)]
+            return [deal(ids, used, shard) for shard in shards_by_worker(used, plan.world_size)[self._rank]]
         return cut(deal(ids, plan.world_size, self._rank), plan.accumulation_steps)
 
     def most_micro_batches(self, step: Step) -> int:

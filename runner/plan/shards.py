@@ -20,9 +20,9 @@ def used_shards(samples: int, shards: int) -> int:
     return min(samples, shards)
 
 
-def shards_of(used: int, world_size: int, rank: int) -> range:
-    """The numbers of one worker's shards, which are neighbours; `used`: the shards of the global batch."""
-    return range(used * rank // world_size, used * (rank + 1) // world_size)
+def shards_by_worker(used: int, world_size: int) -> list[range]:
+    """The numbers of each worker's shards, which are neighbours; `used`: the shards of the global batch."""
+    return [range(used * rank // world_size, used * (rank + 1) // world_size) for rank in range(world_size)]
 
 
 @dataclass(frozen=True)

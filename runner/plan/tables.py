@@ -14,7 +14,7 @@ from runner.plan import equivalent_micro_batches, scaling_samples
 from runner.plan.certificate import Certificate, describe_adapter
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
-from runner.plan.shards import shards_of, subtrees_of, used_shards
+from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:
@@ -131,7 +131,7 @@ def _shards(experiment: Experiment) -> str:
     plan, threads = experiment.plan, experiment.config.equivalence.threads
     assert plan.shards is not None
     used, workers = used_shards(plan.global_batch, plan.shards), plan.world_size
-    own = [shards_of(used, workers, rank) for rank in range(workers)]
+    own = shards_by_worker(used, workers)
     least, most = min(map(len, own)), max(map(len, own))
     each = f"{least} to {most}" if least < most else f"{most}"
     words = [f"{used} shards of up to {plan.micro_batch}, {each} per worker"]

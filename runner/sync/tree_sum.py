@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.plan.shards import Subtree, TreeSum, shards_of, subtrees_of, used_shards
+from runner.plan.shards import Subtree, TreeSum, shards_by_worker, subtrees_of, used_shards
 from runner.sync.averaging import ALIGNMENT, FlatLayout
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.synchronous import require_gradients
@@ -34,7 +34,7 @@ class TreeSynchronous(SyncPolicy):
 
     def __init__(self, model: nn.Module, backend: Backend, shards: int) -> None:
         self.forward_model = model
-        self._backend, self._shards = backend, shards
+        self._backend, self._most_shards = backend, shards
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._buckets = [_Bucket(dict(one), backend) for one in _in_buckets(trainable)]
         self._stats = SyncStats()
@@ -57,7 +57,7 @@ class TreeSynchronous(SyncPolicy):
 
     @contextmanager
     def backward_pass(self, facts: StepFacts, number: int) -> Iterator[None]:
-        own = self._shards_of(facts, self._backend.rank)
+        own = self._shards(facts)[self._backend.rank]
         shard = own[number] if number < len(own) else None
         last = number + 1 == facts.micro_batches
         self._sent_early = (facts, shard) if last and self._backend.world_size > 1 else None
@@ -86,16 +86,15 @@ class TreeSynchronous(SyncPolicy):
                 self._start(first, facts)
 
     def _start(self, bucket: _Bucket, facts: StepFacts) -> None:
-        workers = range(self._backend.world_size)
         if self._started is None:
             self._backend.synchronize()  # work queued before this point is not communication
             self._started = time.perf_counter()
-        bucket.start([subtrees_of(self._shards_of(facts, rank)) for rank in workers])
+        bucket.start([subtrees_of(shards) for shards in self._shards(facts)])
 
     def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """The whole sum for rank 0, and 0 for the others: the sum over workers then has the same bits as well."""
-        used, own = used_shards(facts.samples, self._shards), self._shards_of(facts, self._backend.rank)
-        of_shards = losses[0].new_zeros(used, dtype=dtype)
+        own = self._shards(facts)[self._backend.rank]
+        of_shards = losses[0].new_zeros(used_shards(facts.samples, self._most_shards), dtype=dtype)
         if own:
             of_shards[own.start : own.stop] = torch.stack(tuple(losses))
         tree: TreeSum[Tensor] = TreeSum(torch.add)
@@ -119,8 +118,9 @@ class TreeSynchronous(SyncPolicy):
         self._started = None
         return True  # gradients are the same on all workers, so all of them step
 
-    def _shards_of(self, facts: StepFacts, rank: int) -> range:
-        return shards_of(used_shards(facts.samples, self._shards), self._backend.world_size, rank)
+    def _shards(self, facts: StepFacts) -> list[range]:
+        """Those of each worker."""
+        return shards_by_worker(used_shards(facts.samples, self._most_shards), self._backend.world_size)
 
     def after_step(self, facts: StepFacts) -> bool:
         return True
@@ -154,7 +154,7 @@ class _Bucket:
         self._backend = backend
         self._layout = FlatLayout(list(parameters.values()))
         self._own: TreeSum[list[Tensor]] = TreeSum(_add)
-        self._in_flight: tuple[Any, Tensor, Tensor] | None = None  # the tensors must live until it has ended
+        self._exchange: tuple[Any, Tensor] | None = None
         self._subtrees: list[list[Subtree[None]]] = []
         self._gathering: tuple[Any, Tensor] | None = None
 
@@ -169,24 +169,25 @@ class _Bucket:
 
     def keep_own(self) -> None:
         """Set the gradients of the only worker."""
-        self._set(self._own.total())
+        own, self._own = self._own, TreeSum(_add)
+        self._set(own.total())
 
     def start(self, subtrees: list[list[Subtree[None]]]) -> None:
         """Send each worker its part. `subtrees`: of each worker."""
         first, workers = next(iter(self.parameters.values())), self._backend.world_size
+        own, self._own = self._own.subtrees, TreeSum(_add)
         # Whole parts for all workers. What is beyond the gradients, and between them, is added and sent as it is.
         part = -(-self._layout.bounds[-1] // (workers * ALIGNMENT)) * ALIGNMENT
-        vectors = torch.empty(len(self._own.subtrees), workers * part, dtype=first.dtype, device=first.device)
-        for vector, gradients in zip(vectors, self._own.subtrees, strict=True):
+        vectors = torch.empty(len(own), workers * part, dtype=first.dtype, device=first.device)
+        for vector, gradients in zip(vectors, own, strict=True):
             torch._foreach_copy_(self._layout.views(vector), gradients.value)
-        self._own = TreeSum(_add)
         self._subtrees = subtrees
-        self._in_flight = _start_exchange(vectors, [len(of_worker) for of_worker in subtrees], self._backend.rank)
+        self._exchange = _start_exchange(vectors, [len(of_worker) for of_worker in subtrees], self._backend.rank)
 
     def add(self) -> None:
         """Add this worker's part of all workers' vectors, and start to send the sum to all."""
-        assert self._in_flight is not None
-        work, received, _ = self._in_flight
+        assert self._exchange is not None
+        work, received = self._exchange
         work.wait()
         tree: TreeSum[Tensor] = TreeSum(Tensor.add_)
         for subtree, vector in zip(itertools.chain(*self._subtrees), received, strict=True):
@@ -194,20 +195,18 @@ class _Bucket:
         own = tree.total()
         total = own.new_empty(self._backend.world_size * len(own))
         self._gathering = (dist.all_gather(list(total.split(len(own))), own, async_op=True), total)
-        self._in_flight = (None, received, own)
 
     def finish(self) -> int:
         """Set the gradients to the sum; the bytes that this worker sent, counted as those of an all-reduce are."""
         assert self._gathering is not None
         work, total = self._gathering
         work.wait()
-        self._in_flight = self._gathering = None
+        self._exchange = self._gathering = None
         self._set(self._layout.views(total))
         # Half for sending what is added, half for sending the sum.
         return total.nbytes * (len(self._subtrees[self._backend.rank]) + 1) // 2
 
     def _set(self, gradients: Sequence[Tensor]) -> None:
-        self._own = TreeSum(_add)
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
             parameter.grad = gradient
 
@@ -224,11 +223,11 @@ def _in_buckets(trainable: dict[str, nn.Parameter]) -> Iterator[list[tuple[str, 
         yield bucket
 
 
-def _start_exchange(vectors: Tensor, counts: Sequence[int], rank: int) -> tuple[Any, Tensor, Tensor]:
+def _start_exchange(vectors: Tensor, counts: Sequence[int], rank: int) -> tuple[Any, Tensor]:
     """Start to give each worker its part of every worker's vectors, in the order of ranks.
 
-    `vectors`: this worker's, [counts[rank], workers × part]; `counts`: of each worker. Returns the work, what is
-    received, [sum of counts, part], and what is sent.
+    `vectors`: this worker's, [counts[rank], workers × part]; `counts`: of each worker. Returns the work, which
+    keeps its tensors, and what is received, [sum of counts, part].
     """
     by_worker = vectors.unflatten(1, (len(counts), -1)).transpose(0, 1).contiguous()
     part = by_worker.shape[-1]
@@ -236,7 +235,7 @@ def _start_exchange(vectors: Tensor, counts: Sequence[int], rank: int) -> tuple[
     sent = [counts[rank] * part] * len(counts)
     shares = [count * part for count in counts]
     work = dist.all_to_all_single(received.view(-1), by_worker.view(-1), shares, sent, async_op=True)
-    return work, received, by_worker
+    return work, received
 
 
 def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:

@@ -59,7 +59,7 @@ class WeightsAndBiases:
             config={**tags, **card.typed_params()},
             dir=self._folder,
             mode=_mode(),
-            reinit="create_new",  # the process may have a W&B run of its own
+            reinit="create_new",  # the process may have another W&B run
             # Nothing is captured, watched or collected: the run's folder has all of that already, without secrets.
             settings=wandb.Settings(
                 console="off",

@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from runner.backends import Backend
-from runner.errors import UserError
 from runner.exact import exact_streams
 from runner.train.build import weights_digest
 from runner.train.evaluate import predict
 from runner.train.loop import Loop
 from tests.pool import WorkerPool
-from tests.replicas import make_loop
+from tests.replicas import make_loop, refusal
 from tests.resumed import train_part
 from tests.sync.reference import ADAMW, SGD
 from tests.token_recipe import TOKENS
@@ -175,14 +174,6 @@ def test_a_run_that_moves_between_workers_has_the_same_bits(
     assert weights_digest(parts[0]["weights"]) == weights_digest(whole["weights"])
     assert parts[0]["metrics"] == whole["metrics"]
     assert parts[0]["ledger"] == whole["ledger"]
-
-
-def refusal(backend: Backend, overrides: list[str]) -> str:
-    try:
-        bits(backend, overrides)
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.parametrize("workers", [1, 2])

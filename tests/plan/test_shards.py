@@ -6,7 +6,7 @@ import pytest
 
 from runner.errors import UserError
 from runner.plan.batch import BatchSizes, sharded_sizes
-from runner.plan.shards import Subtree, TreeSum, shards_of, subtrees_of
+from runner.plan.shards import Subtree, TreeSum, shards_by_worker, subtrees_of
 
 
 def tree_of(shards: range | list[int], start: list[Subtree[str]] | None = None) -> TreeSum[str]:
@@ -28,7 +28,7 @@ def test_any_number_of_workers_adds_in_the_same_tree() -> None:
     for used in range(1, 20):
         whole = tree_of(range(used)).total()
         for workers in range(1, used + 4):
-            own = [shards_of(used, workers, rank) for rank in range(workers)]
+            own = shards_by_worker(used, workers)
             assert [shard for of_worker in own for shard in of_worker] == list(range(used))
             assert max(map(len, own)) - min(map(len, own)) <= 1
             parts = [subtree for shards in own for subtree in tree_of(shards).subtrees]

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from runner.backends import Backend
-from runner.errors import UserError
 from tests.pool import WorkerPool
-from tests.replicas import train
+from tests.replicas import refusal, train
 
 HALF_USED = ["recipe._target_=tests.odd_recipe.HalfUsed", "trusted_packages=[recipes,tests]", "max_steps=3"]
-
-
-def refusal(backend: Backend, overrides: list[str]) -> str:
-    try:
-        train(backend, overrides)
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def test_a_parameter_without_a_gradient_is_named(pool: WorkerPool) -> None:
