@@ -43,8 +43,8 @@ def _decode(kind: Any, data: Any) -> Any:
     if data is None or kind is Any:
         return data
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        (inner,) = [part for part in typing.get_args(kind) if part is not type(None)]
-        return _decode(inner, data)
+        inner = [part for part in typing.get_args(kind) if part is not type(None)]
+        return _decode(inner[0], data) if len(inner) == 1 else data  # a number or a name
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         build: Any = kind

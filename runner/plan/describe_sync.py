@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.config.choices import Average, Compress, SyncPolicyName, SyncSchedule
-from runner.config.schema import Schedule, Sync
+from runner.config.schema import AUTO, Schedule, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import sync_steps
 
@@ -25,12 +25,14 @@ def sync_name(sync: Sync) -> str:
 def _option_labels(sync: Sync) -> list[str]:
     labels = []
     if sync.schedule is not SyncSchedule.constant:
-        value = sync.synchronous_share if sync.schedule is SyncSchedule.post_local else sync.qsr_alpha
-        labels.append(sync.schedule.name + (f"={value:g}" if value is not None else ""))
+        values = (sync.synchronous_share, sync.qsr_alpha, sync.drift_target)  # one of them, at most
+        labels.append(sync.schedule.name + "".join(f"={value:g}" for value in values if value is not None))
+    if sync.fragments != 1:
+        labels.append(f"fragments={sync.fragments}")
     if sync.average is Average.weights_and_moments:
         labels.append("moments")
     if sync.overlap:
-        labels.append(f"overlap={sync.delay_steps}")
+        labels.append(f"overlap={AUTO if sync.delay == AUTO else sync.delay_steps}")
     if sync.compress is not Compress.none:
         labels.append(f"{sync.compress.name} wire")
     return labels
@@ -56,10 +58,28 @@ def describe_sync(sync: Sync, batch_length_sorted: bool) -> str:
     if sync.schedule is SyncSchedule.qsr:
         alpha = "" if sync.qsr_alpha is None else f", alpha {sync.qsr_alpha:g}"
         often += f" or more (quadratic rule{alpha})"
-    delay = f", applied {sync.delay_steps} steps later" if sync.overlap else ""
+    if sync.schedule is SyncSchedule.adaptive:
+        often += f" or more (drift {sync.drift_target:g})"
+    if sync.schedule is SyncSchedule.recorded:
+        often += " or more (recorded)"
     # Between synchronisations it matters which samples a worker gets.
     dealt = ", dealt by length" if batch_length_sorted else ""
-    return f"{_averaged(sync)} {often}{delay}{dealt}"
+    return f"{_averaged(sync)}{_fragments(sync)} {often}{_delay(sync)}{dealt}"
+
+
+def _fragments(sync: Sync) -> str:
+    """Each fragment has its own turn in a round of local steps."""
+    if sync.fragments == AUTO:
+        return f" in up to {sync.k} fragments"
+    return "" if sync.fragments == 1 else f" in {sync.fragments} fragments"
+
+
+def _delay(sync: Sync) -> str:
+    if not sync.overlap:
+        return ""
+    steps = sync.delay_steps
+    number = "a measured number of" if sync.delay == AUTO else steps
+    return f", applied {number} step{'s' * (steps > 1 or sync.delay == AUTO)} later"
 
 
 def _averaged(sync: Sync) -> str:
@@ -81,10 +101,12 @@ def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule) -> str:
     if sync.always_synchronous:
         return "synchronous: every step"
     steps = sync_steps(plan, sync, schedule)
+    if steps.due is None:
+        return f"samples between synchronisations, every k = {sync.k} steps at first, then as the drift allows"
     # A run ends with one more average of what is left, but not of gradients: then worker 0's weights are the result.
     final = plan.optimizer_steps - 1 not in steps.due and sync.policy is not SyncPolicyName.gradients
     count = len(steps.due) + final
     first = f", after {steps.first_local:,} synchronous steps" if steps.first_local else ""
-    at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
+    at_least = "at least " if sync.schedule in (SyncSchedule.qsr, SyncSchedule.recorded) else ""
     steps_each = f"{sync.k} step{'s' * (sync.k > 1)}"
     return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {count:,} in total"

@@ -25,7 +25,7 @@ from runner.config.choices import (
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import NOT_THE_SETUP, Accumulation, Config, Precision, Sharding, Sync
+from runner.config.schema import AUTO, NOT_THE_SETUP, Accumulation, Config, Precision, Sharding, Sync
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
@@ -261,7 +261,7 @@ def _experiment(
     _check_metric(config, recipe, facts)
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
-    _check_sync(config, plan)
+    _check_sync(config, plan, placement.device_type)
     _check_profile(config, plan)
     setup = RunSetup(
         config=config,
@@ -320,8 +320,8 @@ def _check_profile(config: Config, plan: Plan) -> None:
     require(steps is None or skip + steps <= plan.optimizer_steps, "profile.steps", steps, rule)
 
 
-def _check_sync(config: Config, plan: Plan) -> None:
-    """Check k against the length of the run and the interval of evaluations. Raises UserError."""
+def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
+    """Check the policy against the length of the run, the interval of evaluations and the device. Raises UserError."""
     if plan.world_size == 1:
         return
     steps = plan.optimizer_steps
@@ -335,6 +335,13 @@ def _check_sync(config: Config, plan: Plan) -> None:
             "or a smaller sync.synchronous_share"
         )
         require(plan.k <= local, "sync.k", plan.k, rule)
+    rounds = config.sync.rounds
+    if rounds is not None:
+        rule = f"they end after {sum(rounds)} of the run's {steps} optimizer steps: give all rounds of the recorded run"
+        require(sum(rounds) >= steps, "sync.rounds", rounds, rule)
+    if device_type != "cpu":
+        rule = "the host is not told when a GPU or TPU has an average: give a number of steps"
+        require(config.sync.delay != AUTO, "sync.delay", config.sync.delay, rule)
     every = config.evaluation.every_steps
     if every is not None and config.sync.schedule is SyncSchedule.constant:
         below = every // plan.k * plan.k

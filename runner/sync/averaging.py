@@ -113,7 +113,7 @@ class WeightedAverage:
         compressed = dtype is not None and dtype is not vector.dtype
         #: What is sent: the vector itself unless it is compressed.
         self._wire = torch.zeros_like(vector, dtype=dtype) if compressed else vector
-        #: Row by worker: its weight, and the norms it passed to `start`. Sent next to the vector, uncompressed.
+        #: Row by worker: its weight, and the norms and scalars it passed to `start`. Sent uncompressed.
         self._norms = torch.zeros(0)
         #: The phase whose average is in flight; None between `finish` and the next `start`.
         self.phase: LocalPhase | None = None
@@ -123,16 +123,17 @@ class WeightedAverage:
         if overlapped:  # connect the workers now: it takes time, and later they would have to wait for it
             backend.start_all_reduce([torch.zeros(1, device=vector.device)], async_op=True)()
 
-    def start(self, phase: LocalPhase, *norms: Tensor) -> None:
+    def start(self, phase: LocalPhase, *norms: Tensor, scalars: Sequence[float] = ()) -> None:
         """Start to average what `vector` holds, weighted by the loss terms of this worker's `phase`. A collective.
 
-        `norms`: scalars of this worker that all workers need, for telemetry.
+        `norms`: numbers of this worker that all workers need for telemetry; `scalars`: others that they need.
         """
         assert self.phase is None, "an average is still in flight"
         backend = self._backend
         weight = backend.scalar(phase.weight(backend.world_size), self._vector.dtype)
-        self._norms = self._vector.new_zeros(backend.world_size, 1 + len(norms))
-        self._norms[backend.rank] = torch.stack([torch.zeros_like(norms[0]) + weight, *norms])
+        own = [torch.zeros_like(norms[0]) + weight, *norms, *(norms[0].new_tensor(number) for number in scalars)]
+        self._norms = self._vector.new_zeros(backend.world_size, len(own))
+        self._norms[backend.rank] = torch.stack(own)
         self._vector.mul_(weight)
         if self._wire is not self._vector:
             self._wire.copy_(self._vector if self._scale == 1.0 else self._vector.mul_(self._scale))
@@ -145,8 +146,8 @@ class WeightedAverage:
         if not self._overlapped:
             self._wait_until_done()
 
-    def finish(self) -> tuple[Tensor, LocalPhase]:
-        """Wait for the average. Returns the vector that holds it, and the phase that was passed to `start`."""
+    def finish(self) -> LocalPhase:
+        """Wait until the vector holds the average. Returns the phase that was passed to `start`."""
         assert self.phase is not None, "no average is in flight"
         self._wait_until_done()
         if self._wire is not self._vector:
@@ -154,17 +155,21 @@ class WeightedAverage:
             if self._scale != 1.0:
                 self._vector.div_(self._scale)
         phase, self.phase = self.phase, None
-        return self._vector, phase
+        return phase
 
     def record(self, phase: LocalPhase, *mean_norms: Tensor) -> SyncRecord:
         """The latest average for telemetry; `mean_norms`: of the average, in the order of the norms given to `start`.
 
         The first is the norm of updates, the last that of weight changes; usually they are the same.
         """
-        weights, *norms = self._norms.unbind(1)
+        weights, *norms = self._norms[:, : 1 + len(mean_norms)].unbind(1)
         spreads = [UpdateSpread(weights, own, mean) for own, mean in zip(norms, mean_norms, strict=True)]
         size, seconds, stalled = self._bytes, self._seconds, self._stall_seconds
         return SyncRecord(phase.last + 1, phase.steps, size, seconds, stalled, spreads[-1], spreads[0])
+
+    def scalars(self, count: int) -> list[list[float]]:
+        """By worker, the `count` scalars that it passed to `start`, of the latest average. Waits for the device."""
+        return self._norms[:, -count:].tolist()
 
     @property
     def _bytes(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,22 +15,27 @@ from torch import Tensor, nn
 from runner.backends import Backend
 from runner.config.choices import Compress
 from runner.sync.averaging import FlatTensors, WeightedAverage
+from runner.sync.delay import Delay
+from runner.sync.fragment import Fragment, cut
 from runner.sync.optimizers import Moments, OuterSGD
-from runner.sync.protocol import LocalPhase, StepFacts, SyncPolicy
-from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats, norm
+from runner.sync.protocol import StepFacts, SyncPolicy
+from runner.sync.rounds import Round, Rounds
+from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats
 
 
 class LocalSGD(SyncPolicy):
     """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little") and its variants.
 
-    Every worker steps alone. After each step in `due`, and at the end, the workers' updates since the last
+    Every worker steps alone. Once in each of the `rounds`, and at the end, the workers' updates since the last
     synchronisation are averaged, weighted by the loss terms each has trained on, and added to the common weights.
     Running statistics in `buffers` and `moments` are averaged as well.
 
     `make_outer`: makes an optimizer of the common weights that steps with the average instead of adding it.
     `accumulate`: weights stay the common ones during a local phase, and updates are added up, as accumulation does with
     gradients. `delay`: optimizer steps during which an average is in flight (Wang et al. 2020, "Overlap Local-SGD");
-    they stay on top of the new common weights. 0: workers wait for it.
+    they stay on top of the new common weights. 0: workers wait for it. `fragments`: parts of equal size into which the
+    weights are cut, and which are synchronised one after the other in a round (Douillard et al. 2025, "Streaming DiLoCo
+    with overlapping communication").
 
     Vectors are laid out as [weights | buffers | moments].
     """
@@ -39,119 +46,141 @@ class LocalSGD(SyncPolicy):
         buffers: Sequence[Tensor],
         backend: Backend,
         compress: Compress,
-        due: Collection[int],
+        rounds: Rounds,
         make_outer: Callable[[Tensor], OuterSGD] | None = None,
         accumulate: bool = False,
-        delay: int = 0,
+        delay: Delay | None = None,
         moments: Moments | None = None,
+        fragments: int = 1,
     ) -> None:
-        self.forward_model, self.overlaps = model, delay > 0
-        self._backend, self._due, self._delay, self._moments = backend, due, delay, moments
+        self._delay = delay if delay is not None else Delay(0)
+        self.forward_model, self.overlaps = model, self._delay.steps > 0
+        self._backend, self._rounds, self._moments, self._accumulates = backend, rounds, moments, accumulate
         parameters = [p for p in model.parameters() if p.requires_grad]
-        averaged = [*parameters, *buffers, *(moments.tensors if moments is not None else [])]
-        self._flat = FlatTensors(averaged, shared=not backend.compiles)
-        weights_end = self._flat.bounds[len(parameters)]
-        self._weights = slice(0, weights_end)
-        self._buffers = slice(weights_end, self._flat.bounds[len(parameters) + len(buffers)])
+        others = [[*buffers], *(moments.by_name() if moments is not None else [])]
+        self._flat = FlatTensors(list(itertools.chain(parameters, *others)), shared=not backend.compiles)
         replica = self._flat.pack()
-        self._common_weights, self._common_buffers = replica[self._weights].clone(), replica[self._buffers].clone()
-        self._common_norm = norm(self._common_weights)
-        self._outer = make_outer(self._common_weights) if make_outer is not None else None
-        self._accumulated = torch.zeros_like(self._common_weights) if accumulate else None
-        # Workers that wait average in the replica's own memory; those that train on need a vector to send, and a copy
-        # of what they have sent.
-        self._vector = torch.zeros_like(replica) if self.overlaps else replica
-        self._sent_weights = self._common_weights.clone() if self.overlaps and not accumulate else None
-        self._sent_buffers = self._common_buffers.clone() if self.overlaps else None
-        self._average = WeightedAverage(backend, compress, self._vector, self.overlaps)
-        self._phase = LocalPhase()
+        ends = itertools.accumulate([len(parameters), *map(len, others)], initial=0)
+        parts = [slice(*pair) for pair in itertools.pairwise(self._flat.bounds[end] for end in ends)]
+        # Workers that wait average the whole replica in its own memory. Others need a vector to send.
+        in_place = fragments == 1 and not self.overlaps
+        self._fragments = [
+            Fragment(
+                replica,
+                own,
+                functools.partial(WeightedAverage, backend, compress, overlapped=self.overlaps),
+                make_outer,
+                accumulate,
+                in_place,
+                self.overlaps,
+            )
+            for own in zip(*(cut(part, fragments) for part in parts), strict=True)
+        ]
+        self._round: Round | None = None
+        #: Steps of each round so far, if they are decided during the run.
+        self._round_steps: list[int] = []
+        self._last_drift_per_step = 0.0
         self._history = SyncHistory()
 
     @property
     def equal_parts(self) -> tuple[str, ...]:
-        # With overlap each replica is ahead of the common weights by its own steps.
-        return () if self.overlaps else ("model", "policy")
+        # Otherwise each replica is ahead of the common weights by its own steps.
+        return ("model", "policy") if self._replicas_are_common else ()
+
+    @property
+    def _replicas_are_common(self) -> bool:
+        """Whether replicas are equal right after a round."""
+        return not self.overlaps and len(self._fragments) == 1
 
     @torch.no_grad()
     def after_step(self, facts: StepFacts) -> bool:
-        self._phase.add(facts)
-        if self._accumulated is not None and facts.local_count > 0:
-            self._accumulate_update(self._accumulated)
-        synchronised = False
-        if self._average.phase is not None and facts.step == self._average.phase.last + self._delay:
-            self._finish_average()
-            synchronised = True
-        if facts.step in self._due:
-            self._start_average()
-            if not self.overlaps:
-                self._finish_average()
-                synchronised = True
+        self._delay.enter()
+        for fragment in self._fragments:
+            fragment.phase.add(facts)
+        if self._accumulates and facts.local_count > 0:
+            self._accumulate_update()
+        synchronised = self._finish_due(facts.step)
+        for number in self._due(facts.step):
+            self._start(self._fragments[number], facts.step + self._delay.steps)
+        synchronised |= self._finish_due(facts.step)
+        self._delay.leave()
         return synchronised
 
-    def _accumulate_update(self, accumulated: Tensor) -> None:
-        """Move the update that this worker has just made from its weights to the sum."""
-        weights = self._flat.pack()[self._weights]
-        accumulated.add_(weights).sub_(self._common_weights)
-        weights.copy_(self._common_weights)
+    def _due(self, step: int) -> list[int]:
+        """The numbers of the fragments whose average starts after this step."""
+        if self._round is None or step > self._round.last:
+            self._round = self._rounds.start(step)
+            if self._round is not None and self._rounds.adapt:
+                self._round_steps.append(self._round.steps)
+        return self._round.due(step, len(self._fragments)) if self._round is not None else []
+
+    def _finish_due(self, step: int) -> bool:
+        """Apply the averages that are due after this step; True if that ends a round."""
+        due = [fragment for fragment in self._fragments if fragment.applied_after == step]
+        for fragment in due:
+            self._finish(fragment)
+        return self._fragments[-1] in due
+
+    def _accumulate_update(self) -> None:
+        """Set the updates that this worker has just made aside, to be averaged later."""
+        replica = self._flat.pack()
+        for fragment in self._fragments:
+            fragment.accumulate(replica)
         self._flat.unpack()
         self._backend.mark_step()
 
-    def _start_average(self) -> None:
+    def _start(self, fragment: Fragment, applied_after: int) -> None:
         if self._moments is not None:
             self._moments.collect()
-        replica, update = self._flat.pack(), self._vector
-        if self.overlaps:
-            update.copy_(replica)
-            if self._sent_weights is not None:
-                self._sent_weights.copy_(replica[self._weights])
-            if self._sent_buffers is not None:
-                self._sent_buffers.copy_(replica[self._buffers])
-        if self._accumulated is not None:
-            update[self._weights].copy_(self._accumulated)
-            self._accumulated.zero_()
-        else:
-            update[self._weights].sub_(self._common_weights)
-        update[self._buffers].sub_(self._common_buffers)
-        self._average.start(self._phase, norm(update[self._weights]) / self._common_norm)
-        self._phase = LocalPhase()
+        known = (self._last_drift_per_step, float(self._delay.proposal)) if self._workers_decide else ()
+        fragment.start(self._flat.pack(), applied_after, known)
 
-    def _finish_average(self) -> None:
+    def _finish(self, fragment: Fragment) -> None:
         replica = self._flat.pack() if self.overlaps else self._flat.memory
-        mean, phase = self._average.finish()
-        self._history.add(self._average.record(phase, norm(mean[self._weights]) / self._common_norm))
-        self._common_buffers.add_(mean[self._buffers])
-        if self._outer is not None:
-            self._outer.step(mean[self._weights], phase.mean_lr)
-        else:
-            self._common_weights.add_(mean[self._weights])
-        self._common_norm = norm(self._common_weights)
-        _move(replica[self._weights], self._common_weights, self._sent_weights)
-        _move(replica[self._buffers], self._common_buffers, self._sent_buffers)
+        record = fragment.finish(replica)
+        self._history.add(record)
         self._flat.unpack()
         if self._moments is not None:
-            self._moments.set_step_count(phase.last + 1)
+            self._moments.set_step_count(record.step)
         self._backend.mark_step()
+        if self._workers_decide:
+            self._decide(fragment, record)
+
+    @property
+    def _workers_decide(self) -> bool:
+        """Whether they choose something during the run, from numbers that all of them know."""
+        return self._rounds.adapt or self._delay.is_open
+
+    def _decide(self, fragment: Fragment, record: SyncRecord) -> None:
+        sent = fragment.scalars(2)
+        self._delay.measured(record.seconds)
+        self._delay.agree([proposal for _, proposal in sent])
+        # Each worker computes the drift, and rounds it in its own way: they go by worker 0's, which came with this
+        # average, and is of the one before.
+        self._rounds.observe(sent[0][0])
+        self._last_drift_per_step = (record.weights.drift() or 0.0) / record.steps
 
     @torch.no_grad()
     def finish(self) -> bool:
-        changed = self._average.phase is not None or self._phase.steps > 0
-        if self._average.phase is not None:
-            self._finish_average()
-        if self._phase.steps > 0:
-            self._start_average()
-            self._finish_average()
-        return changed
+        open_phases = [fragment for fragment in self._fragments if fragment.phase.steps > 0]
+        in_flight = [fragment for fragment in self._fragments if fragment.applied_after is not None]
+        for fragment in in_flight:
+            self._finish(fragment)
+        for fragment in open_phases:
+            self._start(fragment, fragment.phase.last)
+            self._finish(fragment)
+        return bool(in_flight or open_phases)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        if not self.overlaps:  # replicas are equal right after a synchronisation
+        if self._replicas_are_common:
             yield
             return
         with torch.no_grad():
             replica = self._flat.pack()
             own = replica.clone()
-            replica[self._weights].copy_(self._common_weights)
-            replica[self._buffers].copy_(self._common_buffers)
+            for fragment in self._fragments:
+                fragment.set_common(replica)
             self._flat.unpack()
             self._backend.mark_step()
         yield
@@ -166,43 +195,33 @@ class LocalSGD(SyncPolicy):
     def take_records(self) -> list[SyncRecord]:
         return self._history.take_records()
 
+    def chosen(self) -> dict[str, Any]:
+        fragments: dict[str, Any] = {"fragments": len(self._fragments)}
+        if self.overlaps:
+            fragments["delay"] = self._delay.steps
+        return fragments | ({"rounds": self._round_steps} if self._rounds.adapt else {})
+
     def close(self) -> None:
         self._flat.release()
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "phase": dataclasses.asdict(self._phase),
-            "average": self._average.state_dict(),
-            "tensors": self._state_tensors(),
-            "outer": self._outer.state_dict() if self._outer is not None else None,
+            "fragments": [fragment.state_dict() for fragment in self._fragments],
+            "round": dataclasses.astuple(self._round) if self._round is not None else None,
+            "round_steps": self._round_steps,
+            "rounds": self._rounds.state_dict(),
+            "delay": self._delay.state_dict(),
+            "last_drift_per_step": self._last_drift_per_step,
             "history": self._history.state_dict(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._phase = LocalPhase(**state["phase"])
-        self._average.load_state_dict(state["average"])
-        for name, tensor in self._state_tensors().items():
-            tensor.copy_(state["tensors"][name])
-        self._common_norm = norm(self._common_weights)
-        if self._outer is not None:
-            self._outer.load_state_dict(state["outer"])
+        for fragment, own in zip(self._fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(own)
+        self._round = Round(*state["round"]) if state["round"] is not None else None
+        self._round_steps = list(state["round_steps"])
+        self._rounds.load_state_dict(state["rounds"])
+        self._delay.load_state_dict(state["delay"])
+        self._last_drift_per_step = state["last_drift_per_step"]
         self._history.load_state_dict(state["history"])
-
-    def _state_tensors(self) -> dict[str, Tensor]:
-        tensors = {
-            "common_weights": self._common_weights,
-            "common_buffers": self._common_buffers,
-            "accumulated": self._accumulated,
-            "sent_weights": self._sent_weights,
-            "sent_buffers": self._sent_buffers,
-        }
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _move(replica: Tensor, common: Tensor, sent: Tensor | None) -> None:
-    """Set a replica to the common values, plus its own progress since it sent its values, if it did not wait."""
-    if sent is None:
-        replica.copy_(common)
-    else:
-        replica.sub_(sent).add_(common)

@@ -53,6 +53,11 @@ class Moments:
         self._fused = {id(p): group.get("fused") for group in optimizer.param_groups for p in group["params"]}
         self.tensors = [torch.zeros_like(p) for _ in self._names for p in self._parameters]
 
+    def by_name(self) -> list[list[Tensor]]:
+        """The tensors of each moment."""
+        count = len(self._parameters)
+        return [self.tensors[n : n + count] for n in range(0, len(self.tensors), count)]
+
     def collect(self) -> None:
         """Make `tensors` the optimizer's own state, with its current values.
 

@@ -128,6 +128,10 @@ class SyncPolicy(Protocol):
         """The synchronisations of local phases that have finished since the last call."""
         return []
 
+    def chosen(self) -> dict[str, Any]:
+        """What the policy has decided during the run, by the name that it has in the summary."""
+        return {}
+
     def close(self) -> None:
         """Release wrappers that hold the process group, and shared memory. Only `stats` may be called afterwards."""
         return

@@ -212,6 +212,9 @@ class PostLocal(SyncPolicy):
     def take_records(self) -> list[SyncRecord]:
         return self._policy.take_records()
 
+    def chosen(self) -> dict[str, Any]:
+        return self._policy.chosen()
+
     def close(self) -> None:
         self._policy.close()
 

@@ -134,8 +134,11 @@ class SyncHistory:
         self.stats = SyncStats(**state["stats"])
 
 
-def sync_summary(logged: Sequence[Mapping[str, float | None]]) -> dict[str, Any] | None:
-    """The section `sync` of `summary.json` from the metrics of all synchronisations; None if there were none."""
+def sync_summary(logged: Sequence[Mapping[str, float | None]], chosen: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The section `sync` of `summary.json` from the metrics of all synchronisations; None if there were none.
+
+    `chosen`: what the policy has decided, see `SyncPolicy.chosen`.
+    """
     if not logged:
         return None
     values = {name: [value for row in logged if (value := row[name]) is not None] for name in logged[0]}
@@ -147,5 +150,6 @@ def sync_summary(logged: Sequence[Mapping[str, float | None]]) -> dict[str, Any]
     return {
         "drift": describe("drift", max),
         "cosine": describe("cosine", min),
+        **chosen,
         **{f"{name}_each": mean(values[name]) if values[name] else None for name in _COST},
     }

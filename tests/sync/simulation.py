@@ -32,6 +32,9 @@ class Sync:
     schedule: str = "constant"
     synchronous_share: float | None = None
     qsr_alpha: float | None = None
+    drift_target: float | None = None
+    rounds: Sequence[int] | None = None
+    fragments: int = 1
     compress: str = "none"
     overlap: bool = False
     delay: int | None = None
@@ -52,7 +55,7 @@ class Sync:
 
 
 def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(list(value) if isinstance(value, tuple) else value)
 
 
 DILOCO = Sync("outer")
@@ -71,6 +74,8 @@ def synchronous_steps(sync: Sync, seen: Sequence[int]) -> int:
 def due_steps(sync: Sync, reference: Reference) -> set[int]:
     """The steps (from 0) that a synchronisation follows, the fully synchronous ones left out."""
     seen, lrs = reference.seen(), reference.lrs()
+    if sync.rounds is not None:
+        return {end - 1 for end in np.cumsum(sync.rounds).tolist()} & set(range(len(lrs)))
     if sync.schedule == "qsr":
         return _quadratic(sync, reference.plan.lr, lrs, reference.warming_up())
     first = synchronous_steps(sync, seen)
@@ -85,6 +90,15 @@ def _quadratic(sync: Sync, peak: float, lrs: Sequence[float], warming_up: Sequen
         t += max(sync.k, math.floor((alpha / lr) ** 2))
         due.add(t - 1)
     return due & set(range(len(lrs)))
+
+
+def fragment_of(sizes: Sequence[int], fragments: int) -> Tensor:
+    """The fragment that each number is in: tensors in blocks of 16 numbers, of which fragments have equal shares."""
+    blocks = [-(-size // 16) for size in sizes]
+    starts = np.cumsum([0, *blocks])
+    ends = [starts[-1] * (n + 1) // fragments for n in range(fragments)]
+    numbers = [np.arange(size) // 16 + start for size, start in zip(sizes, starts, strict=False)]
+    return torch.from_numpy(np.searchsorted(ends, np.concatenate([*numbers, []]), side="right"))
 
 
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float], compress: str) -> Tensor:
@@ -107,7 +121,7 @@ def hooked_average(values: Sequence[Tensor], compress: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Flight:
-    """A snapshot under way, which arrives after step `arrival`; `lrs`: the learning rates of its window."""
+    """A snapshot of a fragment that is applied after step `arrival`; `lrs`: the learning rates of its phase."""
 
     arrival: int
     d: list[Tensor]
@@ -117,7 +131,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class Record:
-    """What is told of one synchronisation, after optimizer step `step` (from 1).
+    """What is logged of one synchronisation of `numbers` weights, after optimizer step `step` (from 1).
 
     `drift_cancels`, `cosine_cancels`: how much larger the squares are that a worker tells than what is left when they
     are subtracted from each other, and so by how much their rounding grows.
@@ -125,6 +139,7 @@ class Record:
 
     step: int
     steps: int
+    numbers: int
     drift: float
     cosine: float
     drift_cancels: float
@@ -140,12 +155,18 @@ class Simulation:
         self.a = self.x(0)
         self.weights_only = sum(p.numel() for p in self.models[0].parameters())
         self.v = torch.zeros_like(self.a)  # the outer momentum
-        self.delay = math.ceil(sync.k / 2) if sync.delay is None else sync.delay
-        self.flight: Flight | None = None
+        self.delay = math.ceil(sync.k / (2 * sync.fragments)) if sync.delay is None else sync.delay
+        sizes = [t.numel() for t in self.tensors(0)]
+        count = len(list(self.models[0].parameters()))
+        parts = [fragment_of(part, sync.fragments) for part in (sizes[:count], sizes[count:])]
+        self.masks = [torch.cat(parts) == n for n in range(sync.fragments)]
+        self.flights: dict[int, Flight] = {}
         self.synchronous = 0  # steps of all on common gradients
         self.records: list[Record] = []
         self.commons: dict[int, Weights] = {}  #: common weights by the steps after which they were new
-        self.start_window()
+        self.u = [torch.zeros_like(self.a) for _ in range(self.n)]  # `accumulated` only
+        self.counts = [np.zeros(self.n) for _ in self.masks]
+        self.lrs: list[list[float]] = [[] for _ in self.masks]
 
     @property
     def vectors(self) -> int:
@@ -166,9 +187,10 @@ class Simulation:
     def set_x(self, i: int, x: Tensor) -> None:
         vector_to_parameters(x.clone(), self.tensors(i))
 
-    def start_window(self) -> None:
-        self.counts, self.lrs = np.zeros(self.n), list[float]()
-        self.u = [torch.zeros_like(self.a) for _ in range(self.n)]  # `accumulated` only
+    def start_window(self, fragment: int) -> None:
+        self.counts[fragment], self.lrs[fragment] = np.zeros(self.n), []
+        for u in self.u:
+            u[self.masks[fragment]] = 0
 
     @one_thread()
     def run(self) -> Weights:
@@ -179,15 +201,26 @@ class Simulation:
             if t < first or (self.sync.k, self.sync.schedule, self.sync.policy) in DDP:
                 self.synchronous_step(t, shares, lr)
                 continue
-            self.lrs.append(lr)
+            for lrs in self.lrs:
+                lrs.append(lr)
             step = {"gradients": self.gradients_step, "accumulated": self.accumulated_step}
             step.get(self.sync.policy, self.local_step)(t, shares, lr, t in due)
-            if self.flight and t == self.flight.arrival:
-                self.arrive(t)
-            if t in due and self.sync.policy != "gradients":
-                self.depart(t, t + self.delay if self.sync.overlap else t)
+            for fragment in [f for f, flight in self.flights.items() if flight.arrival == t]:
+                self.arrive(t, fragment)
+            for fragment in self.due_fragments(t, first, due):
+                self.depart(t, t + self.delay if self.sync.overlap else t, fragment)
         self.finish(len(steps) - 1)
         return dict(self.models[0].state_dict())
+
+    def due_fragments(self, t: int, first: int, due: set[int]) -> list[int]:
+        """In a round of s steps, fragment n of F is due ⌊(F − 1 − n) s / F⌋ steps before the round ends."""
+        if self.sync.policy == "gradients":
+            return []
+        end = min((d for d in due if d >= t), default=None)
+        if end is None:
+            return []
+        steps, last = end + 1 - max([first, *(d + 1 for d in due if d < t)]), self.sync.fragments - 1
+        return [n for n in range(last + 1) if t == end - (last - n) * steps // (last + 1)]
 
     def synchronous_step(self, t: int, shares: list[np.ndarray], lr: float) -> None:
         """One step of all on the mean gradient of the whole global batch, as DDP comes to it."""
@@ -204,7 +237,8 @@ class Simulation:
         """Every worker alone: own count, own clipping, own moments; no step without a loss term."""
         for i, (model, optimizer, share) in enumerate(zip(self.models, self.optimizers, shares, strict=True)):
             gradient, count = self.reference.gradient(model, share, t)
-            self.counts[i] += count
+            for counts in self.counts:
+                counts[i] += count
             if count:
                 self.reference.apply(model, optimizer, gradient, lr)
 
@@ -224,21 +258,21 @@ class Simulation:
         total = counts.sum()
         if due and total:
             common = weighted_sum(gradients, counts / total, self.sync.compress)
-            self.record(t, gradients, counts / total, before)
+            self.record(t, 0, gradients, counts / total, before)
             gradients, counts = [common] * self.n, counts * 0 + 1
         for model, optimizer, g, c in zip(self.models, self.optimizers, gradients, counts, strict=True):
             if c:
                 self.reference.apply(model, optimizer, g, lr)
         if due:
-            self.start_window()
+            self.start_window(0)
 
-    def weights(self) -> list[float]:
-        total = self.counts.sum()
-        return [c / total if total else 1 / self.n for c in self.counts]
+    def weights(self, fragment: int = 0) -> list[float]:
+        counts = self.counts[fragment]
+        return [c / counts.sum() if counts.sum() else 1 / self.n for c in counts]
 
-    def depart(self, t: int, arrival: int) -> None:
-        """What the workers did since the last time is taken after step `t`, and arrives after step `arrival`."""
-        w = self.weights()
+    def depart(self, t: int, arrival: int, fragment: int) -> None:
+        """What the workers did since the last time is taken after step `t`, and applied after step `arrival`."""
+        w = self.weights(fragment)
         d = [self.x(i) - self.a for i in range(self.n)]
         if self.sync.policy == "accumulated":
             d = [
@@ -246,69 +280,74 @@ class Simulation:
             ]
         m = weighted_sum(d, w, self.sync.compress)
         if self.sync.average == "weights_and_moments":
-            self.average_moments(w, t)
-        self.record(t, d, w)
-        self.flight = Flight(arrival, d, m, self.lrs)
-        self.start_window()
+            self.average_moments(w, t, fragment)
+        self.record(t, fragment, d, w)
+        self.flights[fragment] = Flight(arrival, d, m, self.lrs[fragment])
+        self.start_window(fragment)
         if arrival == t:
-            self.arrive(t)
+            self.arrive(t, fragment)
 
-    def arrive(self, t: int) -> None:
-        """The common weights move on, and with them every replica, but for what it did since the snapshot."""
-        assert self.flight
-        new = self.outer_step(self.flight) if self.sync.policy == "outer" else self.a + self.flight.m
+    def arrive(self, t: int, fragment: int) -> None:
+        """The fragment's common weights change, and those of every replica, but for what it did since the snapshot."""
+        flight, mask = self.flights.pop(fragment), self.masks[fragment]
+        new = self.outer_step(flight, mask) if self.sync.policy == "outer" else self.a + flight.m
+        new = torch.where(mask, new, self.a)
         for i in range(self.n):
-            x = self.x(i) + (new - self.a) - self.flight.d[i]
+            own = self.x(i)
+            x = own + (new - self.a) - flight.d[i]
             if self.sync.policy == "accumulated":
                 x[: self.weights_only] = new[: self.weights_only]
-            self.set_x(i, x)
-        self.a, self.flight = new, None
-        self.note_common(t)
+            self.set_x(i, torch.where(mask, x, own))
+        self.a = new
+        if fragment == self.sync.fragments - 1:
+            self.note_common(t)
 
-    def outer_step(self, flight: Flight) -> Tensor:
+    def outer_step(self, flight: Flight, mask: Tensor) -> Tensor:
         """SGD with momentum on the common weights, the gradient being what the workers moved, backwards."""
         new = self.a + flight.m  # statistics are averaged plainly
         gamma = sum(flight.lrs) / len(flight.lrs) if self.sync.outer_per_lr else 1.0
         if gamma:
             gradient = -flight.m / gamma
-            self.v = self.sync.outer_momentum * self.v + gradient
+            self.v = torch.where(mask, self.sync.outer_momentum * self.v + gradient, self.v)
             step = gradient + self.sync.outer_momentum * self.v if self.sync.outer_nesterov else self.v
             new[: self.weights_only] = (self.a - self.sync.outer_lr * gamma * step)[: self.weights_only]
         return new
 
-    def average_moments(self, w: list[float], t: int) -> None:
+    def average_moments(self, w: list[float], t: int, fragment: int) -> None:
         """What the optimizers carry from step to step becomes the weighted average, in numbers and not in changes."""
         names = ("momentum_buffer",) if isinstance(self.optimizers[0], torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
-        for parameters in zip(*(model.parameters() for model in self.models), strict=True):
+        own = self.masks[fragment][: self.weights_only].split([p.numel() for p in self.models[0].parameters()])
+        for mask, *parameters in zip(own, *(model.parameters() for model in self.models), strict=True):
             states = [optimizer.state[p] for optimizer, p in zip(self.optimizers, parameters, strict=True)]
             for name in names:
                 # A worker that has not yet stepped has none; it weighs nothing then, or nobody has stepped.
                 known = [state.get(name, torch.zeros_like(parameters[0])) for state in states]
                 mean = weighted_sum([value.detach() for value in known], w, self.sync.compress)
-                for state in states:
-                    state[name] = mean.clone()
+                for state, before in zip(states, known, strict=True):
+                    state[name] = torch.where(mask.view_as(mean), mean, before.detach())
             for state in states:
                 if "exp_avg" in state:
                     state["step"] = torch.tensor(float(t + 1))
 
     def finish(self, t: int) -> None:
         """Nothing stays in flight, and nothing is left that one worker alone did."""
-        if self.flight:
-            self.arrive(t)
+        for fragment in list(self.flights):
+            self.arrive(t, fragment)
         if self.sync.policy == "gradients":
             self.a = self.x(0)
             for i in range(self.n):
                 self.set_x(i, self.a)
-        elif self.lrs:
-            self.depart(t, t)
+        for fragment in [f for f, lrs in enumerate(self.lrs) if lrs and self.sync.policy != "gradients"]:
+            self.depart(t, t, fragment)
         self.note_common(t)
 
-    def record(self, t: int, d: list[Tensor], w: Sequence[float], x: list[Tensor] | None = None) -> None:
+    def record(self, t: int, fragment: int, d: list[Tensor], w: Sequence[float], x: list[Tensor] | None = None) -> None:
         """Drift from the mean in units of the common weights, and how far the workers went the same way.
 
         `x`: what drifted, from the common weights; what was brought along if not given.
         """
-        x, d = ([v[: self.weights_only] for v in vectors] for vectors in (d if x is None else x, d))
+        mask = self.masks[fragment][: self.weights_only]
+        x, d = ([v[: self.weights_only][mask] for v in vectors] for vectors in (d if x is None else x, d))
         mean = sum(wi * xi for wi, xi in zip(w, x, strict=True))
         spread = sum(wi * (xi - mean).norm() ** 2 for wi, xi in zip(w, x, strict=True))
         squares = sum(wi * xi.norm() ** 2 for wi, xi in zip(w, x, strict=True))
@@ -318,8 +357,9 @@ class Simulation:
         lengths = sum(wi * di.norm() for wi, di in zip(w, d, strict=True)) ** 2
         told = Record(
             step=t + 1,
-            steps=len(self.lrs),
-            drift=float(spread**0.5 / self.a[: self.weights_only].norm()),
+            steps=len(self.lrs[fragment]),
+            numbers=int(mask.sum()),
+            drift=float(spread**0.5 / self.a[: self.weights_only][mask].norm()),
             cosine=float(along / whole) if whole else math.nan,
             drift_cancels=float(squares / spread) if spread else math.inf,
             cosine_cancels=float(lengths / whole) if whole else math.inf,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -12,14 +12,15 @@ from runner.backends import Backend
 from runner.config.choices import Compress
 from runner.sync import StepFacts, SyncPolicy, running_statistics
 from runner.sync.local_sgd import LocalSGD
+from runner.sync.rounds import PlannedRounds
 from tests.pool import WorkerPool
 
 FLOATS = ("weight", "bias", "running_mean", "running_var")
 
 
-def make(accumulate: bool, model: nn.Module, backend: Backend, due: Iterable[int]) -> SyncPolicy:
+def make(accumulate: bool, model: nn.Module, backend: Backend, due: Collection[int]) -> SyncPolicy:
     buffers = running_statistics(model)
-    return LocalSGD(model, buffers, backend, Compress.none, frozenset(due), accumulate=accumulate)
+    return LocalSGD(model, buffers, backend, Compress.none, PlannedRounds(due), accumulate=accumulate)
 
 
 def move(model: nn.Module, by: float) -> None:

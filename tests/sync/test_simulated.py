@@ -68,6 +68,11 @@ CASES = [
     Case(3, replace(LATE, policy="outer", k=2), [*ADAMW, *TOKENS]),
     Case(3, replace(QSR, qsr_alpha=0.045), [*SGD, *WARM]),
     Case(3, replace(QSR, k=1, average=ALL), [*ADAMW, *TOKENS]),
+    Case(2, Sync(schedule="recorded", k=2, rounds=(2, 3, 2, 9)), SGD),
+    # fragments
+    Case(3, Sync(k=4, fragments=3, average=ALL), [*ADAMW, *TOKENS]),
+    Case(2, replace(DILOCO, k=4, fragments=4, overlap=True, delay=1, compress="bf16"), [*SGD, *BATCH_NORM]),
+    Case(3, Sync("accumulated", k=3, fragments=2, overlap=True), [*SGD, *TOKENS]),
     # overlap
     Case(3, Sync(k=4, overlap=True), [*SGD, *TOKENS, *EXACT]),
     Case(2, Sync("accumulated", k=3, overlap=True, delay=3), [*SGD, *BATCH_NORM]),
@@ -89,6 +94,9 @@ LONG = [
     Case(2, Sync("outer", k=3, overlap=True, delay=1, compress="bf16"), [*ADAMW, *BATCH_NORM]),
     Case(2, Sync("outer", k=2, compress="fp16"), [*SGD, *TOKENS]),
     Case(2, Sync(k=1, compress="bf16"), SGD),
+    Case(3, replace(SLOWMO, k=4, fragments=2, overlap=True, delay=4), [*SGD, *TOKENS, *EXACT]),
+    Case(3, replace(LATE, k=3, fragments=3, overlap=True, delay=1), [*SGD, *WARM]),
+    Case(2, replace(QSR, k=2, fragments=2, compress="fp16"), [*SGD, *WARM]),
 ]
 
 
@@ -107,6 +115,11 @@ class Pair:
     def logged(self, name: str) -> dict[int, float]:
         """The values logged under this name, by step; the last one if a step has several."""
         return {step: metrics[name] for step, metrics in self.results[0]["logged"] if name in metrics}
+
+    @property
+    def synchronisations(self) -> list[tuple[int, dict[str, float]]]:
+        """Step and metrics of each, in the order in which they ended."""
+        return [(step, metrics) for step, metrics in self.results[0]["logged"] if "sync/steps" in metrics]
 
 
 @pytest.fixture(scope="module", params=[*CASES, *(pytest.param(c, marks=pytest.mark.long) for c in LONG)], ids=str)
@@ -147,23 +160,22 @@ def test_common_weights_are_evaluated(pair: Pair) -> None:
 
 def test_metrics_of_each_synchronisation(pair: Pair) -> None:
     """Drift and cosine of the simulated replicas, bytes of the vector and of telemetry, at the right step."""
-    records, sync, one = pair.simulation.records, pair.case.sync, pair.simulation
-    logged = {name: pair.logged(f"sync/{name}") for name in ("steps", "drift", "cosine", "bytes")}
-    assert logged["steps"] == {record.step: record.steps for record in records}
-    size = WIRES[sync.compress][0].itemsize * one.weights_only * one.vectors
+    records, sync, one, logged = pair.simulation.records, pair.case.sync, pair.simulation, pair.synchronisations
+    assert [(step, metrics["sync/steps"]) for step, metrics in logged] == [(one.step, one.steps) for one in records]
     # Drift and cosine are differences of squares: relative rounding errors grow by the cancellation.
     rounding = {"none": 1e-6, "bf16": 2**-7, "fp16": 2**-10}[sync.compress]
-    for record in records:
+    for record, (_, metrics) in zip(records, logged, strict=True):
         near = min(rounding * record.drift_cancels, 1)
         # Where one worker alone has moved, the drift is the square root of rounding.
-        assert logged["drift"][record.step] == pytest.approx(record.drift, rel=near, abs=1e-9 if record.drift else 1e-5)
+        assert metrics["sync/drift"] == pytest.approx(record.drift, rel=near, abs=1e-9 if record.drift else 1e-5)
         if not math.isnan(record.cosine):
             near = rounding * record.cosine_cancels
-            assert logged["cosine"][record.step] == pytest.approx(record.cosine, abs=near)
-        assert size < logged["bytes"][record.step] < size + 1000
+            assert metrics["sync/cosine"] == pytest.approx(record.cosine, abs=near)
+        size = WIRES[sync.compress][0].itemsize * record.numbers * one.vectors
+        assert size < metrics["sync/bytes"] < size + 1000
     stats, gradients = pair.results[0]["stats"], WIRES[sync.compress][0].itemsize * one.weights_only
     assert stats.synchronisations == one.synchronous + len(records)
-    assert stats.bytes == one.synchronous * gradients + sum(logged["bytes"].values())
+    assert stats.bytes == one.synchronous * gradients + sum(metrics["sync/bytes"] for _, metrics in logged)
 
 
 @pytest.mark.parametrize(

@@ -84,15 +84,15 @@ def test_wires_round_once_for_each_worker_and_once_for_the_sum() -> None:
 class Unweighted(Simulation):
     """Every worker has the same weight."""
 
-    def weights(self) -> list[float]:
+    def weights(self, fragment: int = 0) -> list[float]:
         return [1 / self.n] * self.n
 
 
 class LostProgress(Simulation):
     """Steps made while the average was in flight are lost."""
 
-    def arrive(self, t: int) -> None:
-        super().arrive(t)
+    def arrive(self, t: int, fragment: int) -> None:
+        super().arrive(t, fragment)
         for i in range(self.n):
             self.set_x(i, self.a)
 
@@ -100,24 +100,24 @@ class LostProgress(Simulation):
 class MomentumOfTheRun(Simulation):
     """Every synchronisation resets the outer momentum."""
 
-    def outer_step(self, flight: Any) -> Tensor:
+    def outer_step(self, flight: Any, mask: Tensor) -> Tensor:
         self.v = torch.zeros_like(self.v)
-        return super().outer_step(flight)
+        return super().outer_step(flight, mask)
 
 
 class LastLearningRate(Simulation):
     """The last learning rate of a phase instead of the mean."""
 
-    def outer_step(self, flight: Any) -> Tensor:
-        return super().outer_step(dataclasses.replace(flight, lrs=flight.lrs[-1:]))
+    def outer_step(self, flight: Any, mask: Tensor) -> Tensor:
+        return super().outer_step(dataclasses.replace(flight, lrs=flight.lrs[-1:]), mask)
 
 
 class StepsStay(Simulation):
     """AdamW's count of steps is left as it was."""
 
-    def average_moments(self, w: list[float], t: int) -> None:
+    def average_moments(self, w: list[float], t: int, fragment: int) -> None:
         steps = [[dict(optimizer.state[p])["step"] for p in m.parameters()] for m, optimizer in self._pairs()]
-        super().average_moments(w, t)
+        super().average_moments(w, t, fragment)
         for own, (model, optimizer) in zip(steps, self._pairs(), strict=True):
             for step, p in zip(own, model.parameters(), strict=True):
                 optimizer.state[p]["step"] = step

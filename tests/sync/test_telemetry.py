@@ -53,12 +53,13 @@ def test_norm_of_a_long_vector() -> None:
 
 def test_summary() -> None:
     """Means over all synchronisations, and the worst and latest drift and cosine."""
-    assert sync_summary([]) is None
+    assert sync_summary([], {}) is None
     half, none = spread(torch.eye(2), [0.5, 0.5], 1.0), spread(torch.zeros(2, 2), [0.5, 0.5], 1.0)
     records = [SyncRecord(4, 4, 100, 0.5, 0.25, half, half), SyncRecord(6, 2, 100, None, 0.75, none, none)]
-    summary = sync_summary([record.metrics() for record in records])
+    summary = sync_summary([record.metrics() for record in records], {"fragments": 1})
     assert summary is not None
     assert summary["drift"] == pytest.approx({"mean": math.sqrt(0.5) / 2, "max": math.sqrt(0.5), "last": 0.0})
     assert summary["cosine"] == pytest.approx({"mean": 0.0, "min": 0.0, "last": 0.0}, abs=1e-6)
     each = {name: summary[f"{name}_each"] for name in ("steps", "bytes", "seconds", "stall_seconds")}
+    assert summary["fragments"] == 1
     assert each == {"steps": 3, "bytes": 100, "seconds": 0.5, "stall_seconds": 0.5}
