@@ -80,6 +80,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
         "logged": logged,
         "steps": loop.optimizer_step,
         "stats": loop.policy.stats(),
+        "chosen": loop.policy.chosen(),
         "best": (loop.best.step, loop.best.value),
     }
     loop.policy.close()

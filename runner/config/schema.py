@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,6 +218,13 @@ class Sync:
             return 0
         fragments = self.fragments if isinstance(self.fragments, int) else self.k
         return self.delay if isinstance(self.delay, int) else -(-self.k // (2 * fragments))
+
+    def as_chosen(self, chosen: Mapping[str, Any]) -> Sync:
+        """The settings with what a run has `chosen` for those that are `auto`, as far as it has."""
+        names = [
+            name for name in ("fragments", "delay") if getattr(self, name) == AUTO and chosen.get(name) is not None
+        ]
+        return dataclasses.replace(self, **{name: chosen[name] for name in names})
 
     def __post_init__(self) -> None:
         require(self.k >= 1, "sync.k", self.k, "use at least 1 optimizer step (1 = fully synchronous)")

@@ -229,8 +229,9 @@ def _learning_rates(run: Recorded) -> Finding:
 def _result(run: Recorded) -> Finding:
     """The metrics of the summary are among those that were logged, in the step that they are said to be of."""
     logged, best = run.metrics, run.summary["best"]
-    if run.config.sync.overlap and run.summary["stopped_early"]:
-        why = "the averages under way were applied after the evaluation that was logged"
+    in_parts = run.config.sync.overlap or run.config.sync.fragments != 1
+    if in_parts and run.summary["stopped_early"]:
+        why = "averages of the last steps were applied after the evaluation that was logged"
         return Finding("logged metrics", CLAIMED, why)
     step = best["step"] if run.config.evaluation.keep_best else int(run.summary["optimizer_steps"])
     for name, value in run.summary["eval"].items():

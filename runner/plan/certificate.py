@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.config.choices import AdapterKind, Compress, ShardingKind
-from runner.config.schema import Adapter, Config
+from runner.config.schema import Adapter, Config, Sync
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
 from runner.plan.schedule import lr_multiplier
@@ -138,9 +138,13 @@ def ended_at(segments: tuple[Segment, ...], step: int | None) -> tuple[Segment, 
     return (*segments[:-1], *(dataclasses.replace(last, until_step=step) for last in segments[-1:]))
 
 
-def with_batch_statistics(setup: RunSetup, baseline: RunSetup) -> Certificate:
-    """The certificate of a model that turned out to normalise by the statistics of a micro-batch."""
-    return certify(*(dataclasses.replace(one, batch_statistics=True) for one in (setup, baseline)))
+def after_training(setup: RunSetup, baseline: RunSetup, batch_statistics: bool, sync: Sync) -> Certificate:
+    """The certificate with what turned out when the model was built and trained.
+
+    `batch_statistics`: whether it normalises by the statistics of a micro-batch; `sync`: without `auto`.
+    """
+    setup = dataclasses.replace(setup, config=dataclasses.replace(setup.config, sync=sync))
+    return certify(*(dataclasses.replace(one, batch_statistics=batch_statistics) for one in (setup, baseline)))
 
 
 def after_stopping(certificate: Certificate, samples_seen: int) -> Certificate:

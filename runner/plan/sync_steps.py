@@ -40,7 +40,9 @@ def sync_steps(plan: Plan, sync: Sync, schedule: Schedule) -> SyncSteps:
         return SyncSteps(0, None)
     if sync.schedule is SyncSchedule.recorded:
         assert sync.rounds is not None
-        return SyncSteps(0, frozenset(end - 1 for end in itertools.accumulate(sync.rounds)))
+        return SyncSteps(
+            0, frozenset(end - 1 for end in itertools.accumulate(sync.rounds) if end <= plan.optimizer_steps)
+        )
     return SyncSteps(0, frozenset(range(sync.k - 1, plan.optimizer_steps, sync.k)))
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
-from runner.plan.certificate import NOT_COMPARABLE, after_stopping, ended_at, with_batch_statistics, with_segments
+from runner.plan.certificate import NOT_COMPARABLE, after_stopping, after_training, ended_at, with_segments
 from runner.plan.experiment import Experiment, baseline_of
 from runner.run.summary import FAILED, Role, failure_of, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
@@ -72,8 +72,10 @@ class RunCloser:
         """Add what is known only after the model was built and trained."""
         experiment = self.experiment
         certificate = experiment.certificate
-        if result.batch_statistics:
-            certificate = with_batch_statistics(experiment.setup, baseline_of(experiment.setup))
+        sync = experiment.config.sync.as_chosen(result.sync or {})
+        if result.batch_statistics or sync != experiment.config.sync:
+            baseline = baseline_of(experiment.setup)
+            certificate = after_training(experiment.setup, baseline, result.batch_statistics, sync)
         certificate = with_segments(certificate, ended_at(experiment.certificate.segments, result.optimizer_steps))
         if result.stopped_early:
             assert result.samples_seen is not None

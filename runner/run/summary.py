@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from runner.config.schema import AUTO
 from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.launch.local import WorkerFailed
@@ -86,6 +87,12 @@ def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
             f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "
             f"step {result.best['step']:,} (evaluation.patience={evaluation.patience} evaluations)"
         )
+    sync, chosen = experiment.config.sync, result.sync or {}
+    if sync.delay == AUTO and chosen:
+        if chosen["delay"] is None:
+            yield "sync.delay=auto: the run ended before enough averages were measured; give a number of steps"
+        else:
+            yield f"sync.delay=auto chose {chosen['delay']}: sync.delay={chosen['delay']} repeats it"
     for truncated in [result.truncated] if isinstance(result.truncated, Mapping) else result.truncated or ():
         counts = [(name, *truncated[part]) for name, part in (("training", "train"), ("evaluation", "eval"))]
         found = [f"{count:,} of {total:,} {name} {truncated['what']}" for name, count, total in counts if count]

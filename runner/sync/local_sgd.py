@@ -196,10 +196,12 @@ class LocalSGD(SyncPolicy):
         return self._history.take_records()
 
     def chosen(self) -> dict[str, Any]:
-        fragments: dict[str, Any] = {"fragments": len(self._fragments)}
+        chosen: dict[str, Any] = {"fragments": len(self._fragments)}
         if self.overlaps:
-            fragments["delay"] = self._delay.steps
-        return fragments | ({"rounds": self._round_steps} if self._rounds.adapt else {})
+            chosen["delay"] = self._delay.steps if not self._delay.is_open else None
+        if self._rounds.adapt:
+            chosen["rounds"] = self._round_steps
+        return chosen
 
     def close(self) -> None:
         self._flat.release()

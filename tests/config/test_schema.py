@@ -75,7 +75,14 @@ PER_DEVICE, AUTO, SGD = "batch=per_device", "accumulation=auto", "optimizer=sgd"
         ("sync=accumulated sync.k=1", "sync.overlap", ["true"]),
         ("sync=gradients", "sync.overlap", ["true"]),
         ("sync.k=4", "sync.delay", ["2"]),
-        ("sync.k=4 sync.overlap=true", "sync.delay", ["0", "5"]),
+        ("sync.k=4 sync.overlap=true", "sync.delay", ["0", "5", "soon"]),
+        ("sync.k=4", "sync.fragments", ["0", "5", "all"]),
+        ("sync=gradients", "sync.fragments", ["2", "auto"]),
+        ("sync=gradients", "sync.schedule", ["adaptive", "recorded"]),
+        ("sync.k=4", "sync.drift_target", ["0.1"]),
+        ("sync.k=4 sync.schedule=adaptive sync.drift_target=0.1", "sync.drift_target", ["0", "null", ".inf"]),
+        ("sync.k=4", "sync.rounds", ["[4]"]),
+        ("sync.k=4 sync.schedule=recorded sync.rounds=[4]", "sync.rounds", ["[]", "[4,3]", "null"]),
         ("sync.k=4", "sync.outer_lr", ["1"]),
         ("sync=outer", "sync.outer_lr", ["0", "null"]),
         ("sync=outer", "sync.outer_momentum", ["1"]),
@@ -112,6 +119,8 @@ def test_invalid_values(given: str, setting: str, values: list[Any]) -> None:
         "sync.k=4 sync.overlap=true sync.delay=4",
         "sync=outer sync.overlap=true sync.compress=fp16 sync.schedule=qsr",
         "sync=accumulated sync.k=1 sync.compress=bf16",
+        "sync.k=1 sync.schedule=adaptive sync.drift_target=1 sync.fragments=1",
+        "sync=outer sync.k=4 sync.schedule=recorded sync.rounds=[4,5] sync.fragments=4 sync.overlap=true sync.delay=4",
         "sync=slowmo sync.schedule=post_local sync.synchronous_share=0.1",
         "sync=gradients sync.k=1 precision.name=fp16",
         "sync.k=4 sync.average=weights_and_moments sync.compress=bf16",
@@ -122,9 +131,18 @@ def test_values_that_are_allowed(overrides: str) -> None:
     configured(overrides)
 
 
-@pytest.mark.parametrize(("given", "steps"), [("", 0), ("sync.overlap=true", 4), ("sync.overlap=true sync.delay=2", 2)])
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ("", 0),
+        ("sync.overlap=true", 4),
+        ("sync.overlap=true sync.delay=2", 2),
+        ("sync.overlap=true sync.fragments=3", 2),
+        ("sync.overlap=true sync.fragments=auto sync.delay=auto", 1),
+    ],
+)
 def test_delay_of_an_average(given: str, steps: int) -> None:
-    """By default half of k, rounded up."""
+    """By default half of k for each fragment, rounded up."""
     assert configured(f"sync.k=7 {given}").sync.delay_steps == steps
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from torch import Tensor, nn
 from runner.backends import Backend
 from runner.config.choices import Compress
 from runner.sync import StepFacts, SyncPolicy, running_statistics
+from runner.sync.delay import Delay
 from runner.sync.local_sgd import LocalSGD
 from runner.sync.rounds import PlannedRounds
 from tests.pool import WorkerPool
@@ -86,3 +91,36 @@ def close_policy(backend: Backend) -> list[bool]:
 def test_parameters_share_memory_until_close(pool: WorkerPool) -> None:
     """The collective works on the weights themselves, and the model can be saved afterwards."""
     assert all(pool.run(2, close_policy)[0])
+
+
+def measured_delay(backend: Backend, steps_needed: list[float]) -> tuple[dict[str, Any], list[int]]:
+    """What `delay=auto` chooses if an average takes each worker so many steps; the steps at which averages end."""
+    model = nn.Linear(4, 4)
+    clock = itertools.count()  # between two optimizer steps a second passes
+    own = steps_needed[backend.rank]
+    start = backend.start_all_reduce
+
+    def start_all_reduce(tensors: Sequence[Tensor], async_op: bool) -> Callable[[], float]:
+        wait = start(tensors, async_op)
+        return lambda: (wait(), own)[1]
+
+    with (
+        mock.patch.object(backend, "start_all_reduce", start_all_reduce),
+        mock.patch("runner.sync.delay.time", SimpleNamespace(perf_counter=lambda: next(clock))),
+    ):
+        delay = Delay(4, is_open=True, most=8)
+        policy = LocalSGD(model, [], backend, Compress.none, PlannedRounds(range(7, 200, 8)), delay=delay)
+        ended = [step for step in range(100) if policy.after_step(StepFacts(step, 2, 1, 1, 2, 0.1))]
+        policy.finish()
+        policy.close()
+    return policy.chosen(), ended
+
+
+@pytest.mark.parametrize(("needed", "chosen"), [([0.1, 0.2], 1), ([0.5, 2.5], 3), ([2.0, 1.0], 2), ([1.0, 99.0], 8)])
+def test_delay_of_the_slowest_worker(pool: WorkerPool, needed: list[float], chosen: int) -> None:
+    """Rounded up to whole steps; it applies to averages that start after the workers have agreed."""
+    for found, ended in pool.run(2, measured_delay, needed):
+        assert found == {"fragments": 1, "delay": chosen}
+        # The first is not measured, and four have to be; what they show is sent with the next, and used from then on.
+        later = range(55 + chosen, 100, 8)
+        assert ended == [11, 19, 27, 35, 43, 51, *later]

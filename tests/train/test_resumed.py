@@ -38,6 +38,8 @@ COVERING = [
     (Sync("accumulated", k=3, overlap=True, delay=3), [*SGD, *DROPOUT, "precision=fp32"]),
     (Sync("accumulated", k=2, schedule="qsr"), [*SGD, "schedule.warmup_share=0.3", "precision=fp16"]),
     (Sync("gradients", k=3, compress="fp16"), [*ADAMW, *DROPOUT, "precision=fp32"]),
+    (replace(DILOCO, k=4, fragments=3, overlap=True, delay=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
+    (Sync(k=2, schedule="adaptive", drift_target=0.003, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
 ]
 
 POLICIES = (Sync(), Sync(average="weights_and_moments"), DILOCO, SLOWMO, Sync("accumulated"), Sync("gradients"))
@@ -46,7 +48,10 @@ POLICIES = (Sync(), Sync(average="weights_and_moments"), DILOCO, SLOWMO, Sync("a
 def grid() -> list[list[str]]:
     """Every policy with every schedule and overlap; precisions and kinds of dropout take turns."""
     schedules: tuple[dict[str, Any], ...] = ({}, {"schedule": "qsr"}, {"schedule": "post_local"})
-    overlaps: tuple[dict[str, Any], ...] = ({}, {"overlap": True, "delay": 1}, {"overlap": True, "delay": 3})
+    overlaps: tuple[dict[str, Any], ...] = (
+        *({}, {"overlap": True, "delay": 1}, {"overlap": True, "delay": 3}),
+        *({"fragments": 2}, {"fragments": 3, "overlap": True, "delay": 2}),
+    )
     turns = itertools.cycle(itertools.product(("fp32", "bf16", "fp16", "fp64"), (DROPOUT, EXACT)))
     return [
         [*ADAMW, *replace(policy, k=3, **schedule, **overlap).overrides(), f"precision={precision}", *dropout]
