@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from runner.data.recipe import Batch
@@ -59,6 +60,13 @@ class Backend(Protocol):
         """Sum each of these scalars, on the device or the CPU, over all workers in fp64; the function waits for it.
 
         Waits for the device. `async_op`: workers do not wait for each other, if the device can do that.
+        """
+        ...
+
+    def new_group(self) -> dist.ProcessGroup:
+        """A process group of all workers, for collectives that must not wait for others. A collective.
+
+        torch_xla has none.
         """
         ...
 

@@ -127,8 +127,7 @@ class TorchBackend(Backend):
     def start_all_reduce(self, tensors: Sequence[Tensor], async_op: bool) -> Callable[[], float | None]:
         if async_op and self._async_group is None:
             # In the default group nccl would let every small collective wait for this large one.
-            with _quiet_gloo():
-                self._async_group = dist.new_group(timeout=self._timeout)
+            self._async_group = self.new_group()
         self.synchronize()
         group = self._async_group if async_op else None
         start, ended = time.perf_counter(), list[float]()
@@ -149,6 +148,10 @@ class TorchBackend(Backend):
             return max(ended, default=now) - start if on_cpu else None
 
         return wait
+
+    def new_group(self) -> dist.ProcessGroup:
+        with _quiet_gloo():
+            return dist.new_group(timeout=self._timeout)
 
     def start_sum(self, numbers: Sequence[Tensor], async_op: bool) -> Callable[[], list[float]]:
         total = torch.stack([number.to(self.device, torch.float64) for number in numbers])

@@ -152,6 +152,9 @@ class XlaBackend(Backend):
         seconds = time.perf_counter() - start
         return lambda: seconds
 
+    def new_group(self) -> dist.ProcessGroup:
+        raise AssertionError("torch_xla has no process groups")
+
     def start_sum(self, numbers: Sequence[Tensor], async_op: bool) -> Callable[[], list[float]]:
         import torch_xla
 

@@ -72,6 +72,7 @@ class Compress(str, enum.Enum):
     none = "none"
     bf16 = "bf16"
     fp16 = "fp16"
+    int8 = "int8"
 
 
 class ScalingRule(str, enum.Enum):

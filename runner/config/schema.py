@@ -231,6 +231,7 @@ class Sync:
         self._check_schedule()
         self._check_fragments()
         self._check_overlap()
+        self._check_int8()
         self._check_outer()
         self._check_average()
 
@@ -294,6 +295,15 @@ class Sync:
         known = delay == AUTO if isinstance(delay, str) else delay is None or 1 <= delay <= self.k
         require(known, "sync.delay", delay, rule)
 
+    def _check_int8(self) -> None:
+        if self.compress is not Compress.int8:
+            return
+        rule = "int8 is for averages of weights, and this averages gradients: use bf16"
+        averages_gradients = self.always_synchronous or self.policy is SyncPolicyName.gradients
+        require(not averages_gradients, "sync.compress", self.compress, rule)
+        rule = "the synchronous part averages gradients, which int8 is not for: use bf16"
+        require(self.schedule is not SyncSchedule.post_local, "sync.compress", self.compress, rule)
+
     def _check_outer(self) -> None:
         values = {name: getattr(self, name) for name in _OUTER}
         if self.policy is not SyncPolicyName.outer:
@@ -316,7 +326,10 @@ class Sync:
             (self.policy is SyncPolicyName.periodic, "only sync.policy=periodic averages moments"),
             (not self.always_synchronous, "with sync.k=1 all workers have the same moments: set sync.average=weights"),
             (not self.overlap, "overlap averages weights only: set sync.overlap=false or sync.average=weights"),
-            (self.compress is not Compress.fp16, "second moments underflow in fp16: use sync.compress=bf16 or none"),
+            (
+                self.compress in (Compress.none, Compress.bf16),
+                f"second moments underflow in {self.compress.name}: use sync.compress=bf16 or none",
+            ),
         )
         for ok, rule in rules:
             require(ok, "sync.average", self.average, rule)

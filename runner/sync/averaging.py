@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ _WIRE_FORMATS = {
 
 
 def wire_dtype(compress: Compress) -> torch.dtype | None:
-    """None: no compression."""
-    return _WIRE_FORMATS[compress][0]
+    """Of an all-reduce; None: no compression."""
+    return _WIRE_FORMATS.get(compress, (None, 1.0))[0]
 
 
 class FlatLayout:
@@ -101,19 +101,73 @@ class FlatTensors:
             torch._foreach_copy_(self.views(), [tensor.detach() for tensor in self._tensors])
 
 
-class WeightedAverage:
-    """Replaces a vector by its weighted sum over all workers, in two calls: `start` and `finish`.
+class VectorSum(Protocol):
+    """Replaces a vector by its sum over all workers. It must not be used between `load` and `unload`."""
 
-    `vector` must not be used in between. `overlapped`: compute continues while the collective is in flight.
-    """
+    #: What a worker sends, counted as an all-reduce of so many bytes.
+    nbytes: int
 
-    def __init__(self, backend: Backend, compress: Compress, vector: Tensor, overlapped: bool) -> None:
+    def load(self) -> None:
+        """Prepare what is sent."""
+        ...
+
+    def start(self, norms: Tensor) -> Callable[[], float | None]:
+        """Start to sum over all workers, `norms` as well, in place and as they are. A collective.
+
+        Returns a function that waits until it is done, and returns its seconds if the host knows them.
+        """
+        ...
+
+    def unload(self) -> None:
+        """Set the vector to the sum."""
+        ...
+
+    def state_dict(self, in_flight: bool) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class AllReduceSum:
+    """By one all-reduce, of the vector itself or of a copy in a format of 16 bits."""
+
+    def __init__(self, backend: Backend, compress: Compress, overlapped: bool, vector: Tensor) -> None:
         dtype, self._scale = _WIRE_FORMATS[compress]
         self._backend, self._vector, self._overlapped = backend, vector, overlapped
         compressed = dtype is not None and dtype is not vector.dtype
-        #: What is sent: the vector itself unless it is compressed.
         self._wire = torch.zeros_like(vector, dtype=dtype) if compressed else vector
-        #: Row by worker: its weight, and the norms and scalars it passed to `start`. Sent uncompressed.
+        self.nbytes = self._wire.nbytes
+
+    def load(self) -> None:
+        if self._wire is not self._vector:
+            self._wire.copy_(self._vector if self._scale == 1.0 else self._vector.mul_(self._scale))
+
+    def start(self, norms: Tensor) -> Callable[[], float | None]:
+        return self._backend.start_all_reduce([self._wire, norms], async_op=self._overlapped)
+
+    def unload(self) -> None:
+        if self._wire is not self._vector:
+            self._vector.copy_(self._wire)
+            if self._scale != 1.0:
+                self._vector.div_(self._scale)
+
+    def state_dict(self, in_flight: bool) -> dict[str, Any]:
+        return {"wire": self._wire if in_flight else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["wire"] is not None:
+            self._wire.copy_(state["wire"])
+
+
+class WeightedAverage:
+    """Replaces a vector by its weighted sum over all workers, in two calls: `start` and `finish`.
+
+    `vector` must not be used in between. `vector_sum`: adds it up. `overlapped`: compute continues while the collective
+    is in flight.
+    """
+
+    def __init__(self, backend: Backend, vector: Tensor, vector_sum: VectorSum, overlapped: bool) -> None:
+        self._backend, self._vector, self._sum, self._overlapped = backend, vector, vector_sum, overlapped
+        #: Row by worker: its weight, and the norms and scalars it passed to `start`.
         self._norms = torch.zeros(0)
         #: The phase whose average is in flight; None between `finish` and the next `start`.
         self.phase: LocalPhase | None = None
@@ -135,12 +189,11 @@ class WeightedAverage:
         self._norms = self._vector.new_zeros(backend.world_size, len(own))
         self._norms[backend.rank] = torch.stack(own)
         self._vector.mul_(weight)
-        if self._wire is not self._vector:
-            self._wire.copy_(self._vector if self._scale == 1.0 else self._vector.mul_(self._scale))
+        self._sum.load()
         backend.mark_step()
         backend.synchronize()  # work queued before this point is not communication
         started = time.perf_counter()
-        self._wait = backend.start_all_reduce([self._wire, self._norms], async_op=self._overlapped)
+        self._wait = self._sum.start(self._norms)
         self._stall_seconds = time.perf_counter() - started
         self.phase = phase
         if not self._overlapped:
@@ -150,10 +203,7 @@ class WeightedAverage:
         """Wait until the vector holds the average. Returns the phase that was passed to `start`."""
         assert self.phase is not None, "no average is in flight"
         self._wait_until_done()
-        if self._wire is not self._vector:
-            self._vector.copy_(self._wire)
-            if self._scale != 1.0:
-                self._vector.div_(self._scale)
+        self._sum.unload()
         phase, self.phase = self.phase, None
         return phase
 
@@ -164,16 +214,13 @@ class WeightedAverage:
         """
         weights, *norms = self._norms[:, : 1 + len(mean_norms)].unbind(1)
         spreads = [UpdateSpread(weights, own, mean) for own, mean in zip(norms, mean_norms, strict=True)]
-        size, seconds, stalled = self._bytes, self._seconds, self._stall_seconds
+        size = self._sum.nbytes + self._norms.nbytes
+        seconds, stalled = self._seconds, self._stall_seconds
         return SyncRecord(phase.last + 1, phase.steps, size, seconds, stalled, spreads[-1], spreads[0])
 
     def scalars(self, count: int) -> list[list[float]]:
         """By worker, the `count` scalars that it passed to `start`, of the latest average. Waits for the device."""
         return self._norms[:, -count:].tolist()
-
-    @property
-    def _bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self._wire, self._norms))
 
     def _wait_until_done(self) -> None:
         if self._wait is None:
@@ -185,20 +232,17 @@ class WeightedAverage:
         self._stall_seconds += time.perf_counter() - started
         self._wait = None
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """The average in flight, for which this waits; None if there is none."""
-        if self.phase is None:
-            return None
+    def state_dict(self) -> dict[str, Any]:
+        """With the average in flight, if there is one: this waits for it."""
         self._wait_until_done()
-        return {"wire": self._wire, "norms": self._norms, "phase": dataclasses.asdict(self.phase)}
+        phase = dataclasses.asdict(self.phase) if self.phase is not None else None
+        return {"sum": self._sum.state_dict(phase is not None), "norms": self._norms, "phase": phase}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        self.phase, self._wait = None, None
-        if state is not None:
-            self._wire.copy_(state["wire"])
-            self._norms = state["norms"].to(self._wire.device)
-            self.phase = LocalPhase(**state["phase"])
-            self._seconds, self._stall_seconds = 0.0, 0.0
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sum.load_state_dict(state["sum"])
+        self._norms = state["norms"].to(self._vector.device)
+        self.phase = LocalPhase(**state["phase"]) if state["phase"] is not None else None
+        self._wait, self._seconds, self._stall_seconds = None, 0.0, 0.0
 
 
 class RunningStatistics:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.config.choices import Compress
-from runner.sync.averaging import FlatTensors, WeightedAverage
+from runner.sync.averaging import AllReduceSum, FlatTensors, WeightedAverage
 from runner.sync.protocol import LocalPhase, StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats, norm
 
@@ -36,7 +36,8 @@ class PeriodicGradients(SyncPolicy):
         self._start = self._sample()
         # Not shared with parameters and sample, which only have the right shapes: gradients are new in every step.
         self._flat = FlatTensors([*self._parameters, self._start], shared=False)
-        self._average = WeightedAverage(backend, compress, self._flat.memory, overlapped=False)
+        vector = self._flat.memory
+        self._average = WeightedAverage(backend, vector, AllReduceSum(backend, compress, False, vector), False)
         self._steps = 0
         self._history = SyncHistory()
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.config.choices import Compress
-from runner.sync.averaging import FlatTensors, WeightedAverage
+from runner.sync.averaging import AllReduceSum, FlatTensors, VectorSum, WeightedAverage
 from runner.sync.delay import Delay
 from runner.sync.fragment import Fragment, cut
 from runner.sync.optimizers import Moments, OuterSGD
 from runner.sync.protocol import StepFacts, SyncPolicy
+from runner.sync.quantised import InOrder, QuantisedSum
 from runner.sync.rounds import Round, Rounds
 from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats
 
@@ -64,11 +65,17 @@ class LocalSGD(SyncPolicy):
         parts = [slice(*pair) for pair in itertools.pairwise(self._flat.bounds[end] for end in ends)]
         # Workers that wait average the whole replica in its own memory. Others need a vector to send.
         in_place = fragments == 1 and not self.overlaps
+        self._in_order = InOrder(backend, self.overlaps) if compress is Compress.int8 else None
+        make_sum: Callable[[Tensor], VectorSum]
+        if self._in_order is not None:
+            make_sum = functools.partial(QuantisedSum, backend, self._in_order)
+        else:
+            make_sum = functools.partial(AllReduceSum, backend, compress, self.overlaps)
         self._fragments = [
             Fragment(
                 replica,
                 own,
-                functools.partial(WeightedAverage, backend, compress, overlapped=self.overlaps),
+                lambda vector: WeightedAverage(backend, vector, make_sum(vector), self.overlaps),
                 make_outer,
                 accumulate,
                 in_place,
@@ -85,7 +92,9 @@ class LocalSGD(SyncPolicy):
     @property
     def equal_parts(self) -> tuple[str, ...]:
         # Otherwise each replica is ahead of the common weights by its own steps.
-        return ("model", "policy") if self._replicas_are_common else ()
+        if not self._replicas_are_common:
+            return ()
+        return ("model", "policy") if self._in_order is None else ("model",)  # what rounding took is each worker's
 
     @property
     def _replicas_are_common(self) -> bool:
@@ -204,6 +213,8 @@ class LocalSGD(SyncPolicy):
         return chosen
 
     def close(self) -> None:
+        if self._in_order is not None:
+            self._in_order.close()
         self._flat.release()
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,12 @@ from tests.replicas import Weights
 from tests.sync.reference import Reference, one_thread
 
 #: Wire format: its dtype, and what numbers are multiplied by before they are cast to it.
-WIRES = {"none": (torch.float64, 1), "bf16": (torch.bfloat16, 1), "fp16": (torch.float16, 1024)}
+WIRES = {
+    "none": (torch.float64, 1),
+    "bf16": (torch.bfloat16, 1),
+    "fp16": (torch.float16, 1024),
+    "int8": (torch.int8, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,14 @@ def fragment_of(sizes: Sequence[int], fragments: int) -> Tensor:
     return torch.from_numpy(np.searchsorted(ends, np.concatenate([*numbers, []]), side="right"))
 
 
+def rounded_to_int8(vector: Tensor) -> Tensor:
+    """Each block of 256 numbers as multiples of its largest one / 127."""
+    blocks = torch.nn.functional.pad(vector, (0, -len(vector) % 256)).view(-1, 256)
+    unit = blocks.abs().amax(1, keepdim=True) / 127
+    numbers = torch.where(unit > 0, (blocks / unit).round() * unit, 0.0)
+    return numbers.flatten()[: len(vector)]
+
+
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float], compress: str) -> Tensor:
     """sum_j cast(w_j v_j), added up in the wire's dtype. For two workers that is one rounding of the sum."""
     dtype, factor = WIRES[compress]
@@ -166,6 +179,11 @@ class Simulation:
         parts = [fragment_of(part, sync.fragments) for part in (sizes[:count], sizes[count:])]
         self.masks = [torch.cat(parts) == n for n in range(sync.fragments)]
         self.flights: dict[int, Flight] = {}
+        #: `int8` only: the place of each number, where tensors begin with a block of 16, and what rounding has taken so
+        #: far, of each worker's numbers and of their sum.
+        padded = [torch.arange(-(-size // 16) * 16) < size for size in sizes]
+        self.places = torch.cat(padded).nonzero().flatten()
+        self.lost = [torch.zeros(sum(map(len, padded)), dtype=torch.float64) for _ in range(workers + 1)]
         self.synchronous = 0  # steps of all on common gradients
         self.records: list[Record] = []
         self.commons: dict[int, Weights] = {}  #: common weights by the steps after which they were new
@@ -300,7 +318,7 @@ class Simulation:
             d = [
                 torch.cat([u[: self.weights_only], own[self.weights_only :]]) for u, own in zip(self.u, d, strict=True)
             ]
-        m = weighted_sum(d, w, self.sync.compress)
+        m = self.quantised(d, w, fragment) if self.sync.compress == "int8" else weighted_sum(d, w, self.sync.compress)
         if self.sync.average == "weights_and_moments":
             self.average_moments(w, t, fragment)
         self.record(t, fragment, d, w)
@@ -309,6 +327,23 @@ class Simulation:
         self.start_window(fragment)
         if arrival == t:
             self.arrive(t, fragment)
+
+    def quantised(self, d: list[Tensor], w: list[float], fragment: int) -> Tensor:
+        """The weighted sum in int8: of each worker's numbers, and of their sum, with what was lost before."""
+        mask = torch.zeros_like(self.lost[0], dtype=torch.bool)
+        mask[self.places[self.masks[fragment]]] = True
+        mask = mask.view(-1, 16).any(1).repeat_interleave(16)  # with the padding
+        total = self.lost[-1][mask]
+        for di, wi, lost in zip(d, w, self.lost, strict=False):
+            own = torch.zeros_like(lost)
+            own[self.places] = wi * di
+            own = own[mask] + lost[mask]
+            total = total + rounded_to_int8(own)
+            lost[mask] = own - rounded_to_int8(own)
+        self.lost[-1][mask] = total - rounded_to_int8(total)
+        m = torch.zeros_like(self.lost[0])
+        m[mask] = rounded_to_int8(total)
+        return m[self.places]
 
     def arrive(self, t: int, fragment: int) -> None:
         """The fragment's common weights change, and those of every replica, but for what it did since the snapshot."""
