@@ -179,16 +179,18 @@ def test_metrics_of_each_synchronisation(pair: Pair) -> None:
     records, sync, one, logged = pair.simulation.records, pair.case.sync, pair.simulation, pair.synchronisations
     assert [(step, metrics["sync/steps"]) for step, metrics in logged] == [(one.step, one.steps) for one in records]
     # Drift and cosine are differences of squares: relative rounding errors grow by the cancellation.
-    rounding = {"none": 1e-6, "bf16": 2**-7, "fp16": 2**-10, "int8": 0.25}[sync.compress]
+    rounding = {"none": 1e-6, "bf16": 2**-7, "fp16": 2**-10}.get(sync.compress)
     for record, (_, metrics) in zip(records, logged, strict=True):
+        size = WIRES[sync.compress][0].itemsize * record.numbers * one.vectors
+        assert size < metrics["sync/bytes"] < size + 1000
+        if rounding is None:
+            continue  # what int8 takes from one update and adds to the next is as large as these models' updates
         near = min(rounding * record.drift_cancels, 1)
         # Where one worker alone has moved, the drift is the square root of rounding.
         assert metrics["sync/drift"] == pytest.approx(record.drift, rel=near, abs=1e-9 if record.drift else 1e-5)
         if not math.isnan(record.cosine):
             near = rounding * record.cosine_cancels
             assert metrics["sync/cosine"] == pytest.approx(record.cosine, abs=near)
-        size = WIRES[sync.compress][0].itemsize * record.numbers * one.vectors
-        assert size < metrics["sync/bytes"] < size + 1000
     stats, gradients = pair.results[0]["stats"], WIRES[sync.compress][0].itemsize * one.weights_only
     assert stats.synchronisations == one.synchronous + len(records)
     assert stats.bytes == one.synchronous * gradients + sum(metrics["sync/bytes"] for _, metrics in logged)
