@@ -87,6 +87,8 @@ def _command(material: Material, variant: Variant, steps: Steps, seed: int, outp
         overrides.append(f"sync.k={variant.k}")
     if variant.overlap:
         overrides.append("sync.overlap=true")
+    if variant.streaming:
+        overrides.append("sync.fragments=auto")
     if variant.compress != "none":
         overrides.append(f"sync.compress={variant.compress}")
     if variant.delay is not None:

@@ -18,6 +18,8 @@ from benchmarks.slow_link.variants import KS
 #: Label, the name of a variant with k for its number, the name at k = 1, and the look.
 _LINES = (
     ("runner, overlap and bf16", "runner_k{k}_overlap_bf16", "runner_k1_bf16", "C0o-"),
+    ("runner, streaming in bf16", "runner_k{k}_streaming_bf16", "runner_k1_bf16", "C3o-"),
+    ("runner, streaming in int8", "runner_k{k}_streaming_int8", None, "C6d-"),
     ("runner, blocking fp32", "runner_k{k}", "runner_k1", "C1s-"),
     ("Accelerate: LocalSGD, DDP at k = 1", "accelerate_local_sgd_k{k}", "accelerate_ddp", "C2^--"),
 )
@@ -27,7 +29,8 @@ def draw(rows: Sequence[Row], rate: str, path: Path) -> None:
     """Medians with their range, one line per sync policy. Points that were not measured are omitted."""
     figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
     for label, pattern, first, look in _LINES:
-        found = [(k, ratios(rows, first if k == 1 else pattern.format(k=k))) for k in KS]
+        names = [(k, first if k == 1 else pattern.format(k=k)) for k in KS]
+        found = [(k, ratios(rows, name)) for k, name in names if name is not None]
         points = [(k, values) for k, values in found if values]
         if not points:
             continue

@@ -21,7 +21,7 @@ _SLOW_KS = (1, 2)
 
 _NAME = re.compile(
     r"(?P<alone>one|apart|accelerate_one)"
-    r"|runner_k(?P<k>\d+)(?P<overlap>_overlap)?(?P<compress>_bf16|_fp16)?(?:_delay(?P<delay>\d+))?"
+    r"|runner_k(?P<k>\d+)(?P<overlap>_overlap|_streaming)?(?P<compress>_bf16|_fp16|_int8)?(?:_delay(?P<delay>\d+))?"
     r"|accelerate_ddp(?P<hook>_fp16)?"
     r"|accelerate_local_sgd_k(?P<local_k>\d+)"
 )
@@ -31,7 +31,8 @@ _NAME = re.compile(
 class Variant:
     """`workers`: of one world. `copies`: independent worlds that run at the same time.
 
-    `k`: optimizer steps between two synchronisations. `compress`: none, bf16 or fp16. `delay`: None for the default.
+    `k`: optimizer steps between two synchronisations. `compress`: none, bf16, fp16 or int8. `delay`: None for the
+    default. `streaming`: overlap with as many fragments as a round has steps.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Variant:
     k: int = 1
     copies: int = 1
     overlap: bool = False
+    streaming: bool = False
     compress: str = "none"
     delay: int | None = None
     local_sgd: bool = False
@@ -52,7 +54,8 @@ class Variant:
     @property
     def steps_in_flight(self) -> int:
         """Optimizer steps while an average is in flight."""
-        return (self.delay or -(-self.k // 2)) if self.overlap else 0
+        default = 1 if self.streaming else -(-self.k // 2)
+        return (self.delay or default) if self.overlap else 0
 
 
 def parse(name: str) -> Variant:
@@ -68,8 +71,11 @@ def parse(name: str) -> Variant:
         compress = "fp16" if found["hook"] else "none"
         return Variant(name, "accelerate", workers=2, k=k, compress=compress, local_sgd=found["local_k"] is not None)
     delay = int(found["delay"]) if found["delay"] else None
-    overlap, compress = found["overlap"] is not None, (found["compress"] or "_none")[1:]
-    return Variant(name, "runner", workers=2, k=k, overlap=overlap, compress=compress, delay=delay)
+    overlap, streaming = found["overlap"] is not None, found["overlap"] == "_streaming"
+    compress = (found["compress"] or "_none")[1:]
+    return Variant(
+        name, "runner", workers=2, k=k, overlap=overlap, streaming=streaming, compress=compress, delay=delay
+    )
 
 
 def _default_names() -> list[str]:
@@ -78,6 +84,7 @@ def _default_names() -> list[str]:
     # k = 1 always overlaps with the backward pass; there is no other overlap.
     best = ["runner_k1_bf16", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1)]
     best += ["runner_k4_overlap_bf16_delay3", "runner_k16_overlap_bf16_delay4"]
+    best += [f"runner_k{k}_streaming_{compress}" for k in KS if k > 2 for compress in ("bf16", "int8")]
     # Accelerate's bf16 hook is torch's, which needs GPUs; the fp16 hook does not.
     peers = ["accelerate_one", "accelerate_ddp", "accelerate_ddp_fp16"]
     return ["one", "apart", *blocking, *best, *peers, *(f"accelerate_local_sgd_k{k}" for k in KS if k > 1)]

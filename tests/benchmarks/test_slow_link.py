@@ -26,12 +26,15 @@ def test_names_of_variants() -> None:
     variant = parse("runner_k16_overlap_bf16_delay3")
     assert (variant.program, variant.workers, variant.k, variant.overlap) == ("runner", 2, 16, True)
     assert (variant.compress, variant.delay, variant.step_samples) == ("bf16", 3, 32)
+    streaming = parse("runner_k16_streaming_int8")
+    assert (streaming.streaming, streaming.overlap, streaming.compress) == (True, True, "int8")
+    assert streaming.steps_in_flight == 1
     assert parse("apart").copies == 2
     assert (parse("accelerate_local_sgd_k4").local_sgd, parse("accelerate_local_sgd_k4").k) == (True, 4)
     assert (parse("accelerate_ddp_fp16").local_sgd, parse("accelerate_ddp_fp16").compress) == (False, "fp16")
 
 
-@pytest.mark.parametrize("name", ["runner_k3", "runner_k64", "two", "runner_k4_int8"])
+@pytest.mark.parametrize("name", ["runner_k3", "runner_k64", "two", "runner_k4_int4"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         parse(name)
@@ -41,8 +44,9 @@ def test_default_has_every_k_with_and_without_overlap_and_accelerate() -> None:
     variants = [parse(name) for name in DEFAULT]
     assert variants[0].name == "one"
     for k in KS:
-        ways = {(v.overlap, v.compress) for v in variants if v.program == "runner" and v.workers == 2 and v.k == k}
-        assert ways == {(False, "none"), (k > 1, "bf16")}
+        ours = [v for v in variants if v.program == "runner" and v.workers == 2 and v.k == k]
+        assert {(v.overlap, v.compress) for v in ours if not v.streaming} == {(False, "none"), (k > 1, "bf16")}
+        assert {v.compress for v in ours if v.streaming} == ({"bf16", "int8"} if k > 2 else set())
         assert [v for v in variants if v.program == "accelerate" and v.workers == 2 and v.k == k]
 
 
