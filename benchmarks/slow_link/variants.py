@@ -73,9 +73,7 @@ def parse(name: str) -> Variant:
     delay = int(found["delay"]) if found["delay"] else None
     overlap, streaming = found["overlap"] is not None, found["overlap"] == "_streaming"
     compress = (found["compress"] or "_none")[1:]
-    return Variant(
-        name, "runner", workers=2, k=k, overlap=overlap, streaming=streaming, compress=compress, delay=delay
-    )
+    return Variant(name, "runner", workers=2, k=k, overlap=overlap, streaming=streaming, compress=compress, delay=delay)
 
 
 def _default_names() -> list[str]:

@@ -340,10 +340,11 @@ def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
     if rounds is not None:
         rule = f"they end after {sum(rounds)} of the run's {steps} optimizer steps: give all rounds of the recorded run"
         require(sum(rounds) >= steps, "sync.rounds", rounds, rule)
+    if config.sync.compress in (Compress.int8, Compress.powersgd):
+        rule = "it needs the collectives of torch.distributed, which torch_xla does not have: use bf16"
+        require(device_type != "xla", "sync.compress", config.sync.compress, rule)
     if config.sync.compress is Compress.int8:
         on_cpu = device_type == "cpu"
-        rule = "torch_xla cannot exchange parts of vectors: use bf16"
-        require(device_type != "xla", "sync.compress", config.sync.compress, rule)
         rule = "int8 is exchanged by a thread, which was only made for CPUs: use bf16, or sync.overlap=false"
         require(on_cpu or not config.sync.overlap, "sync.compress", config.sync.compress, rule)
     if device_type != "cpu":

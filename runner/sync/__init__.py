@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.backends import Backend
-from runner.config.choices import Average, SyncPolicyName
+from runner.config.choices import Average, Compress, SyncPolicyName
 from runner.config.schema import AUTO, Config, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import SyncSteps, sync_steps
@@ -53,7 +53,8 @@ def build_sync_policy(
     make_local = functools.partial(_local_policy, sync, steps, model, buffers, optimizer, backend)
     if steps.first_local == 0:
         return make_local()
-    synchronous = Synchronous(model, buffers, backend, wire_dtype(sync.compress))
+    rank = sync.rank_or_default if sync.compress is Compress.powersgd else None
+    synchronous = Synchronous(model, buffers, backend, wire_dtype(sync.compress), rank)
     if steps.first_local >= plan.optimizer_steps:
         return synchronous
     return PostLocal(synchronous, make_local, steps.first_local)

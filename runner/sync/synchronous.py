@@ -18,8 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from runner.backends import Backend
 from runner.errors import UserError
 from runner.sync.averaging import RunningStatistics
+from runner.sync.low_rank import LowRankGradients
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncRecord, SyncStats
+
+#: More than any model's gradients have.
+_ONE_BUCKET_MB = 2**30
 
 _COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
@@ -27,11 +31,17 @@ _COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compr
 class Synchronous(SyncPolicy):
     """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
-    `wire`: the dtype of gradients on the wire, None for their own.
+    `wire`: the dtype of gradients on the wire, None for their own. `rank`: of the products as which gradients of
+    matrices are sent (PowerSGD); None: they are sent as they are.
     """
 
     def __init__(
-        self, model: nn.Module, buffers: Sequence[Tensor], backend: Backend, wire: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        buffers: Sequence[Tensor],
+        backend: Backend,
+        wire: torch.dtype | None = None,
+        rank: int | None = None,
     ) -> None:
         self._backend, self._wire = backend, wire
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -41,10 +51,11 @@ class Synchronous(SyncPolicy):
         self._hooks: list[RemovableHandle] = []
         self._statistics = RunningStatistics(buffers, backend)
         self.forward_model = model
+        self._low_rank: LowRankGradients | None = None
         if backend.world_size > 1 and not backend.compiles:
-            self.forward_model = _data_parallel(model, backend.device, wire)
+            self._low_rank = LowRankGradients(self._trainable, rank) if rank is not None else None
+            self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
-        self._gradient_bytes = sum(p.numel() * (wire.itemsize if wire else p.element_size()) for p in parameters)
         self._steps = 0
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
@@ -105,13 +116,20 @@ class Synchronous(SyncPolicy):
         if self._final_stats is not None:
             return self._final_stats
         if not isinstance(self.forward_model, DistributedDataParallel):
-            return SyncStats(self._steps, self._steps * self._gradient_bytes, None, None)
+            return SyncStats(self._steps, self._bytes, None, None)
         # torch's own timers, in nanoseconds, averaged over the steps it sampled.
         timing = self.forward_model._get_ddp_logging_data()
         in_flight = timing.get("avg_backward_comm_time", 0) / 1e9
         overlapped = timing.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
         stalled = self._steps * max(in_flight - overlapped, 0.0)
-        return SyncStats(self._steps, self._steps * self._gradient_bytes, self._steps * in_flight, stalled, stalled)
+        return SyncStats(self._steps, self._bytes, self._steps * in_flight, stalled, stalled)
+
+    @property
+    def _bytes(self) -> int:
+        """That this worker has sent so far."""
+        if self._low_rank is not None:
+            return self._low_rank.bytes_of(self._steps)
+        return self._steps * sum(p.numel() * (self._wire or p.dtype).itemsize for p in self._trainable.values())
 
     def close(self) -> None:
         if isinstance(self.forward_model, DistributedDataParallel):
@@ -121,11 +139,14 @@ class Synchronous(SyncPolicy):
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "initial_buffers": self._statistics.initial}
+        low_rank = self._low_rank.state_dict() if self._low_rank is not None else None
+        return {"steps": self._steps, "initial_buffers": self._statistics.initial, "low_rank": low_rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
         self._statistics.load(state["initial_buffers"])
+        if self._low_rank is not None:
+            self._low_rank.load_state_dict(state["low_rank"])
 
 
 def require_gradients(missing: Sequence[str], setting: str, instead: str) -> None:
@@ -138,7 +159,9 @@ def require_gradients(missing: Sequence[str], setting: str, instead: str) -> Non
         )
 
 
-def _data_parallel(model: nn.Module, device: torch.device, wire: torch.dtype | None) -> DistributedDataParallel:
+def _data_parallel(
+    model: nn.Module, device: torch.device, wire: torch.dtype | None, low_rank: LowRankGradients | None
+) -> DistributedDataParallel:
     with warnings.catch_warnings():
         # torch 2.13 deprecates `broadcast_buffers`, and recommends to keep using it for exactly this case: buffers are
         # local to a worker, and broadcasting them would communicate on accumulation micro-batches, too.
@@ -148,7 +171,10 @@ def _data_parallel(model: nn.Module, device: torch.device, wire: torch.dtype | N
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
+            bucket_cap_mb=None if low_rank is None else _ONE_BUCKET_MB,
         )
+    if low_rank is not None:
+        wrapped.register_comm_hook(None, lambda state, bucket: low_rank(bucket))  # DDP refuses its annotations
     if wire is not None:
         hook = _COMPRESS_HOOKS[wire]
         # Registered under its own name, torch refuses bf16 on all backends but nccl. Gloo can sum it as well.

@@ -113,6 +113,8 @@ def test_every_choice_can_be_composed_and_prepared(
         assert experiment.placement.rehearsed is not choice.startswith("cpu")
     elif group == "recipe":
         assert config.recipe["name"] == choice
+    elif choice == "streaming":
+        assert config.sync.fragments == "auto"
     elif choice in ("diloco", "slowmo"):
         assert config.sync.policy.name == "outer"
     elif group in NAMED_BY:
