@@ -97,7 +97,7 @@ def test_what_power_sgd_leaves_out_is_added_later(pool: WorkerPool) -> None:
         shares.append(float(missing.norm() / one.own[name].norm()))
         if name in low:
             assert torch.linalg.matrix_rank(one.last[name]) <= rank
-    assert max(shares) > 1e-2  # some gradients have a higher rank
+    assert max(shares) > 1e-3  # some gradients have a higher rank
     whole = sum(shape.numel() for shape in shapes.values())
     products = sum(rank * sum(shape) if name in low else shape.numel() for name, shape in shapes.items())
     assert one.sent == 8 * (2 * whole + (steps - 2) * products)
