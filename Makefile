@@ -38,11 +38,13 @@ run-xla: .venv-xla/installed
 test-xla: .venv-xla/installed
 	$(XLA_BIN)/python $(PYTEST) tests/xla
 
-# Four workers and one worker on CoLA, with every sync policy: docs/results/sync-table. It takes hours, can be stopped at
-# any time and resumes. TRAIN and DEV: CoLA's raw files; MINUTES: start no run after that time.
-.PHONY: bench-sync-table
-bench-sync-table: .venv/installed
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.sync_table run $(TRAIN) $(DEV) $(if $(MINUTES),--minutes $(MINUTES))
+# Two workers and one worker on CoLA or SQuAD, with sync policies for slow links: docs/results/sync-frontier. It takes
+# hours, can be stopped at any time and resumes. TASK: cola or squad; TRAIN and DEV: its raw files; MINUTES: start no run
+# after that time; OPTIONS: see `python -m benchmarks.sync_frontier run --help`.
+.PHONY: bench-sync-frontier
+bench-sync-frontier: .venv/installed
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.sync_frontier run $(TASK) $(TRAIN) $(DEV) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
 
 # Training over a link of 1 Gbit/s between two emulated hosts on this machine. Needs Linux, root, iproute2 and two idle
 # cores. TRAIN and DEV: files with CoLA's columns; OPTIONS: see `python -m benchmarks.slow_link --help`.

@@ -1,0 +1,1 @@
+"""Speed and metric of sync policies on tasks that one worker clearly learns."""

@@ -1,0 +1,156 @@
+"""What is trained: tasks, setups, and the learning rate of each setup, which is chosen with seeds of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.sync_frontier.rows import FINISHED, Row
+
+#: Of the comparison, and of the choice of a learning rate.
+SEEDS, TUNING_SEEDS = range(10), range(100, 102)
+#: A run that has failed this many times is not retried.
+MOST_FAILURES = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """`margin`: points of the metric within which setups count as equivalent; written down before any run.
+
+    `rates`: learning rates that are tried, in ascending order. `overrides`: without data and model.
+    """
+
+    name: str
+    metric: str
+    margin: float
+    rates: tuple[float, ...]
+    overrides: tuple[str, ...]
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "cola",
+            "matthews",
+            2.0,
+            (5e-5, 1e-4, 2e-4),
+            ("recipe=cola", "batch.micro_batch=16", "epochs=3"),
+        ),
+        Task(
+            "squad",
+            "f1",
+            1.0,
+            (1e-4, 2e-4, 4e-4),
+            (
+                *("recipe=squad", "recipe.data.max_train_samples=1000"),
+                *("recipe.max_length=128", "recipe.doc_stride=32", "batch.micro_batch=8", "epochs=2"),
+            ),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """`on_a_link`: the name of the same setup in benchmarks/slow_link."""
+
+    workers: int
+    k: int
+    on_a_link: str
+    sync: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> list[str]:
+        return ["device=cpu"] if self.workers == 1 else ["device=cpu2", *self.sync, f"sync.k={self.k}"]
+
+
+ONE = "one"
+_OVERLAP = ("sync.overlap=true", "sync.compress=bf16")
+#: By name. All have the same batch per worker, and no scaling of the learning rate, which is chosen for each.
+SETUPS = {
+    ONE: Setup(1, 1, "one"),
+    "k16": Setup(2, 16, "runner_k16"),
+    "streaming_k16": Setup(2, 16, "runner_k16_streaming_bf16", ("sync=streaming",)),
+    "streaming_k16_int8": Setup(2, 16, "runner_k16_streaming_int8", ("sync=streaming", "sync.compress=int8")),
+    "streaming_k4": Setup(2, 4, "runner_k4_streaming_bf16", ("sync=streaming",)),
+    "overlap_k16": Setup(2, 16, "runner_k16_overlap_bf16", _OVERLAP),
+    "ddp": Setup(2, 1, "runner_k1"),
+    "powersgd": Setup(2, 1, "runner_k1_powersgd", ("sync.compress=powersgd",)),
+}
+DEFAULT = (ONE, "k16", "streaming_k16", "streaming_k16_int8")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a setup."""
+
+    task: Task
+    setup: str
+    lr: float
+    seed: int
+
+    @property
+    def overrides(self) -> list[str]:
+        """Without data, model and folder."""
+        fixed = ["batch=per_device", "scaling=none", "precision=fp32", "tracking=none", "checkpoint=none"]
+        # Evaluated at its end only. More steps than a run has, and a multiple of every k.
+        fixed.append(f"evaluation.every_steps={2**20}")
+        return [
+            *self.task.overrides,
+            *fixed,
+            *SETUPS[self.setup].overrides,
+            f"optimizer.lr={self.lr:g}",
+            f"seed={self.seed}",
+        ]
+
+    def digest(self, data: str) -> str:
+        """Of everything but the seed."""
+        same = dataclasses.replace(self, seed=0).overrides
+        return hashlib.sha256(json.dumps([data, *same]).encode()).hexdigest()[:12]
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """Of the files' contents."""
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:12]
+
+
+def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
+    """The learning rate with the best mean over the tuning seeds; None until all of them have run."""
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        ours = row["task"] == task.name and row["setup"] == setup and int(row["seed"]) in TUNING_SEEDS
+        if ours and row["status"] == FINISHED:
+            found.setdefault(float(row["lr"]), []).append(float(row["metric"]))
+    if any(len(found.get(lr, ())) < len(TUNING_SEEDS) for lr in task.rates):
+        return None
+    return max(task.rates, key=lambda lr: fmean(found[lr]))
+
+
+def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str) -> list[Job]:
+    """The runs that can be made now: those that choose learning rates, then seed by seed."""
+    done: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        done.setdefault((row["digest"], row["seed"]), []).append(row["status"])
+
+    def is_missing(job: Job) -> bool:
+        tried = done.get((job.digest(data), str(job.seed)), [])
+        return FINISHED not in tried and len(tried) < MOST_FAILURES
+
+    rates = {name: chosen_rate(task, name, rows) for name in setups}
+    return [job for job in _wanted(task, setups, rates) if is_missing(job)]
+
+
+def _wanted(task: Task, setups: Sequence[str], rates: Mapping[str, float | None]) -> Iterator[Job]:
+    for name in setups:
+        for lr in task.rates if rates[name] is None else ():
+            yield from (Job(task, name, lr, seed) for seed in TUNING_SEEDS)
+    for seed in SEEDS:
+        for name in setups:
+            if (lr := rates[name]) is not None:
+                yield Job(task, name, lr, seed)

@@ -1,0 +1,142 @@
+"""`table.md` and `plot.png`: the metric of each setup against one worker's, over its speed on a slow link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import runner.compare
+from benchmarks.slow_link import records
+from benchmarks.slow_link.table import ratios
+from benchmarks.sync_frontier.plan import ONE, SEEDS, SETUPS, TASKS, TUNING_SEEDS, Task
+from benchmarks.sync_frontier.rows import FINISHED, Row
+from runner.compare.comparison import compare_runs
+from runner.compare.results import Block, SetupResult
+from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run, newest_of_each_seed
+from runner.compare.statistics import deviation
+from runner.compare.text import number, row_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SPEEDS = Path(__file__).parents[2] / "docs" / "results" / "slow-link" / "measurements.csv"
+_STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
+
+
+def write_report(rows: Sequence[Row], folder: Path) -> None:
+    """Write both files for the tasks of which one worker has run."""
+    blocks = {task.name: block for task in TASKS.values() if (block := _block(task, rows)) is not None}
+    if not blocks:
+        print(f"{folder}: no seed of one worker has run, so there is nothing to compare with")
+        return
+    speeds = {rate: _speeds(rate) for rate in ("1gbit", "100mbit")}
+    parts = [_section(TASKS[name], block, rows, speeds) for name, block in blocks.items()]
+    (folder / "table.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    _plot(blocks, speeds["1gbit"], folder / "plot.png")
+    print(f"{folder / 'table.md'}")
+
+
+def _speeds(rate: str) -> dict[str, float]:
+    """By setup: samples per second against one worker's, the median of all repetitions."""
+    rows = records.read(_SPEEDS, rate) if _SPEEDS.exists() else []
+    found = {name: ratios(rows, setup.on_a_link) for name, setup in SETUPS.items()}
+    return {name: median(values) for name, values in found.items() if values}
+
+
+def _block(task: Task, rows: Sequence[Row]) -> Block | None:
+    own = [row for row in rows if row["task"] == task.name and row["status"] == FINISHED]
+    runs = [_run(task, number, row) for number, row in enumerate(own) if int(row["seed"]) in SEEDS]
+    if not any(run.setup == ONE for run in runs):
+        return None
+    (block,) = compare_runs(newest_of_each_seed(FoundRuns(runs)), ONE, task.margin).blocks
+    return block
+
+
+def _run(task: Task, position: int, row: Row) -> Run:
+    setup = SETUPS[row["setup"]]
+    return Run(
+        source=f"{row['setup']} seed {row['seed']}",
+        block=BlockKey(task.name, (), int(row["samples_seen"]), 1, task.metric, "max", row["data"]),
+        setup=row["setup"],
+        digest=row["digest"],
+        seed=int(row["seed"]),
+        workers=setup.workers,
+        accumulation=1,
+        k=setup.k,
+        precision="fp32",
+        method=SINGLE if setup.workers == 1 else K if setup.k > 1 else ACCUMULATION,
+        metric=float(row["metric"]),
+        seconds=None,
+        machine=row["machine"] or None,
+        order=f"{position:06d}",
+    )
+
+
+def _section(task: Task, block: Block, rows: Sequence[Row], speeds: Mapping[str, Mapping[str, float]]) -> str:
+    heads = ["setup", "learning rate", "seeds", task.metric, "difference, 90% interval", f"margin {task.margin:g}"]
+    heads += ["speed at 1 Gbit/s", "at 100 Mbit/s"]
+    lines = [heads, ["---", *("--:" for _ in heads[1:])]]
+    for result in block.rows:
+        name, shown = result.setup.name, row_text(block, result)
+        rates = {f"{float(row['lr']):g}" for row in rows if row["task"] == task.name and row["setup"] == name
+                 and int(row["seed"]) in SEEDS}  # fmt: skip
+        at = [f"{found[name]:.2f}" if name in found else "" for found in speeds.values()]
+        difference = " ".join(part for part in shown.difference if part) if result.difference else ""
+        cells = [f"`{name}`", ", ".join(sorted(rates)), shown.seeds, _metric(result), difference, shown.verdict, *at]
+        lines.append(cells)
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"## {task.name}\n\n{text}\n\n{_tuning(task, rows)}"
+
+
+def _metric(result: SetupResult) -> str:
+    values = list(result.setup.metrics.values())
+    spread = f" ± {number(deviation(values), 1)}" if len(values) > 1 else ""
+    return f"{number(result.metric.value, 1)}{spread}"
+
+
+def _tuning(task: Task, rows: Sequence[Row]) -> str:
+    """What each learning rate gave with the tuning seeds."""
+    lines = [["setup", *(f"{lr:g}" for lr in task.rates)], ["---", *("--:" for _ in task.rates)]]
+    own = [row for row in rows if row["task"] == task.name and int(row["seed"]) in TUNING_SEEDS and row["metric"]]
+    for setup in dict.fromkeys(row["setup"] for row in own):
+        found = [[float(r["metric"]) for r in own if r["setup"] == setup and float(r["lr"]) == lr] for lr in task.rates]
+        lines.append([f"`{setup}`", *(", ".join(number(value, 1) for value in values) for values in found)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{task.metric} of two other seeds, by learning rate:\n\n{table}"
+
+
+def _plot(blocks: Mapping[str, Block], speeds: Mapping[str, float], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(fname=_STYLE):
+        figure = Figure(figsize=(1.0 + 4.4 * len(blocks), 4.0), layout="constrained")
+        panels = figure.subplots(1, len(blocks), squeeze=False).flat
+        for (name, block), axes in zip(blocks.items(), panels, strict=True):
+            _draw(axes, TASKS[name], block, speeds)
+        figure.savefig(path, facecolor="white")
+
+
+def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, float]) -> None:
+    axes.axhspan(-task.margin, task.margin, color="#eef3f7", zorder=0, label=f"margin of {task.margin:g}")
+    axes.axhline(0, color="#111418", lw=0.8)
+    for result in block.rows:
+        name = result.setup.name
+        if name not in speeds:
+            continue
+        value, low, high = 0.0, 0.0, 0.0
+        if result.difference is not None:
+            interval = result.difference.interval(0.95)
+            value = result.difference.value
+            low, high = (interval.low, interval.high) if math.isfinite(interval.low) else (value, value)
+        axes.errorbar([speeds[name]], [value], yerr=[[value - low], [high - value]], fmt="o", capsize=3)
+        axes.annotate(name, (speeds[name], value), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.set_xlabel("samples/s against one worker, 1 Gbit/s")
+    axes.set_ylabel(f"{task.metric} minus one worker's, 95% interval")
+    axes.set_title(task.name)
+    axes.legend(loc="lower left")

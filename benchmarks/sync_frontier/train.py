@@ -1,0 +1,69 @@
+"""One run by the runner's command, and its row."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sync_frontier.plan import Job
+from benchmarks.sync_frontier.rows import FAILED, FINISHED
+from runner.track.card import git_commit
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Material:
+    """Files of the data, and the model's folder."""
+
+    train: Path
+    dev: Path
+    model: Path
+
+    @property
+    def overrides(self) -> list[str]:
+        files = [f"recipe.data.train={self.train}", f"recipe.data.eval={self.dev}"]
+        return [*files, f"recipe.model.name={self.model}"]
+
+
+def run_job(job: Job, material: Material) -> tuple[dict[str, Any], str]:
+    """Train. The measured part of the row, and the last line of a run that failed (empty otherwise)."""
+    ended = {"commit": _commit()}
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work) / "run"
+        command = [sys.executable, "-m", "runner", *job.overrides, *material.overrides, f"hydra.run.dir={folder}"]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command, cwd=ROOT, check=False, **output)
+        ended["finished_at"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        if done.returncode == 0:
+            return {**ended, **_measured(folder, job.task.metric)}, ""
+    last = done.stdout.strip().splitlines()[-1:]
+    return {**ended, "status": FAILED}, f"exit code {done.returncode}: {' '.join(last)}"
+
+
+def _measured(folder: Path, metric: str) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    sync = summary["sync"] or {}
+    names = ("train_loss", "optimizer_steps", "samples_seen", "samples_per_s", "wall_s", "synchronisations")
+    return {
+        "status": FINISHED,
+        "metric": summary["eval"][metric],
+        "eval_loss": summary["eval"].get("loss"),
+        **{name: summary[name] for name in (*names, "comm_bytes", "comm_stall_s", "certificate", "machine")},
+        "drift_mean": (sync.get("drift") or {}).get("mean"),
+        "fragments": sync.get("fragments"),
+        "delay": sync.get("delay"),
+    }
+
+
+def _commit() -> str:
+    """The runner's commit, with a plus sign if its files are not those of that commit."""
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "runner", "recipes", "conf"]
+    changed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{(git_commit() or 'unknown')[:12]}{'+' if changed else ''}"
