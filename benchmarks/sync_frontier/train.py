@@ -16,6 +16,8 @@ from benchmarks.sync_frontier.rows import FAILED, FINISHED
 from runner.track.card import git_commit
 
 ROOT = Path(__file__).parents[2]
+#: Exit codes of a run that was interrupted, or asked to make room.
+_INTERRUPTED = (130, 143)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ def run_job(job: Job, material: Material) -> tuple[dict[str, Any], str]:
         ended["finished_at"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         if done.returncode == 0:
             return {**ended, **_measured(folder, job.task.metric)}, ""
+        if done.returncode in _INTERRUPTED:
+            raise KeyboardInterrupt
     last = done.stdout.strip().splitlines()[-1:]
     return {**ended, "status": FAILED}, f"exit code {done.returncode}: {' '.join(last)}"
 
