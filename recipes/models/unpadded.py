@@ -2,8 +2,8 @@
 
 Embeddings and head see the padded batch. A hook before the first layer removes padding and one after the last puts it
 back, so linear layers, norms and MLPs in between get one row of all tokens, [1, tokens, width]. Attention alone is
-padded again, by a function that transformers calls by name. A forward pass outside of `without_padding`, such as
-generating text, is not changed.
+padded again, by a function that transformers calls by name; with dropout on a CPU it goes sequence by sequence. A
+forward pass outside of `without_padding`, such as generating text, is not changed.
 """
 
 from __future__ import annotations
