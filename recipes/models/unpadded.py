@@ -2,8 +2,8 @@
 
 Embeddings and head see the padded batch. A hook before the first layer removes padding and one after the last puts it
 back, so linear layers, norms and MLPs in between get one row of all tokens, [1, tokens, width]. Attention alone is
-padded again, by a function that transformers calls by name. A forward pass outside of `without_padding`, such as
-generating text, is not changed.
+padded again, by a function that transformers calls by name; with dropout on a CPU it goes sequence by sequence. A
+forward pass outside of `without_padding`, such as generating text, is not changed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from runner.data.attention import attention_by_sequence
 from runner.data.unpadded import TokenLayout, layout_of
 
 #: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
@@ -98,13 +100,38 @@ def _register() -> None:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
     ) -> tuple[Tensor, None]:
-        """Shapes as transformers wants them: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
-        if not isinstance(attention_mask, _Layout):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-        layout = attention_mask
-        parts = (layout.padded(one[0].transpose(0, 1)).transpose(1, 2) for one in (query, key, value))
-        output, _ = sdpa_attention_forward(module, *parts, layout.mask, **settings)
+        """Shapes as transformers wants them: [1, heads, tokens, size] in, [1, tokens, heads, size] out.
+
+        Rows of one length have no padding: [rows, heads, length, size] in, [rows, length, heads, size] out.
+        """
+        layout = attention_mask if isinstance(attention_mask, _Layout) else None
+        mask = attention_mask if layout is None else layout.mask
+        if _goes_by_sequence(query, key, mask, layout, **settings):
+            lengths = [query.size(2)] * len(query) if layout is None else layout.lengths
+            is_causal = settings.get("is_causal")
+            causal = mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+            rows = len(query)
+            query, key, value = (one.transpose(0, 1).flatten(1, 2) for one in (query, key, value))
+            p, scale = settings["dropout"], settings.get("scaling")
+            output = attention_by_sequence(query, key, value, lengths, p, scale, causal)
+            return output.unflatten(0, (rows, -1)), None
+        if layout is None:
+            return sdpa_attention_forward(module, query, key, value, mask, **settings)
+        parts = [layout.padded(one[0].transpose(0, 1)).transpose(1, 2) for one in (query, key, value)]
+        output, _ = sdpa_attention_forward(module, *parts, mask, **settings)
         return layout.unpadded(output).unsqueeze(0), None
 
     AttentionMaskInterface.register(_NAME, mask)
     AttentionInterface.register(_NAME, attention)
+
+
+def _goes_by_sequence(
+    query: Tensor, key: Tensor, mask: Tensor | None, layout: _Layout | None, dropout: float = 0.0, **_: Any
+) -> bool:
+    """Whether `attention_by_sequence` is the faster way, and tokens attend to their whole sequence or all before."""
+    # Compiled, it would be another program for every sequence of lengths.
+    if dropout == 0 or query.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if layout is None:
+        return mask is None and query.size(2) == key.size(2)
+    return mask is None or mask.size(-2) == 1

@@ -1,4 +1,4 @@
-"""Write a comparison: `runs.csv`, `setups.csv`, plots, `report.html`, and Markdown for MLflow."""
+"""Write a comparison: `runs.csv`, `setups.csv`, `predictions.csv`, plots, `report.html`, and Markdown for MLflow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from runner import __version__
 from runner.compare.plots import write_plots
+from runner.compare.predictions import Predictions, prediction_rows
 from runner.compare.published_layout import published_tables
 from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
@@ -45,12 +46,14 @@ class Image:
     caption: str
 
 
-def write_report(comparison: RunComparison, folder: Path, command: str) -> None:
+def write_report(comparison: RunComparison, folder: Path, command: str, predictions: Predictions | None = None) -> None:
     """Write all files. `command`: as typed, without credentials."""
     _write_csv(folder / "runs.csv", run_rows(comparison))
     _write_csv(folder / "setups.csv", setup_rows(comparison))
+    if predictions is not None:
+        _write_csv(folder / "predictions.csv", prediction_rows(predictions))
     images = [_image(path) for path in write_plots(comparison, folder)]
-    (folder / "report.html").write_text(_html(comparison, images, command), encoding="utf-8")
+    (folder / "report.html").write_text(_html(comparison, images, command, predictions), encoding="utf-8")
 
 
 def _image(path: Path) -> Image:
@@ -58,7 +61,7 @@ def _image(path: Path) -> Image:
     return Image(path.name, f"data:image/png;base64,{content}", _CAPTIONS[path.name])
 
 
-def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
+def _html(comparison: RunComparison, images: list[Image], command: str, predictions: Predictions | None) -> str:
     """The report. Everything is escaped: its names come from files and stores that others may have written."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -75,6 +78,7 @@ def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
         setups=sum(len(block.rows) for block in blocks),
         blocks=blocks,
         tables=published_tables(blocks),
+        predictions=predictions,
         images=images,
         notices=list(filter(None, (nothing_compared(comparison), skipped_sentence(comparison)))),
         rule=rule("the margin given below each table"),

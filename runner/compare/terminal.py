@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from runner.compare.predictions import Predictions, PredictionTable
 from runner.compare.published_layout import PublishedTable, published_tables
 from runner.compare.results import Block, RunComparison
 from runner.compare.text import RowText, direction, nothing_compared, remarks, row_text, skipped_sentence, summary
@@ -99,6 +100,42 @@ def _hanging(label: str, text: Text) -> Table:
     grid.add_column(overflow="fold")
     grid.add_row(label, text)
     return grid
+
+
+def print_predictions(predictions: Predictions, console: Console) -> None:
+    """Table by table, each with the fits and the cells that contradict them; then the errors of all."""
+    console.print()
+    for table in predictions.tables:
+        console.print(Text(f"{table.title}: seconds measured, predicted, and the error", style="bold"))
+        count = _columns_that_fit(table, console.width)
+        for first in range(0, len(table.steps), count):
+            console.print(_prediction_table(table, range(len(table.steps))[first : first + count]))
+        for series in table.rows:
+            console.print(_hanging("·", Text(series.summary, style="dim")))
+            for flag in series.flags:
+                console.print(_hanging("*", Text.assemble(("contradiction: ", "yellow"), flag)))
+        console.print()
+    for note in predictions.notes:
+        console.print(Text(note, style="yellow"))
+    console.print(Text(predictions.summary, style="bold"))
+
+
+def _columns_that_fit(table: PredictionTable, width: int) -> int:
+    """One at least. There is a blank on both sides of each column."""
+    samples = max(len("samples"), *(len(f"{series.key.total_samples:,}") for series in table.rows))
+    seconds = max(len(text) for series in table.rows for texts in table.texts(series) for text in texts)
+    return max(1, (width - samples - 2) // (seconds + 2))
+
+
+def _prediction_table(table: PredictionTable, columns: range) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    drawn.add_column("samples", justify="right", no_wrap=True)
+    for column in columns:
+        drawn.add_column(str(table.steps[column]), justify="right", no_wrap=True)
+    for series in table.rows:
+        texts = table.texts(series)
+        drawn.add_row(f"{series.key.total_samples:,}", *["\n".join(texts[column]) for column in columns])
+    return drawn
 
 
 def _published(table: PublishedTable, width: int) -> RenderableType:

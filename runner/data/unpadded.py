@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from runner.data.recipe import Batch
@@ -34,6 +36,12 @@ class TokenLayout:
         """[tokens, …] → [rows, length, …], with zeros as padding."""
         together = tokens.new_zeros(self.rows * self.length, *tokens.shape[1:])
         return together.index_copy(0, self.places, tokens).unflatten(0, (self.rows, self.length))
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each row. A GPU is waited for."""
+        numbers: list[int] = torch.bincount(self.places // self.length, minlength=self.rows).tolist()
+        return numbers
 
     def row_and_position(self) -> tuple[Tensor, Tensor]:
         """Of each token; int64 [tokens]."""

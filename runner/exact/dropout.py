@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from runner.data.attention import DropoutFactors, attention_by_sequence, with_factors
 from runner.data.unpadded import current_layout
 from runner.errors import UserError
 from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
@@ -57,20 +58,38 @@ class ExactDropout(TorchFunctionMode):
 
     def mask(self, values: Tensor, p: float) -> Tensor:
         """The mask of the next call site: 0 where an element is dropped, else 1 / (1 - p), in the dtype of `values`."""
-        if not 0 <= p <= 1:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         shape, layout = tuple(values.shape), current_layout()
+        site = self._next_site(p)
         if shape[:1] == (len(self._keys),):
-            keep = keep_mask(self._keys, self._site, shape, p)
+            keep = keep_mask(self._keys, site, shape, p)
         elif layout is not None and shape[:2] == (1, len(layout.places)):  # a model's layer that computes no padding
-            keep = keep_mask_of_tokens(self._keys, self._site, *layout.row_and_position(), shape[2:], p).unsqueeze(0)
+            keep = keep_mask_of_tokens(self._keys, site, *layout.row_and_position(), shape[2:], p).unsqueeze(0)
         else:
             raise not_exact(
                 f"dropout is applied to a tensor of shape {list(shape)} in a micro-batch of {len(self._keys)}, "
                 "so its first dimension is not the sample"
             )
+        return _factors(keep, p, values.dtype)
+
+    def _next_site(self, p: float) -> int:
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         self._site += 1
-        return keep.to(values.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
+        return self._site - 1
+
+    def factors_of_samples(self, p: float) -> DropoutFactors:
+        """The mask of the next call site, sample by sample."""
+        site = self._next_site(p)
+
+        def factors(number: int, values: Tensor) -> Tensor:
+            keep = keep_mask(self._keys[number : number + 1], site, (1, *values.shape), p)
+            return _factors(keep[0], p, values.dtype)
+
+        return factors
+
+
+def _factors(keep: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+    return keep.to(dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
 
 
 def not_exact(reason: str) -> UserError:
@@ -128,9 +147,24 @@ def _attention(
     return (weights * mode.mask(weights, dropout_p)).to(dtype) @ value
 
 
+def _attention_by_sequence(
+    mode: ExactDropout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Sequence[int],
+    p: float,
+    scale: float | None,
+    causal: bool,
+) -> Tensor:
+    """Each sequence is a sample, with the part of its mask that is not padding."""
+    return with_factors(query, key, value, lengths, scale, causal, mode.factors_of_samples(p))
+
+
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout,
     torch.dropout: _dropout_of_torch,
     torch.dropout_: _dropout_in_place,
     functional.scaled_dot_product_attention: _attention,
+    attention_by_sequence: _attention_by_sequence,
 }

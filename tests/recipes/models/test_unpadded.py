@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
+from runner.data.attention import attention_by_sequence
 from runner.data.unpadded import without_padding
+from runner.exact import ExactDropout
+from runner.exact.stream import sample_keys
 
 ROWS, LENGTH, WIDTH = 3, 11, 32
 #: Sizes by all the names that models have for them. Windows are shorter than the longest row.
@@ -97,3 +101,35 @@ def test_other_forward_passes_are_as_ever(kind: str) -> None:
         texts.append(model.generate(**batch, max_new_tokens=6, do_sample=False))
     assert torch.equal(*texts)
     assert len(texts[0].unique()) > 3
+
+
+@pytest.mark.parametrize("rows", ["of different lengths", "of one length"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "modernbert"])
+def test_the_same_dropout_sequence_by_sequence(monkeypatch: pytest.MonkeyPatch, kind: str, rows: str) -> None:
+    """Exact dropout drops the same weights of attention whether it computes padding or not.
+
+    One of ModernBERT's two layers attends to windows, which is computed with padding.
+    """
+    model, batch = small(kind).train(), padded_batch()
+    for module in model.modules():
+        if getattr(module, "attention_dropout", None) == 0.0:  # ModernBERT's
+            module.attention_dropout = 0.1
+    if rows == "of one length":
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+    keys = sample_keys(0, 0, np.arange(ROWS))
+    with ExactDropout(keys):
+        expected, gradients = run(model, batch, padded=True)
+    unpad_layers(model)
+    called: list[list[int]] = []
+
+    def watched(*args: Any) -> Tensor:
+        called.append(args[3])
+        return attention_by_sequence(*args)
+
+    monkeypatch.setattr("recipes.models.unpadded.attention_by_sequence", watched)
+    with ExactDropout(keys):
+        found, own = run(model, batch, padded=False)
+    assert called == [batch["attention_mask"].sum(1).tolist()] * (1 if kind == "modernbert" else 2)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-7)
+    for name, gradient in gradients.items():
+        assert torch.allclose(own[name], gradient, rtol=1e-6, atol=1e-7), name
