@@ -179,7 +179,7 @@ def _slow_products(run: RunNumbers) -> Iterator[Diagnosis]:
     if run.rehearsed or used is None or used >= LOW_UTILIZATION:
         return
     assert run.peak_flops_per_s is not None
-    hint = "" if run.compiled else ", or compile=true"
+    hint = "" if run.compiled or run.cores is not None else ", or compile=true"  # on CPUs it gains nothing
     sentence = (
         f"forward and backward pass reached {used:.0%} of the devices' peak ({flops_words(run.peak_flops_per_s)}): "
         "their operations are small, or other processes used the devices; "
