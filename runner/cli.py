@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -238,9 +239,13 @@ def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) ->
 
 
 def _plan(arguments: list[str]) -> int:
+    from runner.measure.predicted import Measuring, predicted, why_not  # imports torch
+    from runner.measure.tables import prediction_table  # this command only
     from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
     from runner.run.preflight import foresee_run, reading_data  # this command only
 
+    started = time.monotonic()
+    silence_libraries()
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
@@ -248,6 +253,9 @@ def _plan(arguments: list[str]) -> int:
         raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup")
     with reading_data() as progress:
         experiment = foresee_run(options, progress)
+    reason, measures = why_not(experiment), experiment.config.measure
+    if measures and reason is not None:
+        raise UserError(f"measure=true is not possible: {reason}")
     console = Terminal()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):
@@ -255,4 +263,15 @@ def _plan(arguments: list[str]) -> int:
     for note in experiment.notes:
         console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     console.print(certificate_table(experiment.certificate))
+    prediction = predicted(experiment)
+    if measures:
+        measuring = Measuring(time.monotonic() - started, progress)
+        measuring.announce([experiment])
+        console.print(f"measuring {escape(experiment.setup_name)} …", style="dim")
+        prediction = measuring.predicted(experiment)
+    if prediction is not None:
+        console.print(prediction_table(prediction, experiment))
+    else:
+        words = f"not predicted: {reason}" if reason else "not measured: add measure=true"
+        console.print(f"Time and memory are {words}.", style="dim")
     return 0

@@ -492,11 +492,18 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class PlanOverrides:
-    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine."""
+    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine.
+
+    `price_per_hour`: of all devices of a setup together, in any currency, to show what a run costs.
+    """
 
     train_samples: int | None = None
+    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
+        price = self.price_per_hour
+        ok = price is None or 0 < price < math.inf
+        require(ok, "plan.price_per_hour", price, "must be finite and above 0, or null")
         ok = self.train_samples is None or self.train_samples >= 1
         require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
 
@@ -504,13 +511,16 @@ class PlanOverrides:
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
 NOT_THE_SETUP = (
     *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile"),
-    *("nonfinite_steps", "cache_dir", "plan"),
+    *("nonfinite_steps", "cache_dir", "plan", "measure"),
 )
 
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
+    """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks.
+
+    `measure`: for `runner.plan` only: whether it trains some steps to find out what a run will need.
+    """
 
     seed: int = MISSING
     epochs: int = MISSING
@@ -541,6 +551,7 @@ class Config:
     profile: Profile = field(default_factory=Profile)
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
+    measure: bool = False
 
     def __post_init__(self) -> None:
         # torch and NumPy take 32-bit seeds.

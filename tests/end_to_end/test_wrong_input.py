@@ -193,6 +193,9 @@ WRONG: list[tuple[str, ...]] = [
     ("runner recipe.model=bert", "recipe.model=bert"),
     ("runner recipe.model.name=bert-base-uncased", "recipe.model.name"),
     ("runner plan.train_samples=5", "plan.train_samples"),
+    ("runner plan.price_per_hour=5", "plan.price_per_hour=5", "runner.plan"),
+    ("runner measure=true", "measure=true", "runner.plan"),
+    ("runner -m measure=true seed=0,1", "measure=true", "runner.plan"),
     # Devices
     ("runner device=gpu4 device.rehearse=never", "device.kind=gpu", "device.rehearse=auto"),
     ("runner device.workers=0", "device.workers=0"),
@@ -359,6 +362,12 @@ WRONG: list[tuple[str, ...]] = [
     ("runner.plan recipe=cola", "plan.train_samples=N"),
     ("runner.plan recipe=cola plan.train_samples=0", "plan.train_samples=0"),
     ("runner.plan cache_dir=/proc/foo", "cache_dir=/proc/foo"),
+    ("runner.plan plan.price_per_hour=0", "plan.price_per_hour=0"),
+    ("runner.plan measure=perhaps", "measure"),
+    ("runner.plan measure=true device=tpu8", "measure=true", "tpu8"),
+    ("runner.plan measure=true recipe=mnli plan.train_samples=500", "measure=true", "data"),
+    ("runner.plan measure=true equivalence=identical", "measure=true", "equivalence=identical"),
+    ("runner.plan measure=true device=cpu2 sync.k=4 sync.schedule=post_local", "measure=true", "sync.schedule"),
     # runner.verify
     ("runner.verify --a device=cpu", "--b"),
     ("runner.verify", "--a", "--b"),

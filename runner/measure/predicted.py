@@ -1,0 +1,193 @@
+"""What runs will need, according to measurements: looked up, or made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runner.backends.machine import available_memory
+from runner.config.choices import SyncSchedule
+from runner.data.cache import Cache, Progress
+from runner.data.layout import layout
+from runner.data.recipe import Prepared
+from runner.launch.local import Place, launch
+from runner.measure.measuring import measure
+from runner.measure.store import load, measurement_path, save, threads_of
+from runner.plan import Plan
+from runner.plan.experiment import Experiment
+from runner.plan.prediction import Measurement, Prediction, predict, score
+from runner.plan.sync_steps import sync_steps
+from runner.plan.work import Shapes, evaluation_work, planned_work
+
+#: Of the rows of the largest micro-batch, the smallest that is measured has one in so many.
+_FEWER_ROWS = 4
+
+
+def why_not(experiment: Experiment) -> str | None:
+    """Why nothing can be predicted for this setup, in words; None if it can."""
+    config, placement = experiment.config, experiment.placement
+    if experiment.absent:
+        return "data or model are not on this machine"
+    if placement.rehearsed:
+        return f"{placement.label} is not on this machine"
+    if placement.local_workers != experiment.plan.world_size:
+        return "workers run on several machines"
+    if placement.device_type == "xla":
+        return "steps on a TPU have no phases that can be timed"
+    if config.equivalence.is_identical:
+        return "shards under equivalence=identical are not measured"
+    if config.sync.schedule is SyncSchedule.post_local and experiment.plan.world_size > 1:
+        return "sync.schedule=post_local has two kinds of steps"
+    return None
+
+
+def predicted(experiment: Experiment, at_once: int = 1, before: float | None = None) -> Prediction | None:
+    """What a run will need, if its setup has been measured and can be predicted.
+
+    `at_once`: jobs that share this machine. `before`: in seconds since the epoch; later measurements are not used.
+    """
+    if why_not(experiment) is not None:
+        return None
+    measurement = load(measurement_path(experiment, threads_of(experiment, at_once)))
+    if measurement is None or (before is not None and measurement.measured_at > before):
+        return None
+    prepared = _prepared(experiment, None)
+    return _predict(experiment, measurement, *_shapes(experiment, prepared))
+
+
+def scored(experiment: Experiment, summary: Mapping[str, Any], started_at: float) -> dict[str, Any] | None:
+    """The predictions for a run that has finished, against what it took; None if there is none or it was disturbed.
+
+    `summary`: the content of `summary.json`. `started_at`: of the run; later measurements are not used.
+    """
+    disturbed = summary["jobs_at_once"] > 1 or summary["resumed_after"] or summary["stopped_early"]
+    if disturbed or summary["status"] != "FINISHED" or not summary["samples_per_s"]:
+        return None
+    prediction = predicted(experiment, before=started_at)
+    if prediction is None:
+        return None
+    memory = summary["speed"]["peak_memory_bytes"]
+    training = prediction.training
+    return {
+        "measured_at": prediction.measured_at,
+        "training_s": {
+            **score(training.value, summary["samples_seen"] / summary["samples_per_s"]),
+            "interval": [training.low, training.high],
+        },
+        "wall_s": {
+            **score(prediction.total.value, summary["wall_s"]),
+            "interval": [prediction.total.low, prediction.total.high],
+        },
+        "evaluation_s": score(prediction.evaluation_s, summary["evaluation_s"]),
+        "peak_memory_bytes": score(prediction.memory_bytes, max(memory)) if memory else None,
+    }
+
+
+def prediction_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of `scored` that are logged as metrics; errors are shares, positive if too much was predicted."""
+    prediction = summary["prediction"] or {}
+    scores = {name: prediction.get(name) for name in ("training_s", "wall_s", "peak_memory_bytes")}
+    figures = {name: own for name, own in scores.items() if own is not None}
+    metrics: dict[str, float] = {}
+    for name, own in figures.items():
+        metrics[f"prediction/{name}"] = own["predicted"]
+        metrics[f"prediction/{name.removesuffix('_s').removesuffix('_bytes')}_error"] = own["error"]
+    return metrics
+
+
+def prediction_words(summary: Mapping[str, Any]) -> str | None:
+    """How good the prediction was, in a line; None without one."""
+    if summary["prediction"] is None:
+        return None
+    own = summary["prediction"]["training_s"]
+    low, high = own["interval"]
+    return (
+        f"training took {own['measured']:,.1f} s, predicted were {own['predicted']:,.1f} ({low:,.1f} to {high:,.1f}): "
+        f"{own['error']:+.0%}"
+    )
+
+
+@dataclass
+class Measuring:
+    """Measures setups, each kind of workers once. `prepared_s`: that a command takes to prepare an experiment."""
+
+    prepared_s: float
+    progress: Progress
+    _until_launched_s: float | None = None
+    _rows: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def announce(self, experiments: Sequence[Experiment]) -> None:
+        """Note which micro-batches the setups have, so that one measurement covers all that it serves."""
+        for experiment in experiments:
+            path, many = str(measurement_path(experiment, threads_of(experiment))), experiment.plan.micro_batch
+            few = max(1, many // _FEWER_ROWS)
+            before = self._rows.get(path, (few, many))
+            self._rows[path] = (min(few, before[0]), max(many, before[1]))
+
+    def predicted(self, experiment: Experiment) -> Prediction:
+        """What a run will need; measured now, unless a measurement of micro-batches of about this size is stored."""
+        prepared = _prepared(experiment, self.progress)
+        shapes = _shapes(experiment, prepared)
+        path = measurement_path(experiment, threads_of(experiment))
+        measurement, rows = load(path), self._rows[str(path)]
+        if measurement is not None:
+            rows = (min(rows[0], measurement.rows[0]), max(rows[1], measurement.rows[1]))
+        if measurement is None or rows != tuple(measurement.rows):
+            until_launched = self._until_launched()
+            measurement = measure(experiment, rows, shapes, time.time() - until_launched)
+            save(path, measurement)
+        return _predict(experiment, measurement, *shapes)
+
+    def _until_launched(self) -> float:
+        """Seconds from the start of a run's command until its workers are forked."""
+        if self._until_launched_s is None:
+            started = time.monotonic()
+            launch(_nothing, None, 1)
+            # A run prepares its experiment while the forkserver imports.
+            self._until_launched_s = max(self.prepared_s, time.monotonic() - started)
+        return self._until_launched_s
+
+
+def _nothing(job: Any, place: Place) -> None:
+    """A worker that only shows that workers can be started."""
+
+
+def _prepared(experiment: Experiment, progress: Progress | None) -> Prepared:
+    return Prepared.load(experiment.recipe.prepare(Cache(experiment.config.cache_dir, progress), experiment.facts))
+
+
+def _shapes(experiment: Experiment, prepared: Prepared) -> tuple[Shapes, Shapes]:
+    """Of training and evaluation."""
+    config, recipe = experiment.config, experiment.recipe
+    buckets, padding = config.device.length_buckets, config.recipe.get("padding")
+
+    def of(lengths: np.ndarray) -> Shapes:
+        if padding == "max_length":
+            longest = int(config.recipe["max_length"])
+            return Shapes(lengths, lambda _: longest, padded=True)
+        return Shapes(lengths, layout(lengths, 1, buckets, compiles=False).length, recipe.computes_padding)
+
+    return of(np.asarray(prepared.train.column("length"))), of(np.asarray(prepared.eval.column("length")))
+
+
+def _predict(experiment: Experiment, measurement: Measurement, train: Shapes, evaluation: Shapes) -> Prediction:
+    config, plan, placement = experiment.config, experiment.plan, experiment.placement
+    alone = plan.world_size == 1 or config.sync.always_synchronous
+    due = None if alone else sorted(sync_steps(plan, config.sync, config.schedule).due)
+    return predict(
+        planned_work(plan, config.seed, config.batch.length_sorted, train, due),
+        measurement,
+        evaluation_work(evaluation, config.evaluation.micro_batch, plan.world_size),
+        len(evaluation.lengths),
+        _evaluations(plan, config.evaluation.every_steps),
+        available_memory(placement.device_type, placement.local_workers),
+    )
+
+
+def _evaluations(plan: Plan, every_steps: int | None) -> int:
+    """How often a run evaluates: after every so many steps, or epochs, and at the end."""
+    return (plan.optimizer_steps - 1) // (every_steps or plan.steps_per_epoch) + 1
