@@ -180,6 +180,7 @@ def _fit(
         link=Link(*measured.link) if measured.link is not None else None,
         flops_per_token=measured.flops_per_token,
         peak_flops_per_s=measured.peak_flops_per_s,
+        parameters=measured.parameters,
     )
 
 

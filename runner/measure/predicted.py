@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,18 +11,30 @@ from typing import Any
 import numpy as np
 
 from runner.backends.machine import available_memory
-from runner.config.choices import SyncSchedule
+from runner.config.choices import AccumulationMode, DeviceKind, SyncPolicyName, SyncSchedule
+from runner.config.schema import Accumulation, Device, Hardware, Sync
 from runner.data.cache import Cache, Progress
 from runner.data.layout import layout
 from runner.data.recipe import Prepared
+from runner.errors import Unavailable, UserError, require
 from runner.launch.local import Place, launch
 from runner.measure.measuring import measure
 from runner.measure.store import load, measurement_path, save, threads_of
 from runner.plan import Plan
-from runner.plan.experiment import Experiment
+from runner.plan.experiment import Experiment, foresee
+from runner.plan.hardware import (
+    FLOPS_PER_WEIGHT,
+    USUAL_EFFICIENCY,
+    Figures,
+    Model,
+    answer,
+    estimate,
+    mean_work,
+    prediction_of,
+)
 from runner.plan.prediction import Measurement, Prediction, predict, score
 from runner.plan.sync_steps import sync_steps
-from runner.plan.work import Shapes, evaluation_work, planned_work
+from runner.plan.work import Shapes, Work, evaluation_work, planned_work
 
 #: Of the rows of the largest micro-batch, the smallest that is measured has one in so many.
 _FEWER_ROWS = 4
@@ -30,6 +43,8 @@ _FEWER_ROWS = 4
 def why_not(experiment: Experiment) -> str | None:
     """Why nothing can be predicted for this setup, in words; None if it can."""
     config, placement = experiment.config, experiment.placement
+    if config.hardware.name is not None:
+        return None if placement.rehearsed else f"{placement.label} is here: leave out hardware={config.hardware.name}"
     if experiment.absent:
         return "data or model are not on this machine"
     if placement.rehearsed:
@@ -52,11 +67,82 @@ def predicted(experiment: Experiment, at_once: int = 1, before: float | None = N
     """
     if why_not(experiment) is not None:
         return None
+    if experiment.config.hardware.name is not None:
+        return foreseen(experiment).prediction
     measurement = load(measurement_path(experiment, threads_of(experiment, at_once)))
     if measurement is None or (before is not None and measurement.measured_at > before):
         return None
     prepared = _prepared(experiment, None)
     return _predict(experiment, measurement, *_shapes(experiment, prepared))
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a device that is not here will need. `answer`: what communication costs, in a sentence; None if nothing."""
+
+    prediction: Prediction
+    answer: str | None
+
+
+def foreseen(experiment: Experiment) -> Foreseen:
+    """From published figures, and the size and efficiency of the model where it was measured. Raises UserError."""
+    config, plan, hardware = experiment.config, experiment.plan, experiment.config.hardware
+    precision = config.precision.name.name
+    known = ", ".join(hardware.tflops)
+    rule = f"hardware={hardware.name} has no published peak for it: use {known}"
+    require(precision in hardware.tflops, "precision", precision, rule)
+    figures = Figures(
+        hardware.tflops[precision] * 1e12,
+        hardware.memory_gb * 1e9,
+        hardware.memory_gb_per_s * 1e9,
+        hardware.link_gb_per_s * 1e9,
+    )
+    model, work = _model(experiment), _work_elsewhere(experiment)
+    synchronous = config.sync.always_synchronous
+    k = 1.0 if synchronous else plan.optimizer_steps / max(len(sync_steps(plan, config.sync, config.schedule).due), 1)
+    parts = estimate(work, model, figures, synchronous)
+    device = f"{hardware.name} over {hardware.link}"
+    told = answer(estimate(work, model, figures, True), device, plan.world_size) if plan.world_size > 1 else None
+    return Foreseen(prediction_of(parts, work, model, figures, k), told)
+
+
+def _model(experiment: Experiment) -> Model:
+    """Of a measurement of one worker on this machine, or of the size that is given."""
+    given = experiment.config.plan.parameters
+    if given is not None:
+        return Model(given, FLOPS_PER_WEIGHT * given)
+    here = one_worker_here(experiment)
+    measurement = load(measurement_path(here, threads_of(here)))
+    if measurement is None or measurement.flops_per_token is None or not measurement.parameters:
+        one = "runner.plan device=cpu measure=true, with the same recipe and precision, measures it here"
+        raise UserError(f"hardware needs the size of the model: give plan.parameters=N, its weights; or {one}")
+    return Model(measurement.parameters, measurement.flops_per_token, measurement.efficiency or USUAL_EFFICIENCY)
+
+
+def one_worker_here(experiment: Experiment) -> Experiment:
+    """The same model on one worker of this machine's CPU, to be measured in place of a device that is not here."""
+    config = experiment.config
+    alone = dataclasses.replace(
+        config,
+        device=Device(DeviceKind.cpu, workers=1),
+        sync=Sync(SyncPolicyName.periodic, k=1),
+        accumulation=Accumulation(AccumulationMode.fixed, steps=1),
+        hardware=Hardware(),
+    )
+    return foresee(alone)
+
+
+def _work_elsewhere(experiment: Experiment) -> Work:
+    config, plan = experiment.config, experiment.plan
+    if config.plan.tokens is not None:
+        return mean_work(
+            config.plan.tokens * plan.replica_batch, plan.accumulation_steps, plan.world_size, plan.optimizer_steps
+        )
+    try:
+        train, _ = _shapes(experiment, _prepared(experiment, None))
+    except Unavailable as error:
+        raise UserError(f"{error}; hardware needs only the mean tokens of a sample, plan.tokens=N") from error
+    return _work(experiment, train)
 
 
 def scored(experiment: Experiment, summary: Mapping[str, Any], started_at: float) -> dict[str, Any] | None:
@@ -122,14 +208,21 @@ class Measuring:
 
     def announce(self, experiments: Sequence[Experiment]) -> None:
         """Note which micro-batches the setups have, so that one measurement covers all that it serves."""
-        for experiment in experiments:
+        for one in experiments:
+            experiment = one if one.config.hardware.name is None else one_worker_here(one)
             path, many = str(measurement_path(experiment, threads_of(experiment))), experiment.plan.micro_batch
             few = max(1, many // _FEWER_ROWS)
             before = self._rows.get(path, (few, many))
             self._rows[path] = (min(few, before[0]), max(many, before[1]))
 
     def predicted(self, experiment: Experiment) -> Prediction:
-        """What a run will need; measured now, unless a measurement of micro-batches of about this size is stored."""
+        """What a run will need; measured now, unless a measurement of micro-batches of about this size is stored.
+
+        A device that is not here is predicted from a measurement of the model on one worker of this machine.
+        """
+        if experiment.config.hardware.name is not None:
+            self.predicted(one_worker_here(experiment))
+            return foreseen(experiment).prediction
         prepared = _prepared(experiment, self.progress)
         shapes = _shapes(experiment, prepared)
         path = measurement_path(experiment, threads_of(experiment))
@@ -174,12 +267,17 @@ def _shapes(experiment: Experiment, prepared: Prepared) -> tuple[Shapes, Shapes]
     return of(np.asarray(prepared.train.column("length"))), of(np.asarray(prepared.eval.column("length")))
 
 
-def _predict(experiment: Experiment, measurement: Measurement, train: Shapes, evaluation: Shapes) -> Prediction:
-    config, plan, placement = experiment.config, experiment.plan, experiment.placement
+def _work(experiment: Experiment, train: Shapes) -> Work:
+    config, plan = experiment.config, experiment.plan
     alone = plan.world_size == 1 or config.sync.always_synchronous
     due = None if alone else sorted(sync_steps(plan, config.sync, config.schedule).due)
+    return planned_work(plan, config.seed, config.batch.length_sorted, train, due)
+
+
+def _predict(experiment: Experiment, measurement: Measurement, train: Shapes, evaluation: Shapes) -> Prediction:
+    config, plan, placement = experiment.config, experiment.plan, experiment.placement
     return predict(
-        planned_work(plan, config.seed, config.batch.length_sorted, train, due),
+        _work(experiment, train),
         measurement,
         evaluation_work(evaluation, config.evaluation.micro_batch, plan.world_size),
         len(evaluation.lengths),

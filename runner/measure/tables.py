@@ -30,7 +30,8 @@ def prediction_table(prediction: Prediction, experiment: Experiment) -> Renderab
         f"end {seconds_words(prediction.ending_s)}"
     )
     table.add_row("training", *_quantity(prediction.training), f"{experiment.plan.optimizer_steps:,} optimizer steps")
-    table.add_row("in total", *_quantity(prediction.total), f"training, {rest}")
+    if prediction.measured_at is not None:
+        table.add_row("in total", *_quantity(prediction.total), f"training, {rest}")
     table.add_row("a step", seconds_words(step), "", phases)
     table.add_row(
         "communication", f"{prediction.communication_share:.0%}", "", "of a step, with waiting for other workers"
@@ -40,12 +41,20 @@ def prediction_table(prediction: Prediction, experiment: Experiment) -> Renderab
     if price is not None:
         cost = prediction.money(price)
         table.add_row("price", f"{cost.value:.3g}", f"{cost.low:.3g} to {cost.high:.3g}", f"at {price:g} per hour")
-    age = time.strftime("%Y-%m-%d %H:%M", time.localtime(prediction.measured_at))
-    table.caption = f"From steps measured on {age}" + (
-        f"; micro-batches are {prediction.outside:.1f} × outside of what was measured" if prediction.outside > 1 else ""
-    )
+    table.caption = _origin(prediction, experiment)
     table.caption_justify = "left"
     return table
+
+
+def _origin(prediction: Prediction, experiment: Experiment) -> str:
+    if prediction.measured_at is None:
+        hardware = experiment.config.hardware
+        return (
+            f"From published figures of {hardware.name}, {hardware.link}; without start-up, evaluation and activations"
+        )
+    age = time.strftime("%Y-%m-%d %H:%M", time.localtime(prediction.measured_at))
+    outside = f"; micro-batches are {prediction.outside:.1f} × outside of what was measured"
+    return f"From steps measured on {age}{outside if prediction.outside > 1 else ''}"
 
 
 def _quantity(quantity: Quantity) -> tuple[str, str]:
@@ -53,13 +62,14 @@ def _quantity(quantity: Quantity) -> tuple[str, str]:
 
 
 def seconds_words(seconds: float) -> str:
-    """Such as `340 ms`, `41 s`, `3 h 20 min`."""
+    """Such as `340 ms`, `41 s`, `4 min 10 s`, `3 h 20 min`."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
+    if seconds < 7200:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    return f"{int(seconds) // 3600:,} h {int(seconds) % 3600 // 60} min"
 
 
 def gib(size: float) -> str:

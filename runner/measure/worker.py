@@ -62,6 +62,7 @@ class Measured:
     link: list[float] | None
     flops_per_token: float | None
     peak_flops_per_s: float | None
+    parameters: int
 
 
 class GivenSteps(DataOrder):
@@ -150,6 +151,7 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
         flops_per_token=per_sample
         and per_sample / float(_lengths(loop.prepared.train)[loop.order.epoch_permutation(0)].mean()),
         peak_flops_per_s=known.get("peak_flops_per_s"),
+        parameters=sum(parameter.numel() for parameter in loop.model.parameters() if parameter.requires_grad),
     )
 
 

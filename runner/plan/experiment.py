@@ -167,7 +167,11 @@ def prepare(
     for name, given, default in (
         ("plan.train_samples", config.plan.train_samples, None),
         ("plan.price_per_hour", config.plan.price_per_hour, None),
+        ("plan.csv", config.plan.csv, None),
+        ("plan.parameters", config.plan.parameters, None),
+        ("plan.tokens", config.plan.tokens, None),
         ("measure", config.measure, False),
+        ("hardware", config.hardware.name, None),
     ):
         require(given is default, name, given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), placement_of(config)

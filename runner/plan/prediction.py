@@ -50,7 +50,7 @@ class Measurement:
     `memory`: bytes of a worker that trains, and for each token and square of its largest micro-batch;
     `evaluation_memory`: that evaluation and its libraries add. `error`: share of a step's seconds that the fit leaves
     open, as a root mean square. `oversubscription`: threads of all workers for each core. `flops_per_token`: of forward
-    and backward pass. `peak_flops_per_s`: of the devices of all workers.
+    and backward pass. `peak_flops_per_s`: of the devices of all workers. `parameters`: that are trained.
     """
 
     setup: str
@@ -72,6 +72,15 @@ class Measurement:
     link: Link | None = None
     flops_per_token: float | None = None
     peak_flops_per_s: float | None = None
+    parameters: int | None = None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Of the devices' peak, while a long micro-batch is computed; None if the peak is not known."""
+        if not self.flops_per_token or not self.peak_flops_per_s:
+            return None
+        per_token = sum(self.phases[name][2] for name in ("forward", "backward"))
+        return self.flops_per_token / per_token / self.peak_flops_per_s if per_token else None
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Prediction:
     phase, `waiting` for slower workers among them; they add up. `start_s`, `evaluation_s` (of all `evaluations`),
     `ending_s`: seconds. `padding_share`: of the tokens. `memory_bytes`: peak of one worker, `available_bytes`: what
     there is for it, None if unknown. `outside`: factor by which micro-batches leave the measured range of tokens, 1 if
-    they do not.
+    they do not. `measured_at`: None for published figures.
     """
 
     training: Quantity
@@ -110,7 +119,7 @@ class Prediction:
     memory_bytes: float
     available_bytes: float | None
     outside: float
-    measured_at: float
+    measured_at: float | None
 
     @property
     def communication_share(self) -> float:
