@@ -116,7 +116,7 @@ def _of_worker(
 def evaluation_work(shapes: Shapes, micro_batch: int, workers: int) -> np.ndarray:
     """Micro-batches, tokens and squares of one evaluation, [workers, 3]: sorted by length, then dealt."""
     by_length = np.argsort(shapes.lengths, kind="stable")
-    micro_batch = min(micro_batch, -(-len(by_length) // workers))
+    micro_batch = min(micro_batch, max(-(-len(by_length) // workers), 1))
     numbers = np.zeros((workers, 3))
     for rank in range(workers):
         own = by_length[rank::workers]
