@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import Preempted, RunFailed, Terminal, UserError, printable
+from runner.errors import Preempted, RunFailed, Terminal, UserError, printable, require
 from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from runner.track.secrets import masked
 
@@ -238,16 +239,27 @@ def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) ->
 
 
 def _plan(arguments: list[str]) -> int:
+    from runner.measure.predicted import Measuring, foreseen, predicted, why_not  # imports torch
+    from runner.measure.tables import prediction_table  # this command only
     from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
     from runner.run.preflight import foresee_run, reading_data  # this command only
 
+    started = time.monotonic()
+    silence_libraries()
     options = HydraOptions(arguments)
     if options.only_shows:
         return _show(options)
     if options.multirun:
-        raise UserError("-m is for runs: python -m runner.plan shows the plan of one setup")
+        return _rank(options, started)
     with reading_data() as progress:
         experiment = foresee_run(options, progress)
+    reason, measures = why_not(experiment), experiment.config.measure
+    asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
+    if reason is not None and (measures or experiment.config.hardware.name is not None):
+        raise UserError(f"{asked} is not possible: {reason}")
+    given = experiment.config.plan.csv
+    require(given is None, "plan.csv", given, "it is for a ranking of several setups; add -m, or leave it out")
+    prediction = predicted(experiment) if not measures else None
     console = Terminal()
     console.print(plan_tables(experiment))
     if notes := absent_notes(experiment):
@@ -255,4 +267,29 @@ def _plan(arguments: list[str]) -> int:
     for note in experiment.notes:
         console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     console.print(certificate_table(experiment.certificate))
+    if measures:
+        measuring = Measuring(time.monotonic() - started, progress)
+        measuring.announce([experiment])
+        console.print(f"measuring {escape(experiment.setup_name)} …", style="dim")
+        prediction = measuring.predicted(experiment)
+    if prediction is not None:
+        console.print(prediction_table(prediction, experiment))
+        if experiment.config.hardware.name is not None and (words := foreseen(experiment).answer) is not None:
+            console.print(f"[bold]answer:[/] {escape(words)}", soft_wrap=True)
+    else:
+        words = f"not predicted: {reason}" if reason else "not measured: add measure=true"
+        console.print(f"Time and memory are {words}.", style="dim")
+    return 0
+
+
+def _rank(options: HydraOptions, started: float) -> int:
+    from runner.run.preflight import reading_data  # this command only, like the following
+    from runner.sweep.ranking import print_ranking, rank, write_csv  # as above
+
+    console = Terminal(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
+    with reading_data() as progress:
+        setups = rank(options, started, progress, console)
+    print_ranking(setups, console)
+    if (path := setups[0].experiment.config.plan.csv) is not None:
+        write_csv(setups, path)
     return 0

@@ -20,6 +20,7 @@ LAYERS = (
     ("run",),
     ("track",),
     ("speed",),
+    ("measure",),
     ("launch",),
     ("train",),
     ("exact", "sync"),

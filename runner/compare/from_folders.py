@@ -165,6 +165,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         tokens_per_s=speed.get("tokens_per_s"),
         model_flops_utilization=speed.get("model_flops_utilization"),
         peak_memory_bytes=max(speed.get("peak_memory_bytes") or (None,)),
+        predicted_seconds=((summary.get("prediction") or {}).get("training_s") or {}).get("predicted"),
         diverged=diverged,
         weights=summary.get("weights_digest"),
         mlflow_run_id=summary.get("mlflow_run_id"),

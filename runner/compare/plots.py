@@ -1,4 +1,4 @@
-"""The three plots of a comparison. Each is written only if there are data for it."""
+"""The plots of a comparison. Each is written only if there are data for it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runner.compare.results import Block, RunComparison, SetupResult
-from runner.compare.runs import Phases
+from runner.compare.runs import Phases, prediction_error
 from runner.compare.setups import SetupRuns
+from runner.compare.statistics import rank_correlation
 from runner.compare.verdict import DIFFERENCE_LEVEL
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _NEAR = 12
 #: arrowhead marks a cut end.
 _LONGEST_BAR = (0.15, 0.3)
 _BAR = "bar"
+#: Errors of a prediction whose bands are drawn.
+_ERRORS = (0.25, 0.1)
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
@@ -58,6 +61,7 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
         "metric_vs_speed.png": metric_vs_speed,
         "loss_vs_samples.png": loss_vs_samples,
         "time_breakdown.png": time_breakdown,
+        "prediction.png": prediction,
     }
     written = []
     with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
@@ -369,3 +373,34 @@ def _training(run: Phases) -> dict[str, float]:
         return {_TRAINING: run.training}
     stalled = min(run.stalled, run.training)
     return {_TRAINING: run.training - stalled, _COMMUNICATION: stalled}
+
+
+def prediction(comparison: RunComparison) -> Figure | None:
+    """Predicted against measured seconds of training, one point per run."""
+    scored = {
+        block.title: [run for setup in _setups(block) for run in setup.runs if prediction_error(run) is not None]
+        for block in comparison.blocks
+    }
+    runs = [run for own in scored.values() for run in own]
+    if not runs:
+        return None
+    figure, (axes,) = _panels(1, wide=False)
+    errors = [abs(prediction_error(run) or 0.0) for run in runs]
+    predicted, measured = ([getattr(run, name) for run in runs] for name in ("predicted_seconds", "seconds"))
+    low, high = min(predicted + measured) / 1.3, max(predicted + measured) * 1.3
+    line = np.array([low, high])
+    for error in _ERRORS:
+        axes.fill_between(line, line / (1 + error), line * (1 + error), color="#1b6ca8", alpha=0.08, lw=0, zorder=0)
+    axes.plot(line, line, color=_BASELINE, lw=0.6)
+    for title, own in scored.items():
+        if own:
+            x, y = ([getattr(run, name) for run in own] for name in ("seconds", "predicted_seconds"))
+            axes.scatter(x, y, s=22, label=title, zorder=3)
+    axes.set(xscale="log", yscale="log", xlim=line, ylim=line)
+    words = f"{len(runs)} run{'s' * (len(runs) > 1)}: median error {median(errors):.0%}, worst {max(errors):.0%}"
+    ranks = rank_correlation(predicted, measured)
+    axes.set_title(words + (f", rank correlation {ranks:.2f}" if ranks is not None else ""))
+    axes.set_xlabel("measured seconds of training")
+    axes.set_ylabel("predicted seconds of training")
+    axes.legend(loc="best", handlelength=1)
+    return figure

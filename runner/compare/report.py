@@ -15,12 +15,14 @@ from runner.compare.plots import write_plots
 from runner.compare.predictions import Predictions, prediction_rows
 from runner.compare.published_layout import published_tables
 from runner.compare.results import Block, RunComparison, SetupResult
+from runner.compare.runs import prediction_error
 from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
 from runner.compare.text import (
     direction,
     nothing_compared,
     remarks,
     row_text,
+    shows_predictions,
     shows_use_of_devices,
     skipped_sentence,
     summary,
@@ -34,6 +36,8 @@ _CAPTIONS = {
     "metric_vs_speed.png": "Metric against speed-up, one point per setup. Setups that differ in one number only are "
     "connected and labelled with it. Setups that were rehearsed or not timed are not drawn.",
     "loss_vs_samples.png": "Training loss against samples seen: thin lines are seeds, thick lines their mean.",
+    "prediction.png": "Seconds of training that were predicted before each run, and what it took: a point per run. "
+    "The line is a perfect prediction, the bands are errors of 10% and 25%.",
     "time_breakdown.png": "Where the time of a run goes, mean over the seeds of a setup; steps as worker 0 measured "
     "them. Communication is time spent waiting, without transfers in the background. Rehearsed setups are not drawn.",
 }
@@ -88,6 +92,7 @@ def _html(comparison: RunComparison, images: list[Image], command: str, predicti
         direction=direction,
         remarks=remarks,
         row_text=row_text,
+        shows_predictions=shows_predictions,
         shows_use_of_devices=shows_use_of_devices,
         summary=summary,
     )
@@ -155,6 +160,8 @@ def run_rows(comparison: RunComparison) -> list[dict[str, Any]]:
                         "tokens_per_s": run.tokens_per_s,
                         "model_flops_utilization": run.model_flops_utilization,
                         "peak_memory_bytes": run.peak_memory_bytes,
+                        "predicted_seconds": run.predicted_seconds,
+                        "prediction_error": prediction_error(run),
                         "mlflow_run_id": run.mlflow_run_id,
                         "baseline": row.setup is block.baseline,
                         "flags": "; ".join(flag.kind for flag in block.flags if run.source in flag.runs),

@@ -75,7 +75,8 @@ class Run:
     runs that differ only in the seed; `seconds`: training time for all planned samples without start-up and evaluation,
     None if the run was too short to time; `values`: every setting, flattened; `varied`: settings that the sweep varied;
     `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
-    `peak_memory_bytes`: of the worker that needed most; `weights`: digest of the saved weights;
+    `peak_memory_bytes`: of the worker that needed most; `predicted_seconds`: of training, by a measurement before it;
+    `weights`: digest of the saved weights;
     `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the
     greater is the newer.
     """
@@ -104,6 +105,7 @@ class Run:
     tokens_per_s: float | None = None
     model_flops_utilization: float | None = None
     peak_memory_bytes: int | None = None
+    predicted_seconds: float | None = None
     weights: str | None = None
     diverged: str | None = None
     mlflow_run_id: str | None = None
@@ -113,6 +115,16 @@ class Run:
     def setup_key(self) -> tuple[str, bool]:
         # Not the name: it depends on what was typed.
         return (self.digest, self.rehearsed)
+
+
+def prediction_error(run: Run) -> float | None:
+    """The share of its training time by which a run's prediction was too high; None without one.
+
+    The time of a rehearsal, or of a run that shared the machine, says nothing about the prediction.
+    """
+    if run.predicted_seconds is None or not run.seconds or run.rehearsed or (run.jobs_at_once or 1) > 1:
+        return None
+    return run.predicted_seconds / run.seconds - 1
 
 
 @dataclass(frozen=True)

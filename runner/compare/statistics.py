@@ -150,3 +150,10 @@ def modified_z(values: Sequence[float]) -> list[float]:
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = off / stats.median_abs_deviation(values, scale="normal")
     return [float(score) for score in np.where(off == 0, 0.0, scores)]
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Spearman's; None if it is not defined, as for two equal numbers or a single pair."""
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
+    return float(stats.spearmanr(xs, ys).statistic)

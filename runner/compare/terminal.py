@@ -12,11 +12,20 @@ from rich.text import Text
 from runner.compare.predictions import Predictions, PredictionTable
 from runner.compare.published_layout import PublishedTable, published_tables
 from runner.compare.results import Block, RunComparison
-from runner.compare.text import RowText, direction, nothing_compared, remarks, row_text, skipped_sentence, summary
+from runner.compare.text import (
+    RowText,
+    direction,
+    nothing_compared,
+    remarks,
+    row_text,
+    shows_predictions,
+    skipped_sentence,
+    summary,
+)
 
 #: From this width on, a value and its interval are on one line.
 _WIDE = 130
-_HEADINGS = ("setup", "seeds", "metric", "difference", "verdict", "seconds", "speed-up", "notes")
+_HEADINGS = ("setup", "seeds", "metric", "difference", "verdict", "seconds", "predicted", "speed-up", "notes")
 #: Widths below which an ordinary word in the column would be broken.
 _MIN_WIDTH = {"setup": 12, "verdict": len("comparable"), "notes": len("notes")}
 _STYLES = {"equivalent": "green", "better": "green", "different": "red", "undecided": "yellow", "no-verdict": "dim"}
@@ -49,8 +58,10 @@ def _block(block: Block, width: int) -> RenderableType:
 
 def _table(block: Block, rows: list[RowText], width: int, with_seeds: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    predicted = shows_predictions(block)
+    left_out = (*(() if with_seeds else ("seeds",)), *(() if predicted else ("predicted",)))
     for heading in _HEADINGS:
-        if heading != "seeds" or with_seeds:
+        if heading not in left_out:
             table.add_column(
                 Text(block.key.metric if heading == "metric" else heading),
                 justify="left" if heading in ("setup", "verdict", "notes") else "right",
@@ -66,6 +77,7 @@ def _table(block: Block, rows: list[RowText], width: int, with_seeds: bool) -> T
             _pair(row.difference, width),
             Text(row.verdict, style=_STYLES.get(row.style, "")),
             Text(row.seconds),
+            *([_pair(row.predicted, width)] if predicted else []),
             _pair(row.speed_up, width),
             Text(row.notes),
         )

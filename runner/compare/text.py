@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from runner.compare.results import Block, RunComparison, SetupResult
+from runner.compare.runs import prediction_error
 from runner.compare.statistics import bootstrap_interval, t_quantile
 from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
 
@@ -22,7 +23,8 @@ WIDE_MARGIN = 0.1
 class RowText:
     """A row of the table as text. Pairs are (value, interval), the second may be empty. `style`: a CSS class.
 
-    `tokens_per_s`: with the model FLOPs utilization. `memory`: the peak of a worker, in GiB.
+    `tokens_per_s`: with the model FLOPs utilization. `memory`: the peak of a worker, in GiB. `predicted`: seconds, with
+    the mean error.
     """
 
     setup: str
@@ -36,6 +38,7 @@ class RowText:
     notes: str
     tokens_per_s: tuple[str, str]
     memory: str
+    predicted: tuple[str, str]
 
 
 def row_text(block: Block, row: SetupResult) -> RowText:
@@ -54,6 +57,7 @@ def row_text(block: Block, row: SetupResult) -> RowText:
         notes=", ".join(str(flag.number) for flag in block.flags_of(row.setup)),
         tokens_per_s=_tokens_per_s(row),
         memory=_memory(row),
+        predicted=_predicted(row),
     )
 
 
@@ -75,8 +79,23 @@ def _seconds(row: SetupResult) -> str:
         return "rehearsed"
     if row.seconds is None:
         return "not timed"
-    text = f"{row.seconds:,.0f}" if row.seconds >= 100 else f"{row.seconds:.3g}"
+    text = _short(row.seconds)
     return f"({text})" if row.setup.shared_machine else text
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+def _predicted(row: SetupResult) -> tuple[str, str]:
+    errors = [error for run in row.setup.runs if (error := prediction_error(run)) is not None]
+    predicted = row.setup.mean_of("predicted_seconds")
+    return (_short(predicted), f"{mean(errors):+.0%}".replace("-", "−")) if predicted and errors else (NOTHING, "")
+
+
+def shows_predictions(block: Block) -> bool:
+    """Whether a run's time was predicted."""
+    return any(_predicted(row) != (NOTHING, "") for row in block.rows)
 
 
 def _speed_up(block: Block, row: SetupResult) -> tuple[str, str]:
@@ -200,9 +219,9 @@ def _comparability(block: Block) -> Iterator[str]:
 
 
 def _wide_margin(block: Block) -> Iterator[str]:
-    margin, mean = block.margin.value, abs(block.rows[0].metric.value)
-    if len(block.rows) > 1 and margin is not None and mean and margin > WIDE_MARGIN * mean:
-        share = f"{100 * margin / mean:.0f}% of the baseline's {block.key.metric} ({mean:.3g})"
+    margin, base = block.margin.value, abs(block.rows[0].metric.value)
+    if len(block.rows) > 1 and margin is not None and base and margin > WIDE_MARGIN * base:
+        share = f"{100 * margin / base:.0f}% of the baseline's {block.key.metric} ({base:.3g})"
         yield f'The margin of {margin:g} is {share}, so "equivalent" is a weak claim: choose a smaller --margin.'
 
 

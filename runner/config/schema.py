@@ -573,12 +573,55 @@ class Equivalence:
 
 
 @dataclass(frozen=True)
-class PlanOverrides:
-    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine."""
+class Hardware:
+    """For `runner.plan` only: a device that is not here, by its published figures. `name`: null for none.
 
-    train_samples: int | None = None
+    `tflops`: 1e12 operations per second, dense, by precision. `memory_gb`: 1e9 bytes, `memory_gb_per_s`: that
+    it reads or writes in a second. `link`: what connects the devices, `link_gb_per_s`: 1e9 bytes that each sends in a
+    second.
+    """
+
+    name: str | None = None
+    tflops: dict[str, float] = field(default_factory=dict)
+    memory_gb: float = 0.0
+    memory_gb_per_s: float = 0.0
+    link: str | None = None
+    link_gb_per_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.name is None:
+            require(self.link is None, "link", self.link, "it connects devices: add hardware=…, or leave it out")
+            return
+        for name in ("memory_gb", "memory_gb_per_s", "link_gb_per_s"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"hardware.{name}", value, "must be finite and above 0")
+        for precision, value in self.tflops.items():
+            known = precision in PrecisionName.__members__
+            require(known, "hardware.tflops", precision, f"use {', '.join(PrecisionName.__members__)}")
+            require(0 < value < math.inf, f"hardware.tflops.{precision}", value, "must be finite and above 0")
+
+
+@dataclass(frozen=True)
+class PlanOverrides:
+    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine.
+
+    `price_per_hour`: of all devices of a setup together, in any currency, to show what a run costs. `csv`: a new file
+    for the setups that are ranked. For `hardware`: `parameters` of a model, and `tokens` of a sample, the mean.
+    """
+
+    train_samples: int | None = None
+    price_per_hour: float | None = None
+    csv: str | None = None
+    parameters: float | None = None
+    tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "tokens"):
+            value = getattr(self, name)
+            require(value is None or 1 <= value < math.inf, f"plan.{name}", value, "use at least 1, or null")
+        price = self.price_per_hour
+        ok = price is None or 0 < price < math.inf
+        require(ok, "plan.price_per_hour", price, "must be finite and above 0, or null")
         ok = self.train_samples is None or self.train_samples >= 1
         require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
 
@@ -586,13 +629,16 @@ class PlanOverrides:
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
 NOT_THE_SETUP = (
     *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile"),
-    *("nonfinite_steps", "cache_dir", "plan"),
+    *("nonfinite_steps", "cache_dir", "plan", "measure", "hardware"),
 )
 
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks."""
+    """The whole configuration of one run. `recipe` is a plain mapping, which the recipe's own class checks.
+
+    `measure`: for `runner.plan` only: whether it trains some steps to find out what a run will need.
+    """
 
     seed: int = MISSING
     epochs: int = MISSING
@@ -623,6 +669,8 @@ class Config:
     profile: Profile = field(default_factory=Profile)
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
+    measure: bool = False
+    hardware: Hardware = field(default_factory=Hardware)
 
     def __post_init__(self) -> None:
         # torch and NumPy take 32-bit seeds.

@@ -165,8 +165,16 @@ def prepare(
     `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
     `Experiment`.
     """
-    given = config.plan.train_samples
-    require(given is None, "plan.train_samples", given, "it is for runner.plan only; leave it out of a run")
+    for name, given, default in (
+        ("plan.train_samples", config.plan.train_samples, None),
+        ("plan.price_per_hour", config.plan.price_per_hour, None),
+        ("plan.csv", config.plan.csv, None),
+        ("plan.parameters", config.plan.parameters, None),
+        ("plan.tokens", config.plan.tokens, None),
+        ("measure", config.measure, False),
+        ("hardware", config.hardware.name, None),
+    ):
+        require(given is default, name, given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), placement_of(config)
     facts = recipe.facts(_cache(config, progress))
     recipe.check_model()

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
+from runner.measure.predicted import prediction_metrics, scored
 from runner.plan.certificate import NOT_COMPARABLE, after_stopping, after_training, ended_at, with_segments
 from runner.plan.experiment import Experiment, baseline_of
 from runner.run.summary import FAILED, Role, failure_of, summary_of, write_summary
@@ -50,6 +51,7 @@ class RunCloser:
         if failure is not None:
             summary |= failure_of(failure)
         summary |= speed_of(experiment, result, summary["wall_s"], self.folder, self.role.at_once)
+        summary["prediction"] = scored(experiment, summary, self.started_at)
         if not _ledger_is_sound(self.folder):
             summary["certificate"] = NOT_COMPARABLE
             _withdraw_certificate(self.folder)
@@ -88,7 +90,7 @@ class RunCloser:
 
     def _log_speed(self, summary: Mapping[str, Any]) -> None:
         """Log the figures and the diagnosis; print the latter for a run that failed, which gets no report."""
-        if metrics := speed_metrics(summary["speed"]):
+        if metrics := speed_metrics(summary["speed"]) | prediction_metrics(summary):
             log = MetricsLog(self.folder)
             log.write(summary["optimizer_steps"], metrics)
             log.close()

@@ -18,6 +18,7 @@ from runner.config.schema import AUTO
 from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.launch.local import WorkerFailed
+from runner.measure.predicted import prediction_words
 from runner.plan.experiment import Experiment
 from runner.speed.figures import efficiency_words, utilization_words
 from runner.track.secrets import masked
@@ -170,6 +171,8 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
         print_sentence(console, f"  {used}")
     if comparison := efficiency_words(summary, experiment.plan.world_size, folder):
         print_sentence(console, f"  {escape(comparison)}")
+    if words := prediction_words(summary):
+        print_sentence(console, f"  {words}")
     if summary["trained_parameters"] != summary["parameters"]:
         trained, total = summary["trained_parameters"], summary["parameters"]
         print_sentence(console, f"  {trained:,} of {total:,} parameters trained ({100 * trained / total:.2g}%)")

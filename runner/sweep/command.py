@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from runner.config.schema import Evaluation, Tracking
 from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
 from runner.launch.signals import handle_signals, signals_ignored
+from runner.measure.tables import seconds_words
 from runner.run.progress import Background
 from runner.run.summary import FAILED, FINISHED, KILLED
 from runner.sweep.grid import Grid, at_once, in_process
@@ -34,7 +36,10 @@ EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one."""
+    """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one.
+
+    `predicted_s`: of all jobs; None if one of them was not measured.
+    """
 
     command: tuple[str, ...]
     grid: Grid
@@ -44,6 +49,7 @@ class SweepRequest:
     recipe: str
     folder: Path
     started_at: float
+    predicted_s: float | None = None
 
 
 def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
@@ -57,6 +63,9 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
         sweep, parent = _open(request, parallel)
         n = "jobs chosen by its sweeper" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
         console.print(f"sweep [bold]{sweep.id}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
+        if request.predicted_s is not None:
+            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
+            console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
         status, complete = FAILED, False
         try:
             # Jobs in this process show their own progress.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.types import ChoiceSweep, QuotedString
@@ -17,10 +17,11 @@ from runner.config.schema import Config
 from runner.data.cache import Progress
 from runner.errors import UserError
 from runner.folder.files import check_folder
-from runner.plan.experiment import prepare
+from runner.measure.predicted import predicted
+from runner.plan.experiment import Experiment, prepare
 from runner.run.preflight import reading_data
 from runner.sweep.command import SweepRequest
-from runner.sweep.grid import Grid, grid_of, on_this_machine, sweeper_overrides
+from runner.sweep.grid import Grid, at_once, grid_of, on_this_machine, sweeper_overrides
 from runner.sweep.resume import find_sweep
 from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
 from runner.track.secrets import masked, names_a_secret
@@ -62,7 +63,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
     with reading_data() as progress:
-        _check_jobs(grid, composed, on_this_machine(hydra), progress)
+        experiments = _checked_jobs(grid, composed, on_this_machine(hydra), progress)
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
@@ -72,25 +73,46 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
+        predicted_s=_predicted(experiments, at_once(hydra, grid.total)),
     )
 
 
-def _check_jobs(grid: Grid, composed: Callable[..., DictConfig], here: bool, progress: Progress) -> None:
-    """Refuse a grid with a job that cannot run. Raises UserError.
+def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None:
+    """Seconds of all jobs, `parallel` at a time; None if one of them has no prediction."""
+    seconds = 0.0
+    for experiment in experiments:
+        prediction = predicted(experiment, parallel)
+        if prediction is None:
+            return None
+        seconds += prediction.total.value
+    return seconds / parallel if experiments else None
 
-    `composed`: the configuration for some overrides. `here`: the jobs' data and devices are this machine's.
+
+def _checked_jobs(
+    grid: Grid, composed: Callable[..., DictConfig], here: bool, progress: Progress
+) -> Sequence[Experiment]:
+    """The experiments of a grid's jobs, any seed for those that differ in the seed only; none if they run elsewhere.
+
+    `composed`: the configuration for some overrides. `here`: the jobs' data and devices are this machine's. Raises
+    UserError if one cannot run.
     """
-    checked: list[Config] = []
+    checked: list[tuple[Config, Experiment]] = []
+    experiments: list[Experiment] = []
     for job in (grid.overrides or {}).values():
         try:
             config = settings(composed(*job))
             any_seed = dataclasses.replace(config, seed=0)
-            if here and any_seed not in checked:
-                prepare(config, progress)
-                checked.append(any_seed)
+            if not here:
+                continue
+            known = next((experiment for other, experiment in checked if other == any_seed), None)
+            if known is None:
+                known = prepare(config, progress)
+                checked.append((any_seed, known))
+            experiments.append(known)
         except UserError as error:
             varied = ", ".join(value for value in job if value.lstrip("+").partition("=")[0] in grid.varied)
             raise UserError(f"{error} (job {varied}; no job was started)" if varied else str(error)) from error
+    return experiments
 
 
 def _refuse_written_secret(override: str, value: object) -> None:

@@ -297,7 +297,7 @@ def train(
         # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             write_json(job.folder / "ledger.json", ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups))
-    utilisation, uncounted = _utilisation(loop, job.local_workers * job.threads)
+    utilisation, uncounted = measure_utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
     warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *uncounted)
     tokens = over_all_workers(loop.tokens, backend)
@@ -383,7 +383,7 @@ def _apply_options(config: Config, model: nn.Module) -> None:
         compile_model(model)
 
 
-def _utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def measure_utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """How much of the devices was used, as entries of `RunResult`, and warnings. A collective.
 
     `threads`: of all workers of a machine together.

@@ -144,3 +144,17 @@ def test_the_markdown_for_mlflow() -> None:
     assert len(text) <= MAX_TAG_CHARACTERS
     assert "100" in text
     assert "compare/report.html" in text
+
+
+def test_predictions_have_a_column(tmp_path: Path) -> None:
+    """The mean prediction of a setup and its mean error; no column without predictions."""
+    fast = [run("fast", seed, 80.0, 100.0, predicted_seconds=predicted) for seed, predicted in enumerate((90.0, 96.0))]
+    folder = tmp_path / "with"
+    folder.mkdir()
+    _, page = report(folder, compared(BASE, fast))
+    assert "predictederror" in page.text
+    assert "93−7%" in page.text
+    rows = (folder / "runs.csv").read_text().splitlines()
+    assert "predicted_seconds,prediction_error" in rows[0]
+    assert sum(",90.0,-0.0" in row or ",96.0,-0.0" in row for row in rows) == 2
+    assert "predictederror" not in report(tmp_path, compared(BASE))[1].text

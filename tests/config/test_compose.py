@@ -15,12 +15,13 @@ from runner.config.plain import to_plain
 from runner.config.schema import Config
 from runner.config.setups import COUNTS
 from runner.errors import UserError
-from runner.plan.experiment import Experiment, prepare
+from runner.plan.experiment import Experiment, foresee, prepare
 from tests.offline import offline_recipes
 
 GROUPS = (
     *("recipe", "device", "batch", "accumulation", "precision", "sync", "scaling", "optimizer", "schedule"),
-    *("adapter", "sharding", "tracking", "checkpoint", "equivalence", "setup", "experiment", "sweep"),
+    *("adapter", "sharding", "tracking", "checkpoint", "equivalence", "hardware", "link"),
+    *("setup", "experiment", "sweep"),
 )
 FILES = sorted(path.relative_to(conf_dir()).with_suffix("").as_posix() for path in conf_dir().rglob("*.yaml"))
 CHOICES = [tuple(name.split("/", 1)) for name in FILES if "/" in name]
@@ -99,6 +100,9 @@ def test_every_choice_can_be_composed_and_prepared(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    if group in ("hardware", "link"):
+        _check_hardware(group, choice)
+        return
     overrides = offline.get(choice, [])
     if choice == "from_accelerate":
         overrides = ["device=from_accelerate", f"device.file={accelerate_file}"]
@@ -121,6 +125,19 @@ def test_every_choice_can_be_composed_and_prepared(
         assert getattr(getattr(config, group), NAMED_BY[group]).name == choice
     elif group == "tracking":
         assert trackers(config) == ([] if choice == "none" else [choice])
+
+
+def _check_hardware(group: str, choice: str) -> None:
+    """Only runner.plan takes them. A link takes the place of the hardware's own."""
+    chosen = [f"{group}={choice}", *(["hardware=t4"] if group == "link" else [])]
+    hardware = foresee(settings(compose(["device=gpu4", *chosen]))).config.hardware
+    assert (hardware.name is None) is (choice == "none")
+    if group == "link":
+        assert hardware.name == "T4"
+        assert ("PCIe 3.0" in str(hardware.link)) is (choice == "pcie3")
+    if choice != "none":
+        with pytest.raises(UserError, match=r"runner\.plan"):
+            prepare(settings(compose(["device=gpu4", *chosen])))
 
 
 def test_defaults() -> None:

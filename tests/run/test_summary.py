@@ -31,7 +31,7 @@ def reported(experiment: Experiment, **changes: Any) -> tuple[dict[str, Any], st
     measured = {"optimizer_steps": 10, "samples_seen": 200, "samples_per_s": 31.4, "first_step_s": 2.5}
     result = RunResult(**{**measured, "eval": {"accuracy": 71.25}, **changes})
     summary = summary_of("FINISHED", experiment, result, 0.0, None, Role())
-    summary |= speed_of(experiment, result, 10.0, Path("outputs/x"), 1)
+    summary |= speed_of(experiment, result, 10.0, Path("outputs/x"), 1) | {"prediction": None}
     output = io.StringIO()
     report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))
     return summary, output.getvalue()

@@ -1,0 +1,1 @@
+"""`measure=true`: some real optimizer steps of a setup, and what whole runs will need according to them."""

@@ -1,0 +1,300 @@
+"""What runs will need, according to measurements: looked up, or made."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runner.backends.machine import available_memory
+from runner.config.choices import AccumulationMode, DeviceKind, SyncPolicyName, SyncSchedule
+from runner.config.schema import Accumulation, Device, Hardware, Sync
+from runner.data.cache import Cache, Progress
+from runner.data.layout import layout
+from runner.data.recipe import Prepared
+from runner.errors import Unavailable, UserError, require
+from runner.launch.local import Place, launch
+from runner.measure.measuring import measure
+from runner.measure.store import load, measurement_path, save, threads_of
+from runner.plan import Plan
+from runner.plan.experiment import Experiment, foresee
+from runner.plan.hardware import (
+    FLOPS_PER_WEIGHT,
+    USUAL_EFFICIENCY,
+    Figures,
+    Model,
+    answer,
+    estimate,
+    mean_work,
+    prediction_of,
+)
+from runner.plan.prediction import Measurement, Prediction, predict, score
+from runner.plan.sync_steps import sync_steps
+from runner.plan.work import Shapes, Work, evaluation_work, planned_work
+
+#: Of the rows of the largest micro-batch, the smallest that is measured has one in so many.
+_FEWER_ROWS = 4
+
+
+def why_not(experiment: Experiment) -> str | None:
+    """Why nothing can be predicted for this setup, in words; None if it can."""
+    config, placement = experiment.config, experiment.placement
+    if config.hardware.name is not None:
+        return None if placement.rehearsed else f"{placement.label} is here: leave out hardware={config.hardware.name}"
+    if experiment.absent:
+        return "data or model are not on this machine"
+    if placement.rehearsed:
+        return f"{placement.label} is not on this machine"
+    if placement.local_workers != experiment.plan.world_size:
+        return "workers run on several machines"
+    if placement.device_type == "xla":
+        return "steps on a TPU have no phases that can be timed"
+    if config.equivalence.is_identical:
+        return "shards under equivalence=identical are not measured"
+    if config.sync.schedule is SyncSchedule.post_local and experiment.plan.world_size > 1:
+        return "sync.schedule=post_local has two kinds of steps"
+    if config.sync.schedule is SyncSchedule.adaptive and experiment.plan.world_size > 1:
+        return "sync.schedule=adaptive decides during the run how often workers synchronise"
+    if config.sync.fragments != 1 and experiment.plan.world_size > 1:
+        return "sync.fragments above 1 are not measured yet"
+    return None
+
+
+def predicted(experiment: Experiment, at_once: int = 1, before: float | None = None) -> Prediction | None:
+    """What a run will need, if its setup has been measured and can be predicted.
+
+    `at_once`: jobs that share this machine. `before`: in seconds since the epoch; later measurements are not used.
+    """
+    if why_not(experiment) is not None:
+        return None
+    if experiment.config.hardware.name is not None:
+        return foreseen(experiment).prediction
+    measurement = load(measurement_path(experiment, threads_of(experiment, at_once)))
+    if measurement is None or (before is not None and measurement.measured_at > before):
+        return None
+    prepared = _prepared(experiment, None)
+    return _predict(experiment, measurement, *_shapes(experiment, prepared))
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a device that is not here will need. `answer`: what communication costs, in a sentence; None if nothing."""
+
+    prediction: Prediction
+    answer: str | None
+
+
+def foreseen(experiment: Experiment) -> Foreseen:
+    """From published figures, and the size and efficiency of the model where it was measured. Raises UserError."""
+    config, plan, hardware = experiment.config, experiment.plan, experiment.config.hardware
+    precision = config.precision.name.name
+    known = ", ".join(hardware.tflops)
+    rule = f"hardware={hardware.name} has no published peak for it: use {known}"
+    require(precision in hardware.tflops, "precision", precision, rule)
+    figures = Figures(
+        hardware.tflops[precision] * 1e12,
+        hardware.memory_gb * 1e9,
+        hardware.memory_gb_per_s * 1e9,
+        hardware.link_gb_per_s * 1e9,
+    )
+    model, work = _model(experiment), _work_elsewhere(experiment)
+    synchronous = config.sync.always_synchronous
+    k = 1.0 if synchronous else plan.optimizer_steps / max(len(_due(experiment)), 1)
+    parts = estimate(work, model, figures, synchronous)
+    device = f"{hardware.name} over {hardware.link}"
+    told = answer(estimate(work, model, figures, True), device, plan.world_size) if plan.world_size > 1 else None
+    return Foreseen(prediction_of(parts, work, model, figures, k), told)
+
+
+def _model(experiment: Experiment) -> Model:
+    """Of a measurement of one worker on this machine, or of the size that is given."""
+    given = experiment.config.plan.parameters
+    if given is not None:
+        return Model(given, FLOPS_PER_WEIGHT * given)
+    here = one_worker_here(experiment)
+    measurement = load(measurement_path(here, threads_of(here)))
+    if measurement is None or measurement.flops_per_token is None or not measurement.parameters:
+        one = "runner.plan device=cpu measure=true, with the same recipe and precision, measures it here"
+        raise UserError(f"hardware needs the size of the model: give plan.parameters=N, its weights; or {one}")
+    return Model(measurement.parameters, measurement.flops_per_token, measurement.efficiency or USUAL_EFFICIENCY)
+
+
+def one_worker_here(experiment: Experiment) -> Experiment:
+    """The same model on one worker of this machine's CPU, to be measured in place of a device that is not here."""
+    config = experiment.config
+    alone = dataclasses.replace(
+        config,
+        device=Device(DeviceKind.cpu, workers=1),
+        sync=Sync(SyncPolicyName.periodic, k=1),
+        accumulation=Accumulation(AccumulationMode.fixed, steps=1),
+        hardware=Hardware(),
+    )
+    return foresee(alone)
+
+
+def _work_elsewhere(experiment: Experiment) -> Work:
+    config, plan = experiment.config, experiment.plan
+    if config.plan.tokens is not None:
+        return mean_work(
+            config.plan.tokens * plan.replica_batch, plan.accumulation_steps, plan.world_size, plan.optimizer_steps
+        )
+    try:
+        train, _ = _shapes(experiment, _prepared(experiment, None))
+    except Unavailable as error:
+        raise UserError(f"{error}; hardware needs only the mean tokens of a sample, plan.tokens=N") from error
+    return _work(experiment, train)
+
+
+def scored(experiment: Experiment, summary: Mapping[str, Any], started_at: float) -> dict[str, Any] | None:
+    """The predictions for a run that has finished, against what it took; None if there is none or it was disturbed.
+
+    `summary`: the content of `summary.json`. `started_at`: of the run; later measurements are not used.
+    """
+    disturbed = summary["jobs_at_once"] > 1 or summary["resumed_after"] or summary["stopped_early"]
+    if disturbed or summary["status"] != "FINISHED" or not summary["samples_per_s"]:
+        return None
+    prediction = predicted(experiment, before=started_at)
+    if prediction is None:
+        return None
+    memory = summary["speed"]["peak_memory_bytes"]
+    training = prediction.training
+    return {
+        "measured_at": prediction.measured_at,
+        "training_s": {
+            **score(training.value, summary["samples_seen"] / summary["samples_per_s"]),
+            "interval": [training.low, training.high],
+        },
+        "wall_s": {
+            **score(prediction.total.value, summary["wall_s"]),
+            "interval": [prediction.total.low, prediction.total.high],
+        },
+        "evaluation_s": score(prediction.evaluation_s, summary["evaluation_s"]),
+        "peak_memory_bytes": score(prediction.memory_bytes, max(memory)) if memory else None,
+    }
+
+
+def prediction_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of `scored` that are logged as metrics; errors are shares, positive if too much was predicted."""
+    prediction = summary["prediction"] or {}
+    scores = {name: prediction.get(name) for name in ("training_s", "wall_s", "peak_memory_bytes")}
+    figures = {name: own for name, own in scores.items() if own is not None}
+    metrics: dict[str, float] = {}
+    for name, own in figures.items():
+        metrics[f"prediction/{name}"] = own["predicted"]
+        metrics[f"prediction/{name.removesuffix('_s').removesuffix('_bytes')}_error"] = own["error"]
+    return metrics
+
+
+def prediction_words(summary: Mapping[str, Any]) -> str | None:
+    """How good the prediction was, in a line; None without one."""
+    if summary["prediction"] is None:
+        return None
+    own = summary["prediction"]["training_s"]
+    low, high = own["interval"]
+    return (
+        f"training took {own['measured']:,.1f} s, predicted were {own['predicted']:,.1f} ({low:,.1f} to {high:,.1f}): "
+        f"{own['error']:+.0%}"
+    )
+
+
+@dataclass
+class Measuring:
+    """Measures setups, each kind of workers once. `prepared_s`: that a command takes to prepare an experiment."""
+
+    prepared_s: float
+    progress: Progress
+    _until_launched_s: float | None = None
+    _rows: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def announce(self, experiments: Sequence[Experiment]) -> None:
+        """Note which micro-batches the setups have, so that one measurement covers all that it serves."""
+        for one in experiments:
+            experiment = one if one.config.hardware.name is None else one_worker_here(one)
+            path, many = str(measurement_path(experiment, threads_of(experiment))), experiment.plan.micro_batch
+            few = max(1, many // _FEWER_ROWS)
+            before = self._rows.get(path, (few, many))
+            self._rows[path] = (min(few, before[0]), max(many, before[1]))
+
+    def predicted(self, experiment: Experiment) -> Prediction:
+        """What a run will need; measured now, unless a measurement of micro-batches of about this size is stored.
+
+        A device that is not here is predicted from a measurement of the model on one worker of this machine.
+        """
+        if experiment.config.hardware.name is not None:
+            self.predicted(one_worker_here(experiment))
+            return foreseen(experiment).prediction
+        prepared = _prepared(experiment, self.progress)
+        shapes = _shapes(experiment, prepared)
+        path = measurement_path(experiment, threads_of(experiment))
+        measurement, rows = load(path), self._rows[str(path)]
+        if measurement is not None:
+            rows = (min(rows[0], measurement.rows[0]), max(rows[1], measurement.rows[1]))
+        if measurement is None or rows != tuple(measurement.rows):
+            until_launched = self._until_launched()
+            measurement = measure(experiment, rows, shapes, time.time() - until_launched)
+            save(path, measurement)
+        return _predict(experiment, measurement, *shapes)
+
+    def _until_launched(self) -> float:
+        """Seconds from the start of a run's command until its workers are forked."""
+        if self._until_launched_s is None:
+            started = time.monotonic()
+            launch(_nothing, None, 1)
+            # A run prepares its experiment while the forkserver imports.
+            self._until_launched_s = max(self.prepared_s, time.monotonic() - started)
+        return self._until_launched_s
+
+
+def _nothing(job: Any, place: Place) -> None:
+    """A worker that only shows that workers can be started."""
+
+
+def _prepared(experiment: Experiment, progress: Progress | None) -> Prepared:
+    return Prepared.load(experiment.recipe.prepare(Cache(experiment.config.cache_dir, progress), experiment.facts))
+
+
+def _shapes(experiment: Experiment, prepared: Prepared) -> tuple[Shapes, Shapes]:
+    """Of training and evaluation."""
+    config, recipe = experiment.config, experiment.recipe
+    buckets, padding = config.device.length_buckets, config.recipe.get("padding")
+
+    def of(lengths: np.ndarray) -> Shapes:
+        if padding == "max_length":
+            longest = int(config.recipe["max_length"])
+            return Shapes(lengths, lambda _: longest, padded=True)
+        return Shapes(lengths, layout(lengths, 1, buckets, compiles=False).length, recipe.computes_padding)
+
+    return of(np.asarray(prepared.train.column("length"))), of(np.asarray(prepared.eval.column("length")))
+
+
+def _due(experiment: Experiment) -> list[int]:
+    """The last step of each local phase that the plan fixes."""
+    return sorted(sync_steps(experiment.plan, experiment.config.sync, experiment.config.schedule).due or ())
+
+
+def _work(experiment: Experiment, train: Shapes) -> Work:
+    config, plan = experiment.config, experiment.plan
+    alone = plan.world_size == 1 or config.sync.always_synchronous
+    due = None if alone else _due(experiment)
+    return planned_work(plan, config.seed, config.batch.length_sorted, train, due)
+
+
+def _predict(experiment: Experiment, measurement: Measurement, train: Shapes, evaluation: Shapes) -> Prediction:
+    config, plan, placement = experiment.config, experiment.plan, experiment.placement
+    return predict(
+        _work(experiment, train),
+        measurement,
+        evaluation_work(evaluation, config.evaluation.micro_batch, plan.world_size),
+        len(evaluation.lengths),
+        _evaluations(plan, config.evaluation.every_steps),
+        available_memory(placement.device_type, placement.local_workers),
+    )
+
+
+def _evaluations(plan: Plan, every_steps: int | None) -> int:
+    """How often a run evaluates: after every so many steps, or epochs, and at the end."""
+    return (plan.optimizer_steps - 1) // (every_steps or plan.steps_per_epoch) + 1

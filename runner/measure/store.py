@@ -1,0 +1,74 @@
+"""Measurements on disk, by everything that the time of a step depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from runner.backends.machine import available_cores, describe_machine, threads_per_worker
+from runner.config.choices import SyncPolicyName
+from runner.config.plain import from_plain, to_plain
+from runner.config.schema import Sync
+from runner.folder.files import check_folder, write_json
+from runner.plan.experiment import Experiment
+from runner.plan.prediction import Measurement
+
+#: Raise it when a measurement means something else than before.
+_VERSION = 1
+#: Settings of a recipe that do not change the time of a step. Data do so by the lengths of their rows only.
+_NO_EFFECT = ("tuned", "metric", "goal", "data", "metrics_shown")
+
+
+def threads_of(experiment: Experiment, at_once: int = 1) -> int:
+    """Threads of each worker. `at_once`: jobs that share this machine."""
+    return threads_per_worker(experiment.placement.local_workers * at_once, experiment.config.equivalence.threads)
+
+
+def measurement_path(experiment: Experiment, threads: int) -> Path:
+    """Where the measurement is kept that tells how fast these workers are.
+
+    It depends on the machine, the model, the precision, what is computed in a step, workers and their threads, how they
+    synchronise, and versions; not on the data, batch sizes, accumulation, k or the length of the run.
+    """
+    config, placement = experiment.config, experiment.placement
+    content: dict[str, Any] = {
+        "version": _VERSION,
+        "recipe": {name: value for name, value in config.recipe.items() if name not in _NO_EFFECT},
+        "machine": describe_machine(placement.device_type, available_cores()),
+        "device": [placement.device_type, config.device.length_buckets],
+        "versions": dict(experiment.setup.versions),
+        "precision": to_plain(config.precision),
+        "optimizer": {name: value for name, value in to_plain(config.optimizer).items() if name != "lr"},
+        "model": [config.compile, config.gradient_checkpointing, *map(to_plain, (config.equivalence, config.adapter))],
+        "sharding": to_plain(config.sharding),
+        "workers": [experiment.plan.world_size, placement.local_workers, threads],
+        "sync": _synchronisation(config.sync, experiment.plan.world_size),
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return Path(config.cache_dir).expanduser() / "measurements" / f"{digest}.json"
+
+
+def _synchronisation(sync: Sync, workers: int) -> Any:
+    """What a synchronisation computes and sends, whenever it happens."""
+    if workers == 1:
+        return None
+    if sync.always_synchronous:
+        return ["gradients", sync.compress.name]
+    outer = sync.policy is SyncPolicyName.outer
+    return [sync.policy.name, sync.compress.name, sync.average.name, sync.overlap, outer and sync.outer_momentum]
+
+
+def load(path: Path) -> Measurement | None:
+    """None if nothing was measured yet, or the file cannot be read: it can be measured again."""
+    try:
+        return from_plain(Measurement, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save(path: Path, measurement: Measurement) -> None:
+    check_folder("cache_dir", str(path.parent))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, to_plain(measurement))

@@ -1,0 +1,217 @@
+"""What the workers of a measurement do: the real training loop on given rows, timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from runner.backends import Backend
+from runner.config.plain import from_plain
+from runner.data.recipe import Prepared
+from runner.data.table import Table
+from runner.launch.local import Place
+from runner.launch.worker import store_of
+from runner.plan import Plan
+from runner.plan.order import DataOrder
+from runner.plan.steps import Step
+from runner.train.build import Job, build_loop, connect, measure_utilisation
+from runner.train.evaluate import predict
+from runner.train.loop import Loop
+
+#: Seconds that evaluating all data may take, to time computing the metrics.
+_WHOLE_EVALUATION_S = 20.0
+#: Elements of the large all-reduce, and how often it and the tiny one are repeated.
+_LARGE, _LARGE_TIMES, _TINY_TIMES = 2**22, 5, 50
+
+
+@dataclass(frozen=True)
+class MeasuringJob(Job):
+    """`groups`: optimizer steps that are timed together; a step has the rows of each micro-batch of every worker.
+
+    `evaluations`: rows of the evaluation table that are predicted together.
+    """
+
+    groups: list[list[list[list[int]]]] = field(default_factory=list)
+    evaluations: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the workers have measured. `groups`: seconds of an optimizer step by phase, the mean over workers.
+
+    `memory`: bytes of the worker that needed most, after each group and after evaluation. `evaluations`: seconds;
+    `whole_evaluation`: of all data, None if that would take too long. `metrics_s`: of computing metrics, twice.
+    `first_step_s`: from the start of the command to the end of the first step. `link`: seconds of a tiny all-reduce,
+    and bytes per second of a large one.
+    """
+
+    groups: list[dict[str, float]]
+    memory: list[int]
+    evaluations: list[float]
+    whole_evaluation: float | None
+    metrics_s: list[float]
+    first_step_s: float
+    ending_s: float
+    link: list[float] | None
+    flops_per_token: float | None
+    peak_flops_per_s: float | None
+    parameters: int
+
+
+class GivenSteps(DataOrder):
+    """The steps of a measurement: every worker trains on the same rows."""
+
+    def __init__(self, plan: Plan, seed: int, rank: int, steps: Sequence[Sequence[Sequence[int]]]) -> None:
+        super().__init__(plan, seed, rank, None)
+        self._given = [[np.array(rows, dtype=np.int64) for rows in step] for step in steps]
+        of_all = [np.tile(np.concatenate(step), plan.world_size) for step in self._given]
+        self._rows, self._bounds = np.concatenate(of_all), np.cumsum([0, *map(len, of_all)]).tolist()
+
+    def epoch_permutation(self, epoch: int) -> np.ndarray:
+        return self._rows
+
+    def steps(self) -> list[Step]:
+        return [Step(t, *self._bounds[t : t + 2]) for t in range(len(self._given))]
+
+    def micro_batches(self, epoch: int, step: Step) -> list[np.ndarray]:
+        return list(self._given[step.t])
+
+    def most_micro_batches(self, step: Step) -> int:
+        return len(self._given[step.t])
+
+    def advance(self) -> None:
+        self.t += 1
+
+
+class _Part(Table):
+    """Some rows of a table."""
+
+    def __init__(self, table: Table, rows: Sequence[int]) -> None:
+        self._table, self._rows = table, np.array(rows, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def column(self, name: str) -> np.ndarray:
+        return self._table.column(name)[self._rows]
+
+    def __getitem__(self, rows: Sequence[int]) -> dict[str, Any]:
+        return self._table[self._rows[rows].tolist()]
+
+
+def run_launched(job: dict[str, Any], place: Place) -> Measured | None:
+    """The entry point of a launched worker. `job`: `MeasuringJob.as_json()`; the result on rank 0."""
+    typed = from_plain(MeasuringJob, job)
+    backend = connect(typed, place.rank, place.workers, place.rank, store_of(place))
+    measured = _measure(typed, backend)
+    backend.close()
+    return measured if backend.rank == 0 else None
+
+
+def _measure(job: MeasuringJob, backend: Backend) -> Measured:
+    loop = build_loop(job, backend, lambda step, metrics: None)
+    steps = [step for group in job.groups for step in group]
+    loop.order = GivenSteps(job.plan, job.config.seed, backend.rank, steps)
+    groups, memory = [], []
+    for group in job.groups:
+        loop.train(until=loop.optimizer_step + len(group))
+        loop.flush()
+        groups.append(dict(loop.meter.step_seconds))
+        memory.append(backend.peak_memory_bytes() or 0)
+    loop.policy.finish()
+    link = _probe(backend) if backend.world_size > 1 else None
+    evaluations = [_seconds_of_evaluation(loop, rows) for rows in job.evaluations]
+    whole, metrics_s = _evaluate_all(loop, job.evaluations, evaluations)
+    memory.append(backend.peak_memory_bytes() or 0)
+    all_groups, all_memory = zip(*backend.all_gather_object((groups, memory)), strict=True)
+    started = time.perf_counter()
+    known, _ = measure_utilisation(loop, job.local_workers * job.threads)
+    loop.policy.close()
+    if backend.rank == 0:
+        loop.recipe.save(loop.model, loop.prepared, job.folder / "model")
+        shutil.rmtree(job.folder / "model")
+    per_sample = known.get("flops_per_sample")
+    assert loop.first_step_at is not None
+    return Measured(
+        groups=[_mean(of_workers) for of_workers in zip(*all_groups, strict=True)],
+        memory=[max(of_workers) for of_workers in zip(*all_memory, strict=True)],
+        evaluations=evaluations,
+        whole_evaluation=whole,
+        metrics_s=metrics_s,
+        first_step_s=loop.first_step_at - job.started_at,
+        ending_s=time.perf_counter() - started,
+        link=link,
+        flops_per_token=per_sample
+        and per_sample / float(_lengths(loop.prepared.train)[loop.order.epoch_permutation(0)].mean()),
+        peak_flops_per_s=known.get("peak_flops_per_s"),
+        parameters=sum(parameter.numel() for parameter in loop.model.parameters() if parameter.requires_grad),
+    )
+
+
+def _mean(of_workers: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(own[name] for own in of_workers) / len(of_workers) for name in of_workers[0]}
+
+
+def _lengths(table: Table) -> np.ndarray:
+    return np.asarray(table.column("length"))
+
+
+def _probe(backend: Backend) -> list[float]:
+    """Seconds of a tiny all-reduce, and bytes per second of a large one; medians."""
+
+    def seconds(elements: int, times: int) -> float:
+        tensor = torch.zeros(elements, device=backend.device)
+        taken = [backend.start_all_reduce([tensor], async_op=False)() or 0.0 for _ in range(times + 1)]
+        return float(np.median(taken[1:]))
+
+    return [seconds(1, _TINY_TIMES), 4 * _LARGE / seconds(_LARGE, _LARGE_TIMES)]
+
+
+def _seconds_of_evaluation(loop: Loop, rows: Sequence[int]) -> float:
+    part = dataclasses.replace(loop.prepared, eval=_Part(loop.prepared.eval, rows))
+    return _predict(loop, part)[1]
+
+
+def _predict(loop: Loop, prepared: Prepared) -> tuple[torch.Tensor, float]:
+    config = loop.config
+    loop.backend.all_gather_object(None)  # the workers begin together
+    started = time.perf_counter()
+    predictions = predict(
+        loop.recipe,
+        prepared,
+        loop.model,
+        loop.backend,
+        loop.precision,
+        config.evaluation.micro_batch,
+        config.device.length_buckets,
+        collective_forward=loop.policy.collective_forward,
+        same_batches=loop.plan.shards is not None,
+    )
+    assert predictions is not None  # nothing stops it
+    return predictions, time.perf_counter() - started
+
+
+def _evaluate_all(
+    loop: Loop, parts: Sequence[Sequence[int]], seconds: Sequence[float]
+) -> tuple[float | None, list[float]]:
+    """Seconds of predicting all evaluation data, and of computing the metrics twice; None and [] for many data."""
+    table = loop.prepared.eval
+    per_token = sum(seconds) / sum(_lengths(table)[rows].sum() for rows in parts)
+    estimated = loop.backend.broadcast_object(float(per_token * _lengths(table).sum()))
+    if estimated > _WHOLE_EVALUATION_S:
+        return None, []
+    predictions, whole = _predict(loop, loop.prepared)
+    metrics_s = []
+    for _ in range(2):
+        started = time.perf_counter()
+        if loop.backend.rank == 0:
+            loop.recipe.metrics(predictions, table)
+        metrics_s.append(time.perf_counter() - started)
+    return whole, metrics_s
