@@ -27,8 +27,8 @@ from benchmarks.faults.records import Trial
 from benchmarks.faults.runs import Place
 from benchmarks.faults.saves import points, saves
 from benchmarks.faults.signals import signals
+from benchmarks.long_runs import commit, terminated_as_interrupted
 from benchmarks.slow_link.network import NoNetwork, check_machine
-from benchmarks.sync_table.train import commit, terminated_as_interrupted
 
 #: A trial that can be made: its name, and how.
 Planned = tuple[str, Callable[[], Trial]]

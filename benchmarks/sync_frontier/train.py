@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.long_runs import commit
 from benchmarks.sync_frontier.plan import Job
 from benchmarks.sync_frontier.rows import FAILED, FINISHED
-from runner.track.card import git_commit
 
 ROOT = Path(__file__).parents[2]
 #: Exit codes of a run that was interrupted, or asked to make room.
@@ -36,7 +36,7 @@ class Material:
 
 def run_job(job: Job, material: Material) -> tuple[dict[str, Any], str]:
     """Train. The measured part of the row, and the last line of a run that failed (empty otherwise)."""
-    ended = {"commit": _commit()}
+    ended = {"commit": commit()}
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "run"
         command = [sys.executable, "-m", "runner", *job.overrides, *material.overrides, f"hydra.run.dir={folder}"]
@@ -64,10 +64,3 @@ def _measured(folder: Path, metric: str) -> dict[str, Any]:
         "fragments": sync.get("fragments"),
         "delay": sync.get("delay"),
     }
-
-
-def _commit() -> str:
-    """The runner's commit, with a plus sign if its files are not those of that commit."""
-    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "runner", "recipes", "conf"]
-    changed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return f"{(git_commit() or 'unknown')[:12]}{'+' if changed else ''}"
