@@ -22,7 +22,7 @@ from runner.compare.text import number, row_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SPEEDS = Path(__file__).parents[2] / "docs" / "results" / "slow-link" / "measurements.csv"
+_SPEEDS = Path(__file__).parents[2] / "docs" / "results" / "streaming" / "measurements.csv"
 _STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
