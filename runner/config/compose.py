@@ -242,7 +242,10 @@ def composition_error(error: Exception, overrides: Sequence[str] = (), name: str
         if isinstance(one, OmegaConfBaseException) and one.full_key:
             if "not in" in first_line(one):
                 return _unknown_key(one.full_key, overrides, name)
-            return UserError(f"{one.full_key} is invalid: {first_line(one)}")
+            text = re.sub(
+                r"Value '(.*)' of .*Union\[int, str\].*", r"'\1' is no whole number and no name", first_line(one)
+            )
+            return UserError(f"{one.full_key} is invalid: {text}")
     if isinstance(error, OverrideParseException):
         return UserError(f"'{error.override}' cannot be parsed as setting=value: {_parse_hint(error.override or '')}")
     if first_line(error).startswith("Ambiguous value"):

@@ -174,6 +174,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner sync.k=64 max_steps=9 device=cpu2", "sync.k=64", "9"),
     ("runner sync.k=4 sync.delay=2 device=cpu2", "sync.delay=2"),
     ("runner sync.k=4 sync.fragments=8 device=cpu2", "sync.fragments=8", "1 to sync.k=4"),
+    ("runner sync.k=4 sync.fragments=2.5 device=cpu2", "sync.fragments is invalid", "'2.5' is no whole number"),
     ("runner sync.k=4 sync.schedule=adaptive device=cpu2", "sync.drift_target=null", "above 0"),
     (
         "runner sync.k=4 sync.schedule=recorded sync.rounds=[4,4] max_steps=9 device=cpu2",
