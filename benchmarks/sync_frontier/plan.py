@@ -1,4 +1,4 @@
-"""What is trained: tasks, setups, and the learning rate of each setup, which is chosen with seeds of its own."""
+"""What is trained: tasks, setups, and the learning rate of each setup, which is chosen with separate seeds."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # imports scipy
 OPTION = "--predict-from"
 #: A time further than this from a fit contradicts it.
 CONTRADICTION = 0.10
-#: Cells are told to be wrong if they are off by this multiple of the others' largest error, and so many others agree;
-#: no more than so many of a series.
+#: Cells are called wrong if they are off by this multiple of the others' largest error, and at least `AGREEING` others
+#: agree; at most `MOST_WRONG` of a series.
 CLEAR, AGREEING, MOST_WRONG = 2, 3, 2
 TELLING_FROM = AGREEING + 1
 #: How the steps of a method are called, in small letters and with underscores; `steps` stands for both methods.
@@ -330,7 +330,7 @@ def _errors(seconds: Mapping[int, float], cells: AbstractSet[int]) -> tuple[floa
 def _series_of(block: Block) -> Iterator[_Timed]:
     """The series of a block: setups with as many workers and the same method.
 
-    A fully synchronous setup is the same experiment under both methods: a series without one of its own begins with
+    A fully synchronous setup is the same experiment under both methods: a series that lacks it begins with
     that of the other method.
     """
     timed = [row.setup for row in block.rows if row.setup.seconds]

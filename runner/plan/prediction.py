@@ -10,7 +10,6 @@ measured steps; none is negative. Each local phase, which with k = 1 is a step, 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,20 +154,13 @@ def fitted(features: np.ndarray, measured: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(features: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Non-negative least squares for a few features: the best of all subsets whose solution is not negative."""
-    count = features.shape[1]
-    best, least = np.zeros(count), float(np.sum(values**2))
-    for size in range(1, count + 1):
-        for chosen in map(list, itertools.combinations(range(count), size)):
-            scale = np.linalg.norm(features[:, chosen], axis=0)
-            if not scale.all():
-                continue
-            solution = np.linalg.lstsq(features[:, chosen] / scale, values, rcond=1e-9)[0] / scale
-            left = float(np.sum((features[:, chosen] @ solution - values) ** 2))
-            if (solution >= 0).all() and left < least:
-                best, least = np.zeros(count), left
-                best[chosen] = solution
-    return best
+    """Non-negative least squares, of columns that are scaled alike: their units differ by many orders."""
+    from scipy.optimize import nnls  # slow to import, and needed only where something was measured
+
+    scale = np.linalg.norm(features, axis=0)
+    scale[scale == 0] = 1.0
+    solution: np.ndarray = nnls(features / scale, values)[0] / scale
+    return solution
 
 
 def predict(

@@ -28,7 +28,8 @@ from runner.sync.tree_sum import TreeSynchronous
 __all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_policy"]
 
 
-#: With `sync.fragments=auto` a fragment is not smaller, so that bandwidth and not latency decides how long it travels.
+#: With `sync.fragments=auto` a fragment is not smaller, so that bandwidth and not latency decides how long its
+#: all-reduce takes.
 _SMALLEST_FRAGMENT_BYTES = 2**20
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
 import time
 from dataclasses import dataclass, field
@@ -11,6 +11,8 @@ from typing import Any
 
 #: The first average is not counted. The slowest of the next ones decides, of which there are at least four.
 _NOT_MEASURED, _MEASURED = 1, 4
+#: What changes during a run.
+_STATE = ("steps", "is_open", "needed", "step_seconds")
 
 
 @dataclass
@@ -56,8 +58,8 @@ class Delay:
             self.is_open = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in dataclasses.asdict(self).items() if not name.startswith("_")}
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        for name in _STATE:
+            setattr(self, name, copy.copy(state[name]))

@@ -164,7 +164,7 @@ class LocalSGD(SyncPolicy):
         sent = fragment.scalars(2)
         self._delay.measured(record.seconds)
         self._delay.agree([proposal for _, proposal in sent])
-        # Each worker computes the drift, and rounds it in its own way: they go by worker 0's, which came with this
+        # Each worker computes the drift, and may round it differently: all use worker 0's, which came with this
         # average, and is of the one before.
         self._rounds.observe(sent[0][0])
         self._last_drift_per_step = (record.weights.drift() or 0.0) / record.steps

@@ -20,7 +20,7 @@ _LARGEST = 127
 
 
 class InOrder:
-    """Runs exchanges of several collectives, one after the other, with a process group of their own.
+    """Runs exchanges of several collectives, one after the other, in a separate process group.
 
     `overlapped`: in a thread, so that training continues; all workers start their exchanges in the same order.
     """

@@ -26,7 +26,7 @@ class Round:
 
 
 class Rounds(Protocol):
-    """Decides how long rounds are. All workers decide alike."""
+    """Decides how long rounds are. All workers make the same decision."""
 
     #: Whether it depends on what is observed during the run.
     adapt: bool

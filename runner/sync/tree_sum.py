@@ -20,7 +20,7 @@ from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.synchronous import require_gradients
 from runner.sync.telemetry import SyncStats
 
-#: Bytes of gradients that travel together, as in DDP.
+#: Bytes of gradients that are sent together, as in DDP.
 _BUCKET_BYTES = 25 * 2**20
 
 
