@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -32,6 +33,13 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "attention_mask": mask, "labels": torch.where(mask == 1, tokens % 3, -100)}
 
 
+def end() -> None:
+    """End this process at once: torch's process group and DDP do not always survive the end of the interpreter."""
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def main(mistake: str, folder: str) -> None:
     uneven = DataLoaderConfiguration(even_batches=False)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=uneven)
@@ -49,7 +57,9 @@ def main(mistake: str, folder: str) -> None:
     model = BertForTokenClassification(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = Tokens(uneven=mistake == "mean of means")
-    loader: DataLoader[dict[str, torch.Tensor]] = DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=1)
+    # A process loads the data of the right script. It is not forked: forking a process with gloo's threads can hang.
+    extra: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "forkserver"} if mistake == "none" else {}
+    loader: DataLoader[dict[str, torch.Tensor]] = DataLoader(data, batch_size=BATCH, shuffle=True, **extra)
     if mistake == "same order":
         loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
     steps = EPOCHS * SAMPLES // (BATCH * 2 * accelerator.num_processes)
@@ -76,9 +86,7 @@ def main(mistake: str, folder: str) -> None:
                         scheduler.step()
                 optimizer.zero_grad()
     audit.finish()
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # torch's process group and DDP do not always survive the end of the interpreter
+    end()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForTokenClassification, Trainer, TrainerCallback, TrainingArguments
 
 from runner.audit import Audit
-from tests.audit.script import Tokens
+from tests.audit.script import Tokens, end
 
 
 class AuditCallback(TrainerCallback):
@@ -39,6 +39,7 @@ def main(folder: str) -> None:
         disable_tqdm=True,
     )
     Trainer(model, arguments, train_dataset=Tokens(uneven=False), callbacks=[AuditCallback(folder)]).train()
+    end()
 
 
 if __name__ == "__main__":
