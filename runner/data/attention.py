@@ -34,8 +34,8 @@ def unpadded_attention(
 ) -> Tensor:
     """Attention of each token to those of its sequence, or with `causal` to itself and those before.
 
-    `query`: [tokens, heads, size], sequence after sequence; `key`, `value`: the same, or with a divisor of `heads`, each
-    of which serves as many heads. `lengths`: of the sequences, in tokens. `p`: of dropout, from torch's generator.
+    `query`: [tokens, heads, size], sequence after sequence; `key`, `value`: the same, or with a divisor of `heads`,
+    each of which serves as many heads. `lengths`: of the sequences, in tokens. `p`: of dropout, from torch's generator.
     Returns [tokens, heads, size]. Products are at least in fp32, also under autocast, like torch's own with dropout.
     `scale`: of the scores, by default 1 / sqrt(size).
     """
@@ -120,10 +120,9 @@ def _groups(lengths: tuple[int, ...], heads: int, causal: bool) -> list[_Group]:
 def _group(lengths: Sequence[int], start: int, heads: int, width: int, causal: bool) -> _Group:
     positions, lowest = torch.arange(width), torch.finfo(torch.float32).min
     real = positions < torch.tensor(lengths)[:, None]  # [sequences, width]
-    if causal:  # padding follows the tokens, and none of them attends to it
-        hidden = (positions > positions[:, None]).unsqueeze(0)
-    else:
-        hidden = ~real.repeat_interleave(heads, 0).unsqueeze(1)
+    padding = ~real.repeat_interleave(heads, 0).unsqueeze(1)
+    # Padding follows the tokens, so none of them attends to it anyway if it attends to those before only.
+    hidden = (positions > positions[:, None]).unsqueeze(0) if causal else padding
     sequence, position = real.nonzero(as_tuple=True)
     places = (sequence[:, None] * heads + torch.arange(heads)) * width + position[:, None]
     lows = torch.zeros(hidden.shape).masked_fill_(hidden, lowest)
