@@ -54,7 +54,7 @@ class QuantisedSum:
     Each worker gets its part of all workers' vectors, adds them up in their order, and sends the sum to all: the same
     bytes as in a ring all-reduce of int8. What rounding has taken from a worker's vector is added to its next one, and
     what it has taken from a sum to the next sum (Tang et al. 2019, "DoubleSqueeze: Parallel Stochastic Gradient Descent
-    with Double-Pass Error-Compensated Compression").
+    with Double-Pass Error-Compensated Compression"). `vector`: memory for the sum.
     """
 
     def __init__(self, backend: Backend, in_order: InOrder, vector: Tensor) -> None:
@@ -66,8 +66,8 @@ class QuantisedSum:
         self._errors = {"vector": vector.new_zeros(self._shape), "sum": vector.new_zeros(self._shape[1:])}
         self.nbytes = self._workers * blocks * (_BLOCK + vector.element_size())
 
-    def load(self) -> None:
-        self._errors["vector"].view(-1)[: self._vector.numel()].add_(self._vector)
+    def put(self, place: slice, values: Tensor) -> None:
+        self._errors["vector"].view(-1)[place].add_(values)
 
     def start(self, norms: Tensor) -> Callable[[], float]:
         return self._in_order.start(functools.partial(self._exchange, norms))
@@ -86,8 +86,8 @@ class QuantisedSum:
         dist.all_gather(list(sums.unbind()), _pack(total), group=group)
         self._vector.copy_(_unpack(sums, own).view(-1)[: self._vector.numel()])
 
-    def unload(self) -> None:
-        return
+    def get(self, place: slice) -> Tensor:
+        return self._vector[place]
 
     def state_dict(self, in_flight: bool) -> dict[str, Any]:
         return {"errors": self._errors, "sum": self._vector if in_flight else None}
