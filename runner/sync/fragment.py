@@ -13,10 +13,10 @@ from torch import Tensor
 from runner.sync.averaging import ALIGNMENT, VectorSum, WeightedAverage
 from runner.sync.optimizers import OuterSGD
 from runner.sync.protocol import LocalPhase
-from runner.sync.telemetry import SyncRecord, blocks, norm, norm_of_squares
+from runner.sync.telemetry import SyncRecord, chunks, norm, norm_of_squares
 
 
-class _Block(NamedTuple):
+class _Chunk(NamedTuple):
     """Neighbouring numbers of a fragment, which are processed together.
 
     `part`: 0 for weights, 1 for buffers, others for moments. `own`: their place in the replica. `place`: in the
@@ -50,10 +50,10 @@ class Fragment:
         sizes = [part.stop - part.start for part in parts]
         starts = itertools.accumulate(sizes, initial=0)
         self._parts = parts[:2]
-        self._blocks = [
-            _Block(number, own, slice(own.start - part.start + start, own.stop - part.start + start))
+        self._chunks = [
+            _Chunk(number, own, slice(own.start - part.start + start, own.stop - part.start + start))
             for number, (part, start) in enumerate(zip(parts, starts, strict=False))
-            for own in blocks(part, replica.device)
+            for own in chunks(part, replica.device)
         ]
         #: The weights and buffers after the latest synchronisation. Moments are averaged as they are.
         self._common = torch.cat([replica[part] for part in self._parts])
@@ -72,18 +72,20 @@ class Fragment:
     def start(self, replica: Tensor, applied_after: int, scalars: Sequence[float] = ()) -> None:
         """Start to average the updates of the local phase. `scalars`: see `WeightedAverage.start`."""
         weight, squares = self._average.weight(self.phase, replica.dtype), []
-        for part, own, place in self._blocks:
-            update = values = replica[own]
-            if part <= 1:
-                if self._sent is not None:
-                    self._sent[place].copy_(values)
-                update = values - self._common[place]
+        for part, own, place in self._chunks:
+            values = replica[own]
+            if part > 1:
+                self._sum.put(place, values * weight)
+                continue
+            if self._sent is not None:
+                self._sent[place].copy_(values)
+            update = values - self._common[place]
             if part == 0:
                 if self._accumulated is not None:
-                    update = self._accumulated[place].clone()
+                    update.copy_(self._accumulated[place])
                     self._accumulated[place].zero_()
                 squares.append(torch.dot(update, update))
-            self._sum.put(place, update * weight)
+            self._sum.put(place, update.mul_(weight))
         length = norm_of_squares(squares) / self._common_norm
         self._average.start(self.phase, weight, length, scalars=scalars)
         self.phase, self.applied_after = LocalPhase(), applied_after
@@ -93,7 +95,7 @@ class Fragment:
         phase = self._average.finish()
         self.applied_after = None
         squares, common_squares = [], []
-        for part, own, place in self._blocks:
+        for part, own, place in self._chunks:
             values, mean = replica[own], self._sum.get(place)
             if part > 1:
                 values.copy_(mean)

@@ -24,26 +24,26 @@ from torch import Tensor
 
 #: Numbers that are processed together, by the type of the device; others process a whole vector. On a CPU they stay in
 #: its caches from one operation to the next, on a GPU they limit the memory for intermediate results.
-_BLOCK = {"cpu": 2**18, "cuda": 2**24}
+_CHUNK = {"cpu": 2**18, "cuda": 2**24}
 
 _COST = ("steps", "bytes", "seconds", "stall_seconds")
 
 
-def blocks(part: slice, device: torch.device) -> list[slice]:
-    """A part of a vector in blocks, each of which is processed together; at least one."""
-    size = _BLOCK.get(device.type, max(part.stop - part.start, 1))
+def chunks(part: slice, device: torch.device) -> list[slice]:
+    """A part of a vector in pieces, each of which is processed together; at least one."""
+    size = _CHUNK.get(device.type, max(part.stop - part.start, 1))
     starts = range(part.start, part.stop, size) or [part.start]
     return [slice(start, min(start + size, part.stop)) for start in starts]
 
 
 def norm(vector: Tensor) -> Tensor:
     """The L2 norm."""
-    own = [vector[block] for block in blocks(slice(0, len(vector)), vector.device)]
-    return norm_of_squares([torch.dot(block, block) for block in own])
+    own = [vector[chunk] for chunk in chunks(slice(0, len(vector)), vector.device)]
+    return norm_of_squares([torch.dot(chunk, chunk) for chunk in own])
 
 
 def norm_of_squares(squares: Sequence[Tensor]) -> Tensor:
-    """The L2 norm from the sums of squares of all blocks: one fp32 sum over 20 million squares would be wrong in the
+    """The L2 norm from the sums of squares of all chunks: one fp32 sum over 20 million squares would be wrong in the
     fourth digit."""
     return torch.stack(tuple(squares)).sum().sqrt()
 
