@@ -1,146 +1,113 @@
-"""Does it pay to synchronise a vector in cache-sized parts?
+"""What does a synchronisation cost the processor, and in chunks of which size?
 
-    python -m benchmarks.sync_parts [--rounds 15]
+    python -m benchmarks.sync_parts [--rounds 15] [--chunks 0,65536,262144]
 
-Two workers with one thread each synchronise 22.7 million fp32 weights (MiniLM) over gloo on this machine: subtract the
-common weights, measure, weight, compress, all-reduce, decompress, measure, add, copy. The element-wise work is done
-either on the whole vector, one operation after the other, or on parts that stay in the cache. Both ways take turns
-within a round. Prints medians with ranges over rounds, as docs/results/sync-parts.md has them.
+Two workers with one core each synchronise a part of 22.7 million fp32 weights (MiniLM) over gloo on this machine, with
+the classes that training uses and with overlap: each call applies the average that the previous one started, and starts
+the next. Chunks of several sizes (numbers that are processed together, `_CHUNK` in `runner/sync/telemetry.py`; 0: all
+of them) take turns within a round. Prints medians with ranges over rounds, as docs/results/sync-parts.md has them:
+processor time, since other processes may use the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
 
 from benchmarks.slow_link.surroundings import surroundings
+from runner.backends.torch_distributed import TorchBackend
+from runner.config.choices import Compress
+from runner.sync import StepFacts, telemetry
+from runner.sync.delay import Delay
+from runner.sync.local_sgd import LocalSGD
+from runner.sync.rounds import PlannedRounds
 
 SIZE = 22_713_216
-PART = 2**17
-WORKERS, WEIGHT = 2, 0.5
-FORMS = {"none": None, "bf16": torch.bfloat16}
+PARTS = (16, 4, 1)
+WORKERS = 2
+FORMS = (Compress.none, Compress.bf16, Compress.fp16, Compress.int8)
+CHUNKS = "0,65536,262144"
+#: Seconds that a call waits for the collective of the whole vector, which other threads process.
+_PAUSE = 0.2
+#: What training has in the cache meanwhile.
+_OTHER = torch.zeros(2**25)
 
 
-class WholeVector:
-    """One operation on the whole vector after the other."""
+class Synchronisations:
+    """Of a vector of `size` weights, in chunks of `chunk`."""
 
-    def __init__(self, weights: Tensor, common: Tensor, dtype: torch.dtype | None) -> None:
-        self.weights, self.common = weights, common
-        self.wire = weights if dtype is None else torch.empty_like(weights, dtype=dtype)
+    def __init__(self, backend: TorchBackend, compress: Compress, size: int, chunk: int) -> None:
+        self._chunk, self._step, self._pause = chunk or size, 0, _PAUSE * size / SIZE
+        self._model = nn.Linear(size, 1, bias=False)
+        with self._cut():
+            rounds = PlannedRounds(range(2**16))
+            self._policy = LocalSGD(self._model, [], backend, compress, rounds, delay=Delay(1))
 
-    def pack(self) -> Tensor:
-        update = self.weights.sub_(self.common)
-        norm = torch.dot(update, update)
-        update.mul_(WEIGHT)
-        if self.wire is not update:
-            self.wire.copy_(update)
-        return norm
+    @contextlib.contextmanager
+    def _cut(self) -> Iterator[None]:
+        with mock.patch.dict(telemetry._CHUNK, cpu=self._chunk):
+            yield
 
-    def unpack(self) -> Tensor:
-        mean = self.weights
-        if self.wire is not mean:
-            mean.copy_(self.wire)
-        norm = torch.dot(mean, mean)
-        self.common.add_(mean)
-        self.weights.copy_(self.common)
-        return norm + torch.dot(self.common, self.common)
-
-
-class CacheSizedParts:
-    """All operations on one part before the next part."""
-
-    def __init__(self, weights: Tensor, common: Tensor, dtype: torch.dtype | None) -> None:
-        self.wire = weights if dtype is None else torch.empty_like(weights, dtype=dtype)
-        self.parts = list(zip(*(vector.split(PART) for vector in (weights, common, self.wire)), strict=True))
-        self.scratch = torch.empty(PART) if dtype is not None else None
-
-    def pack(self) -> Tensor:
-        norm = torch.zeros(())
-        for weights, common, wire in self.parts:
-            update = weights if self.scratch is None else self.scratch[: len(weights)].copy_(weights)
-            update.sub_(common)
-            norm += torch.dot(update, update)
-            update.mul_(WEIGHT)
-            if self.scratch is not None:
-                wire.copy_(update)
-        return norm
-
-    def unpack(self) -> Tensor:
-        norm = torch.zeros(())
-        for weights, common, wire in self.parts:
-            mean = wire if self.scratch is None else self.scratch[: len(weights)].copy_(wire)
-            norm += torch.dot(mean, mean)
-            common.add_(mean)
-            norm += torch.dot(common, common)
-            weights.copy_(common)
-        return norm
+    def __call__(self) -> tuple[float, float]:
+        """Milliseconds of processor time: of this thread, and of the others, which communicate."""
+        started, own = time.process_time(), time.thread_time()
+        with self._cut():
+            self._policy.after_step(StepFacts(self._step, 2, 1, 1, 2, 0.1))
+        own = time.thread_time() - own
+        time.sleep(self._pause)
+        cost = 1e3 * own, 1e3 * (time.process_time() - started - own)
+        self._step += 1
+        _OTHER.mul_(1.0)
+        return cost
 
 
-ARMS = (CacheSizedParts, WholeVector)
-
-
-def synchronise(arm: WholeVector | CacheSizedParts) -> tuple[float, float]:
-    """Seconds of element-wise work and of the all-reduce."""
-    start = time.thread_time()
-    arm.pack()
-    packed = time.thread_time() - start
-    dist.barrier()
-    sent = time.perf_counter()
-    dist.all_reduce(arm.wire)
-    received = time.perf_counter()
-    start = time.thread_time()
-    arm.unpack()
-    return packed + time.thread_time() - start, received - sent
-
-
-def work(rank: int, folder: str, rounds: int) -> None:
+def work(rank: int, folder: str, rounds: int, sizes: Sequence[int]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", WORKERS), rank=rank, world_size=WORKERS)
-    torch.manual_seed(rank)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    backend = TorchBackend("cpu", rank, WORKERS, rank, dist.FileStore(f"{folder}/store", WORKERS))
     if rank == 0:
-        print("| wire | element-wise work: whole vector | in parts | all-reduce | parts save of a synchronisation |")
+        print("| part | wire | chunk | the worker's thread, ms | other threads, ms |")
         print("| --- | --- | --- | --- | --- |")
-    for name, dtype in FORMS.items():
-        arms = [arm(torch.randn(SIZE), torch.randn(SIZE), dtype) for arm in ARMS]
-        seconds: dict[type, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
-        for turn in range(rounds + 1):
-            for arm in arms if turn % 2 else reversed(arms):
-                measured = synchronise(arm)
-                if turn:  # the first turn warms up
-                    seconds[type(arm)].append(measured)
-        if rank == 0:
-            report(name, seconds[CacheSizedParts], seconds[WholeVector])
-    dist.destroy_process_group()
-
-
-def report(name: str, parts: Sequence[tuple[float, float]], whole: Sequence[tuple[float, float]]) -> None:
-    all_reduce = [reduced for _, reduced in (*parts, *whole)]
-    typical = statistics.median(all_reduce)
-    saved = [(w - p) / (w + typical) for (w, _), (p, _) in zip(whole, parts, strict=True)]
-    cells = [*(spread([1000 * one for one in row]) for row in ([w for w, _ in whole], [p for p, _ in parts]))]
-    print(f"| {name} | {cells[0]} ms | {cells[1]} ms | {spread([1000 * s for s in all_reduce])} ms |", end=" ")
-    print(f"{spread([100 * share for share in saved])} % |", flush=True)
+    for part in PARTS:
+        for compress in FORMS:
+            arms = {chunk: Synchronisations(backend, compress, SIZE // part // 16 * 16, chunk) for chunk in sizes}
+            measured: dict[int, list[tuple[float, float]]] = {chunk: [] for chunk in sizes}
+            for turn in range(rounds + 1):
+                for chunk in sizes if turn % 2 else reversed(sizes):
+                    cost = arms[chunk]()
+                    if turn:  # the first turn starts an average and applies none
+                        measured[chunk].append(cost)
+            if rank == 0:
+                for chunk, costs in measured.items():
+                    own, others = (spread(column) for column in zip(*costs, strict=True))
+                    print(f"| 1/{part} | {compress.value} | {chunk or 'all'} | {own} | {others} |", flush=True)
+    backend.close()
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0f} ({min(values):.0f}–{max(values):.0f})"
+    return f"{statistics.median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--chunks", default=CHUNKS, help="sizes, separated by commas; 0: all numbers")
+    found = parser.parse_args()
     print(surroundings())
+    sizes = [int(size) for size in found.chunks.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (str(Path(folder)), rounds), nprocs=WORKERS)
+        torch.multiprocessing.spawn(work, (str(Path(folder)), found.rounds, sizes), nprocs=WORKERS)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ _PREPARATION_TIMEOUT = datetime.timedelta(days=1)
 #: Seconds by which a collective outlasts `launch.timeout_s`, so that the watchdog can name the worker that is missing.
 _AFTER_WATCHDOG_S = 30.0
 
-#: glibc's M_MMAP_MAX (no block has a separate mapping), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes.
-_MALLOC = {-4: 0, -1: 2**31 - 1, -2: 2**26}
+#: glibc's M_ARENA_MAX, M_MMAP_MAX (no block has a separate mapping), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. With
+#: arenas of their own, gloo's threads would get new pages for blocks of more than 64 MB, as in PowerSGD's hook.
+_MALLOC = {-8: 1, -4: 0, -1: 2**31 - 1, -2: 2**26}
 
 #: The libraries for collectives, by the type of the device and whether weights are in the host's memory.
 _GROUPS = {

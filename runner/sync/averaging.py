@@ -102,13 +102,13 @@ class FlatTensors:
 
 
 class VectorSum(Protocol):
-    """Replaces a vector by its sum over all workers. It must not be used between `load` and `unload`."""
+    """The sum over all workers of a vector that each of them `put`s, and `get`s back in parts after `start`."""
 
     #: What a worker sends, counted as an all-reduce of so many bytes.
     nbytes: int
 
-    def load(self) -> None:
-        """Prepare what is sent."""
+    def put(self, place: slice, values: Tensor) -> None:
+        """Set a part of this worker's vector."""
         ...
 
     def start(self, norms: Tensor) -> Callable[[], float | None]:
@@ -118,8 +118,8 @@ class VectorSum(Protocol):
         """
         ...
 
-    def unload(self) -> None:
-        """Set the vector to the sum."""
+    def get(self, place: slice) -> Tensor:
+        """A part of the sum."""
         ...
 
     def state_dict(self, in_flight: bool) -> dict[str, Any]: ...
@@ -128,27 +128,24 @@ class VectorSum(Protocol):
 
 
 class AllReduceSum:
-    """By one all-reduce, of the vector itself or of a copy in a format of 16 bits."""
+    """By one all-reduce, in the memory of `vector` or in a format of 16 bits."""
 
     def __init__(self, backend: Backend, compress: Compress, overlapped: bool, vector: Tensor) -> None:
         dtype, self._scale = _WIRE_FORMATS[compress]
-        self._backend, self._vector, self._overlapped = backend, vector, overlapped
+        self._backend, self._dtype, self._overlapped = backend, vector.dtype, overlapped
         compressed = dtype is not None and dtype is not vector.dtype
         self._wire = torch.zeros_like(vector, dtype=dtype) if compressed else vector
         self.nbytes = self._wire.nbytes
 
-    def load(self) -> None:
-        if self._wire is not self._vector:
-            self._wire.copy_(self._vector if self._scale == 1.0 else self._vector.mul_(self._scale))
+    def put(self, place: slice, values: Tensor) -> None:
+        self._wire[place].copy_(values if self._scale == 1.0 else values * self._scale)
 
     def start(self, norms: Tensor) -> Callable[[], float | None]:
         return self._backend.start_all_reduce([self._wire, norms], async_op=self._overlapped)
 
-    def unload(self) -> None:
-        if self._wire is not self._vector:
-            self._vector.copy_(self._wire)
-            if self._scale != 1.0:
-                self._vector.div_(self._scale)
+    def get(self, place: slice) -> Tensor:
+        values = self._wire[place].to(self._dtype)
+        return values if self._scale == 1.0 else values / self._scale
 
     def state_dict(self, in_flight: bool) -> dict[str, Any]:
         return {"wire": self._wire if in_flight else None}
@@ -159,14 +156,13 @@ class AllReduceSum:
 
 
 class WeightedAverage:
-    """Replaces a vector by its weighted sum over all workers, in two calls: `start` and `finish`.
+    """The average of what workers put into `vector_sum` times their `weight`, in two calls: `start` and `finish`.
 
-    `vector` must not be used in between. `vector_sum`: adds it up. `overlapped`: compute continues while the collective
-    is in flight.
+    `overlapped`: compute continues while the collective is in flight.
     """
 
-    def __init__(self, backend: Backend, vector: Tensor, vector_sum: VectorSum, overlapped: bool) -> None:
-        self._backend, self._vector, self._sum, self._overlapped = backend, vector, vector_sum, overlapped
+    def __init__(self, backend: Backend, vector_sum: VectorSum, overlapped: bool) -> None:
+        self._backend, self._sum, self._overlapped = backend, vector_sum, overlapped
         #: Row by worker: its weight, and the norms and scalars it passed to `start`.
         self._norms = torch.zeros(0)
         #: The phase whose average is in flight; None between `finish` and the next `start`.
@@ -175,21 +171,23 @@ class WeightedAverage:
         self._seconds: float | None = None
         self._stall_seconds = 0.0
         if overlapped:  # connect the workers now: it takes time, and later they would have to wait for it
-            backend.start_all_reduce([torch.zeros(1, device=vector.device)], async_op=True)()
+            backend.start_all_reduce([torch.zeros(1, device=backend.device)], async_op=True)()
 
-    def start(self, phase: LocalPhase, *norms: Tensor, scalars: Sequence[float] = ()) -> None:
-        """Start to average what `vector` holds, weighted by the loss terms of this worker's `phase`. A collective.
+    def weight(self, phase: LocalPhase, dtype: torch.dtype) -> Tensor | float:
+        """This worker's share of the loss terms of a local phase."""
+        return self._backend.scalar(phase.weight(self._backend.world_size), dtype)
 
-        `norms`: numbers of this worker that all workers need for telemetry; `scalars`: others that they need.
+    def start(self, phase: LocalPhase, weight: Tensor | float, *norms: Tensor, scalars: Sequence[float] = ()) -> None:
+        """Start to sum what all workers have put. A collective.
+
+        `weight`: of this worker in `phase`, with which it has multiplied its values. `norms`: numbers of this worker
+        that all workers need for telemetry; `scalars`: others that they need.
         """
         assert self.phase is None, "an average is still in flight"
         backend = self._backend
-        weight = backend.scalar(phase.weight(backend.world_size), self._vector.dtype)
         own = [torch.zeros_like(norms[0]) + weight, *norms, *(norms[0].new_tensor(number) for number in scalars)]
-        self._norms = self._vector.new_zeros(backend.world_size, len(own))
+        self._norms = norms[0].new_zeros(backend.world_size, len(own))
         self._norms[backend.rank] = torch.stack(own)
-        self._vector.mul_(weight)
-        self._sum.load()
         backend.mark_step()
         backend.synchronize()  # work queued before this point is not communication
         started = time.perf_counter()
@@ -200,10 +198,9 @@ class WeightedAverage:
             self._wait_until_done()
 
     def finish(self) -> LocalPhase:
-        """Wait until the vector holds the average. Returns the phase that was passed to `start`."""
+        """Wait until the average is there. Returns the phase that was passed to `start`."""
         assert self.phase is not None, "no average is in flight"
         self._wait_until_done()
-        self._sum.unload()
         phase, self.phase = self.phase, None
         return phase
 
@@ -240,7 +237,7 @@ class WeightedAverage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sum.load_state_dict(state["sum"])
-        self._norms = state["norms"].to(self._vector.device)
+        self._norms = state["norms"].to(self._backend.device)
         self.phase = LocalPhase(**state["phase"]) if state["phase"] is not None else None
         self._wait, self._seconds, self._stall_seconds = None, 0.0, 0.0
 

@@ -5,88 +5,116 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from runner.sync.averaging import ALIGNMENT, WeightedAverage
+from runner.sync.averaging import ALIGNMENT, VectorSum, WeightedAverage
 from runner.sync.optimizers import OuterSGD
 from runner.sync.protocol import LocalPhase
-from runner.sync.telemetry import SyncRecord, norm
+from runner.sync.telemetry import SyncRecord, chunks, norm, norm_of_squares
+
+
+class _Chunk(NamedTuple):
+    """Neighbouring numbers of a fragment, which are processed together.
+
+    `part`: 0 for weights, 1 for buffers, others for moments. `own`: their place in the replica. `place`: in the
+    fragment's vectors.
+    """
+
+    part: int
+    own: slice
+    place: slice
 
 
 class Fragment:
     """A part of the weights, with a part of the buffers and of the moments, which are averaged together.
 
     `parts`: their slices of the replica's vector: weights, buffers, then those of each moment. `in_place`: the fragment
-    is the whole replica, and averaged in its memory. `keeps_steps`: the worker trains on while an average is in flight,
-    and these steps stay on top of the new common weights.
+    is the whole replica, and its memory can be used for what is sent. `keeps_steps`: the worker trains on while an
+    average is in flight, and these steps stay on top of the new common weights.
     """
 
     def __init__(
         self,
         replica: Tensor,
         parts: Sequence[slice],
-        make_average: Callable[[Tensor], WeightedAverage],
+        make_sum: Callable[[Tensor], VectorSum],
+        make_average: Callable[[VectorSum], WeightedAverage],
         make_outer: Callable[[Tensor], OuterSGD] | None,
         accumulate: bool,
         in_place: bool,
         keeps_steps: bool,
     ) -> None:
-        self._parts = parts
         sizes = [part.stop - part.start for part in parts]
-        self._vector = replica if in_place else torch.cat([replica[part] for part in parts])
-        update, *self._moments = self._vector.split([sum(sizes[:2]), *sizes[2:]])
-        #: What is averaged as a change, and its weights and buffers; the moments are averaged as they are.
-        self._update, self._update_parts = update, update.split(sizes[:2])
-        #: The weights and buffers after the latest synchronisation.
-        self._common = update.clone()
+        starts = itertools.accumulate(sizes, initial=0)
+        self._parts = parts[:2]
+        self._chunks = [
+            _Chunk(number, own, slice(own.start - part.start + start, own.stop - part.start + start))
+            for number, (part, start) in enumerate(zip(parts, starts, strict=False))
+            for own in chunks(part, replica.device)
+        ]
+        #: The weights and buffers after the latest synchronisation. Moments are averaged as they are.
+        self._common = torch.cat([replica[part] for part in self._parts])
         self._common_parts = self._common.split(sizes[:2])
         self._common_norm = norm(self._common_parts[0])
-        self._sent = update.clone() if keeps_steps else None
-        self._sent_parts = self._sent.split(sizes[:2]) if self._sent is not None else (None, None)
+        #: The replica's weights and buffers when the average in flight was started.
+        self._sent = torch.zeros_like(self._common) if keeps_steps else None
         self._outer = make_outer(self._common_parts[0]) if make_outer is not None else None
         self._accumulated = torch.zeros_like(self._common_parts[0]) if accumulate else None
-        self._average = make_average(self._vector)
+        self._sum = make_sum(replica if in_place else replica.new_empty(sum(sizes)))
+        self._average = make_average(self._sum)
         self.phase = LocalPhase()
         #: The optimizer step after which the average in flight is applied; None: none is in flight.
         self.applied_after: int | None = None
 
     def start(self, replica: Tensor, applied_after: int, scalars: Sequence[float] = ()) -> None:
         """Start to average the updates of the local phase. `scalars`: see `WeightedAverage.start`."""
-        if self._vector is not replica:
-            torch.cat([replica[part] for part in self._parts], out=self._vector)
-        if self._sent is not None:
-            self._sent.copy_(self._update)
-        self._update.sub_(self._common)
-        weights = self._update_parts[0]
-        if self._accumulated is not None:
-            weights.copy_(self._accumulated)
-            self._accumulated.zero_()
-        self._average.start(self.phase, norm(weights) / self._common_norm, scalars=scalars)
+        weight, squares = self._average.weight(self.phase, replica.dtype), []
+        for part, own, place in self._chunks:
+            values = replica[own]
+            if part > 1:
+                self._sum.put(place, values * weight)
+                continue
+            if self._sent is not None:
+                self._sent[place].copy_(values)
+            update = values - self._common[place]
+            if part == 0:
+                if self._accumulated is not None:
+                    update.copy_(self._accumulated[place])
+                    self._accumulated[place].zero_()
+                squares.append(torch.dot(update, update))
+            self._sum.put(place, update.mul_(weight))
+        length = norm_of_squares(squares) / self._common_norm
+        self._average.start(self.phase, weight, length, scalars=scalars)
         self.phase, self.applied_after = LocalPhase(), applied_after
 
     def finish(self, replica: Tensor) -> SyncRecord:
         """Wait for the average; apply it to the common values, and these to the replica."""
         phase = self._average.finish()
         self.applied_after = None
-        weights, buffers = self._update_parts
-        record = self._average.record(phase, norm(weights) / self._common_norm)
-        self._common_parts[1].add_(buffers)
-        if self._outer is not None:
-            self._outer.step(weights, phase.mean_lr)
-        else:
-            self._common_parts[0].add_(weights)
-        self._common_norm = norm(self._common_parts[0])
-        for part, common, sent in zip(self._parts, self._common_parts, self._sent_parts, strict=False):
-            if sent is None:
-                replica[part].copy_(common)
+        squares, common_squares = [], []
+        for part, own, place in self._chunks:
+            values, mean = replica[own], self._sum.get(place)
+            if part > 1:
+                values.copy_(mean)
+                continue
+            common = self._common[place]
+            if part == 0:
+                squares.append(torch.dot(mean, mean))
+            if part == 0 and self._outer is not None:
+                self._outer.step(place, mean, phase.mean_lr)
             else:
-                replica[part].sub_(sent).add_(common)
-        if self._vector is not replica:
-            for part, moment in zip(self._parts[2:], self._moments, strict=True):
-                replica[part].copy_(moment)
+                common.add_(mean)
+            if part == 0:
+                common_squares.append(torch.dot(common, common))
+            if self._sent is not None:
+                values.sub_(self._sent[place]).add_(common)
+            else:
+                values.copy_(common)
+        record = self._average.record(phase, norm_of_squares(squares) / self._common_norm)
+        self._common_norm = norm_of_squares(common_squares)
         return record
 
     def scalars(self, count: int) -> list[list[float]]:
@@ -102,7 +130,7 @@ class Fragment:
 
     def set_common(self, replica: Tensor) -> None:
         """Give a replica the common weights and buffers."""
-        for part, common in zip(self._parts, self._common_parts, strict=False):
+        for part, common in zip(self._parts, self._common_parts, strict=True):
             replica[part].copy_(common)
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +139,6 @@ class Fragment:
             "average": self._average.state_dict(),
             "applied_after": self.applied_after,
             "tensors": self._state_tensors(),
-            "outer": self._outer.state_dict() if self._outer is not None else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,11 +147,10 @@ class Fragment:
         for name, tensor in self._state_tensors().items():
             tensor.copy_(state["tensors"][name])
         self._common_norm = norm(self._common_parts[0])
-        if self._outer is not None:
-            self._outer.load_state_dict(state["outer"])
 
     def _state_tensors(self) -> dict[str, Tensor]:
-        tensors = {"common": self._common, "accumulated": self._accumulated, "sent": self._sent}
+        momentum = self._outer.momentum if self._outer is not None else None
+        tensors = {"common": self._common, "accumulated": self._accumulated, "sent": self._sent, "momentum": momentum}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 

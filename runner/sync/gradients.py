@@ -36,8 +36,8 @@ class PeriodicGradients(SyncPolicy):
         self._start = self._sample()
         # Not shared with parameters and sample, which only have the right shapes: gradients are new in every step.
         self._flat = FlatTensors([*self._parameters, self._start], shared=False)
-        vector = self._flat.memory
-        self._average = WeightedAverage(backend, vector, AllReduceSum(backend, compress, False, vector), False)
+        self._sum = AllReduceSum(backend, compress, False, self._flat.memory)
+        self._average = WeightedAverage(backend, self._sum, False)
         self._steps = 0
         self._history = SyncHistory()
 
@@ -55,9 +55,16 @@ class PeriodicGradients(SyncPolicy):
         torch._foreach_copy_(gradients, own)
         sample.copy_(self._sample()).sub_(self._start)
         vector, weights_end, sample_norm = self._flat.memory, self._flat.bounds[-2], norm(self._start)
+        everything = slice(0, len(vector))
         phase = LocalPhase(self._steps + 1, facts.step, facts.local_count, facts.global_count)
-        self._average.start(phase, norm(vector[:weights_end]), norm(sample) / sample_norm)
+        weight, norms = (
+            self._average.weight(phase, vector.dtype),
+            (norm(vector[:weights_end]), norm(sample) / sample_norm),
+        )
+        self._sum.put(everything, vector * weight)
+        self._average.start(phase, weight, *norms)
         self._average.finish()
+        vector.copy_(self._sum.get(everything))
         self._history.add(self._average.record(phase, norm(vector[:weights_end]), norm(sample) / sample_norm))
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not None:

@@ -63,7 +63,7 @@ class LocalSGD(SyncPolicy):
         replica = self._flat.pack()
         ends = itertools.accumulate([len(parameters), *map(len, others)], initial=0)
         parts = [slice(*pair) for pair in itertools.pairwise(self._flat.bounds[end] for end in ends)]
-        # Workers that wait average the whole replica in its own memory. Others need a vector to send.
+        # Workers that wait average the whole replica in its own memory. Others need memory for what is sent.
         in_place = fragments == 1 and not self.overlaps
         self._in_order = InOrder(backend, self.overlaps) if compress is Compress.int8 else None
         make_sum: Callable[[Tensor], VectorSum]
@@ -75,7 +75,8 @@ class LocalSGD(SyncPolicy):
             Fragment(
                 replica,
                 own,
-                lambda vector: WeightedAverage(backend, vector, make_sum(vector), self.overlaps),
+                make_sum,
+                lambda vector_sum: WeightedAverage(backend, vector_sum, self.overlaps),
                 make_outer,
                 accumulate,
                 in_place,

@@ -14,32 +14,27 @@ _MOMENT_NAMES = {AdamW: _ADAM, Adam: _ADAM, SGD: ("momentum_buffer",)}
 
 
 class OuterSGD:
-    """torch.optim.SGD on the common weights; the pseudo-gradient is the negative mean update of all workers.
+    """SGD on the common weights; the pseudo-gradient is the negative mean update of all workers.
 
     With lr 0.7 and a Nesterov momentum of 0.9 this is DiLoCo (Douillard et al. 2023). SlowMo (Wang et al. 2020) has a
     plain momentum whose pseudo-gradient is in units of the local gradient (`per_lr`): the buffer is
     u = β u + (a − x̄)/γ and the step a − α γ u, with γ the local learning rate, here its mean over the local phase.
+    The arithmetic is that of torch.optim.SGD, which cannot step with a part of a tensor.
     """
 
     def __init__(self, weights: Tensor, lr: float, momentum: float, nesterov: bool, per_lr: bool) -> None:
-        self._weights, self._lr, self._per_lr = weights, lr, per_lr
-        self._optimizer = torch.optim.SGD([weights], lr, momentum, nesterov=nesterov)
+        self._weights, self._lr, self._beta, self._nesterov, self._per_lr = weights, lr, momentum, nesterov, per_lr
+        self.momentum = torch.zeros_like(weights)
 
-    def step(self, mean_update: Tensor, mean_lr: float) -> None:
-        """Change the weights in place. `mean_lr`: of the local steps. Overwrites `mean_update`."""
+    def step(self, place: slice, mean_update: Tensor, mean_lr: float) -> None:
+        """Change the weights at `place`. `mean_lr`: of the local steps."""
         unit = mean_lr if self._per_lr else 1.0
         if unit == 0.0:
             return  # at a learning rate of 0 no worker has moved
-        self._optimizer.param_groups[0]["lr"] = self._lr * unit
-        self._weights.grad = mean_update.neg_().div_(unit)
-        self._optimizer.step()
-        self._weights.grad = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
+        gradient, momentum = mean_update / -unit, self.momentum[place]
+        momentum.mul_(self._beta).add_(gradient)
+        step = gradient.add_(momentum, alpha=self._beta) if self._nesterov else momentum
+        self._weights[place].add_(step, alpha=-self._lr * unit)
 
 
 class Moments:

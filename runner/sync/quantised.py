@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.backends import Backend
+from runner.sync.telemetry import chunks
 
 #: Numbers that share a scale. The scales add 1.6% to the bytes.
 _BLOCK = 256
@@ -54,20 +55,20 @@ class QuantisedSum:
     Each worker gets its part of all workers' vectors, adds them up in their order, and sends the sum to all: the same
     bytes as in a ring all-reduce of int8. What rounding has taken from a worker's vector is added to its next one, and
     what it has taken from a sum to the next sum (Tang et al. 2019, "DoubleSqueeze: Parallel Stochastic Gradient Descent
-    with Double-Pass Error-Compensated Compression").
+    with Double-Pass Error-Compensated Compression"). `vector`: memory for the sum.
     """
 
     def __init__(self, backend: Backend, in_order: InOrder, vector: Tensor) -> None:
         self._rank, self._workers, self._in_order, self._vector = backend.rank, backend.world_size, in_order, vector
         blocks = -(-vector.numel() // (self._workers * _BLOCK))
         #: By worker its part, in blocks.
-        self._shape = (self._workers, blocks, _BLOCK)
+        shape = (self._workers, blocks, _BLOCK)
         #: What rounding has taken from the sums so far: of this worker's vectors, and of the part that it adds up.
-        self._errors = {"vector": vector.new_zeros(self._shape), "sum": vector.new_zeros(self._shape[1:])}
+        self._errors = {"vector": vector.new_zeros(shape), "sum": vector.new_zeros(shape[1:])}
         self.nbytes = self._workers * blocks * (_BLOCK + vector.element_size())
 
-    def load(self) -> None:
-        self._errors["vector"].view(-1)[: self._vector.numel()].add_(self._vector)
+    def put(self, place: slice, values: Tensor) -> None:
+        self._errors["vector"].view(-1)[place].add_(values)
 
     def start(self, norms: Tensor) -> Callable[[], float]:
         return self._in_order.start(functools.partial(self._exchange, norms))
@@ -81,13 +82,15 @@ class QuantisedSum:
         dist.all_to_all_single(received, sent, group=group)
         total = self._errors["sum"]
         for worker in received:
-            total.add_(_unpack(worker, total))
+            _add(worker, total)
         sums = torch.empty_like(sent)
         dist.all_gather(list(sums.unbind()), _pack(total), group=group)
-        self._vector.copy_(_unpack(sums, own).view(-1)[: self._vector.numel()])
+        mean = torch.zeros_like(own)
+        _add(sums, mean)
+        self._vector.copy_(mean.view(-1)[: self._vector.numel()])
 
-    def unload(self) -> None:
-        return
+    def get(self, place: slice) -> Tensor:
+        return self._vector[place]
 
     def state_dict(self, in_flight: bool) -> dict[str, Any]:
         return {"errors": self._errors, "sum": self._vector if in_flight else None}
@@ -100,23 +103,30 @@ class QuantisedSum:
 
 
 def _pack(values: Tensor) -> Tensor:
-    """Quantise blocks, of shape [..., blocks, _BLOCK], and leave what rounding takes from them.
+    """Quantise blocks, of shape [..., _BLOCK], and leave what rounding takes from them.
 
-    Returns bytes, [..., n]: the numbers as int8, and behind them the scale of each block.
+    Returns bytes, [..., n]: of each block the numbers as int8, and behind them its scale.
     """
-    largest = values.abs().amax(-1, keepdim=True)
-    scales = (largest / _LARGEST).masked_fill_(largest == 0, 1)  # NaN stays NaN, also in what is received
-    rounded = (values / scales).round_()
-    packed = torch.cat(
-        [rounded.to(torch.int8).flatten(-2).view(torch.uint8), scales.flatten(-2).view(torch.uint8)], dim=-1
-    )
-    values.sub_(rounded.mul_(scales))
+    packed = values.new_empty((*values.shape[:-1], _BLOCK + values.element_size()), dtype=torch.uint8)
+    for own, sent in _together(values, packed):
+        largest = own.abs().amax(-1, keepdim=True)
+        scales = (largest / _LARGEST).masked_fill_(largest == 0, 1)  # NaN stays NaN, also in what is received
+        rounded = (own / scales).round_()
+        sent[:, :_BLOCK].view(torch.int8).copy_(rounded)
+        sent[:, _BLOCK:].copy_(scales.view(torch.uint8))
+        own.sub_(rounded.mul_(scales))
     return packed
 
 
-def _unpack(packed: Tensor, like: Tensor) -> Tensor:
-    """Blocks as they were quantised, of the shape and dtype of `like`."""
-    blocks = like.shape[-2]
-    numbers, scales = packed.split([blocks * _BLOCK, blocks * like.element_size()], dim=-1)
-    scale = scales.contiguous().view(like.dtype).unsqueeze(-1)
-    return numbers.contiguous().view(torch.int8).unflatten(-1, like.shape[-2:]).to(like.dtype).mul_(scale)
+def _add(packed: Tensor, total: Tensor) -> None:
+    """Add what `_pack` made of blocks to `total`, of their shape."""
+    for sent, own in _together(packed, total):
+        scales = sent[:, _BLOCK:].contiguous().view(total.dtype)
+        own.add_(sent[:, :_BLOCK].view(torch.int8).to(total.dtype).mul_(scales))
+
+
+def _together(*blocks: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The blocks of tensors with as many of them, in rows, chunk by chunk."""
+    rows = [tensor.flatten(0, -2) for tensor in blocks]
+    for chunk in chunks(slice(0, len(rows[0]) * _BLOCK), rows[0].device):
+        yield tuple(tensor[chunk.start // _BLOCK : chunk.stop // _BLOCK] for tensor in rows)

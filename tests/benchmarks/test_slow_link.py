@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slow_link import network, records, speed
+from benchmarks.slow_link import computed, network, records, speed
 from benchmarks.slow_link.plot import draw
 from benchmarks.slow_link.records import Row
 from benchmarks.slow_link.speed import Moment
@@ -131,6 +131,17 @@ def test_measurements_are_read_back(tmp_path: Path) -> None:
 def test_ratios_use_the_one_worker_of_the_same_repetition() -> None:
     rows = [_row("one", 0, 40), _row("one", 1, 50), *(_row("runner_k4", n, s) for n, s in ((0, 60), (1, 80), (2, 99)))]
     assert ratios(rows, "runner_k4") == [1.5, 1.6]
+
+
+def test_more_hosts_and_other_links_are_computed() -> None:
+    """What is sent grows by 2 (n - 1) / n; the link counts where it needs longer than the steps in flight."""
+    streaming, blocking = parse("runner_k4_streaming_bf16"), parse("runner_k4")
+    measured = Row("1gbit", 0, streaming.name, 0.0, 0.25, 32, 9_500_000, 0.0, 0.0)
+    assert computed.step_s(0.2, measured, streaming, 2, "1gbit") == pytest.approx(0.25)
+    assert computed.step_s(0.2, measured, streaming, 4, "1gbit") == pytest.approx(0.275)
+    assert computed.step_s(0.2, measured, streaming, 2, "100mbit") == pytest.approx(0.8)
+    waiting = dataclasses.replace(measured, stall_s=0.02)
+    assert computed.step_s(0.2, waiting, blocking, 2, "1gbit") == pytest.approx(0.23 + 0.08 / 4)
 
 
 def test_table_has_medians_ranges_and_empty_cells() -> None:

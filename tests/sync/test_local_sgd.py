@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.config.choices import Compress
-from runner.sync import StepFacts, SyncPolicy, running_statistics
+from runner.sync import StepFacts, SyncPolicy, running_statistics, telemetry
 from runner.sync.delay import Delay
 from runner.sync.local_sgd import LocalSGD
+from runner.sync.optimizers import OuterSGD
 from runner.sync.rounds import PlannedRounds
 from tests.pool import WorkerPool
 
@@ -124,3 +126,44 @@ def test_delay_of_the_slowest_worker(pool: WorkerPool, needed: list[float], chos
         # The first is not measured, and four have to be; what they show is sent with the next, and used from then on.
         later = range(55 + chosen, 100, 8)
         assert ended == [11, 19, 27, 35, 43, 51, *later]
+
+
+def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, outer: bool) -> tuple[Tensor, Any]:
+    """Weights and the policy's state, with an average in flight or not, if so many numbers are processed together."""
+    with mock.patch.dict(telemetry._CHUNK, cpu=size):
+        torch.manual_seed(0)
+        model = nn.BatchNorm1d(1000)
+        policy = LocalSGD(
+            model,
+            running_statistics(model),
+            backend,
+            compress,
+            PlannedRounds(range(1, 20, 2)),
+            functools.partial(OuterSGD, lr=0.7, momentum=0.9, nesterov=True, per_lr=False) if outer else None,
+            delay=Delay(int(overlaps)),
+            fragments=2,
+        )
+        torch.manual_seed(backend.rank)
+        for step in range(8):
+            with torch.no_grad():
+                for name in FLOATS:
+                    getattr(model, name).add_(torch.randn(1000))
+            policy.after_step(StepFacts(step, 2, 1, 1 + backend.rank, 3, 0.1))
+        state = policy.state_dict()
+        tensors = [fragment["tensors"] for fragment in state["fragments"]]
+        policy.finish()
+        policy.close()
+    return torch.cat([getattr(model, name).detach() for name in FLOATS]), tensors
+
+
+@pytest.mark.parametrize(
+    ("compress", "overlaps", "outer"),
+    [(Compress.none, False, False), (Compress.bf16, True, True), (Compress.int8, True, False)],
+)
+def test_chunks_change_no_bit(pool: WorkerPool, compress: Compress, overlaps: bool, outer: bool) -> None:
+    """Only telemetry adds up what is processed together."""
+    whole, small = (pool.run(2, in_chunks, size, compress, overlaps, outer) for size in (2**18, 256))
+    for (weights, tensors), (same, others) in zip(whole, small, strict=True):
+        assert torch.equal(weights, same)
+        for fragment, other in zip(tensors, others, strict=True):
+            assert all(torch.equal(fragment[name], other[name]) for name in fragment)
