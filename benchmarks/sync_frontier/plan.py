@@ -40,7 +40,7 @@ TASKS = {
             "matthews",
             2.0,
             (5e-5, 1e-4, 2e-4),
-            ("recipe=cola", "batch.micro_batch=16", "epochs=3"),
+            ("recipe=cola", "batch.micro_batch=16", "epochs=2"),
         ),
         Task(
             "squad",
@@ -98,7 +98,7 @@ class Job:
     @property
     def overrides(self) -> list[str]:
         """Without data, model and folder."""
-        fixed = ["batch=per_device", "scaling=none", "precision=fp32", "tracking=none", "checkpoint=none"]
+        fixed = ["batch=per_device", "scaling=none", "precision=bf16", "tracking=none", "checkpoint=none"]
         # Evaluated at its end only. More steps than a run has, and a multiple of every k.
         fixed.append(f"evaluation.every_steps={2**20}")
         return [
