@@ -2,8 +2,8 @@
 
 Embeddings and head see the padded batch. A hook before the first layer removes padding and one after the last puts it
 back, so linear layers, norms and MLPs in between get one row of all tokens, [1, tokens, width]. Attention alone is
-padded again, by a function that transformers calls by name; with dropout on a CPU it goes sequence by sequence. A
-forward pass outside of `without_padding`, such as generating text, is not changed.
+padded again, by a function that transformers calls by name; with dropout on a CPU only to similar lengths. A forward
+pass outside of `without_padding`, such as generating text, is not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.data.attention import attention_by_sequence
+from runner.data.attention import unpadded_attention
 from runner.data.unpadded import TokenLayout, layout_of
 
 #: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
@@ -106,14 +106,14 @@ def _register() -> None:
         """
         layout = attention_mask if isinstance(attention_mask, _Layout) else None
         mask = attention_mask if layout is None else layout.mask
-        if _goes_by_sequence(query, key, mask, layout, **settings):
+        if _goes_unpadded(query, key, mask, layout, **settings):
             lengths = [query.size(2)] * len(query) if layout is None else layout.lengths
             is_causal = settings.get("is_causal")
             causal = mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
             rows = len(query)
-            query, key, value = (one.transpose(0, 1).flatten(1, 2) for one in (query, key, value))
+            query, key, value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
             p, scale = settings["dropout"], settings.get("scaling")
-            output = attention_by_sequence(query, key, value, lengths, p, scale, causal)
+            output = unpadded_attention(query, key, value, lengths, p, scale, causal)
             return output.unflatten(0, (rows, -1)), None
         if layout is None:
             return sdpa_attention_forward(module, query, key, value, mask, **settings)
@@ -125,10 +125,10 @@ def _register() -> None:
     AttentionInterface.register(_NAME, attention)
 
 
-def _goes_by_sequence(
+def _goes_unpadded(
     query: Tensor, key: Tensor, mask: Tensor | None, layout: _Layout | None, dropout: float = 0.0, **_: Any
 ) -> bool:
-    """Whether `attention_by_sequence` is the faster way, and tokens attend to their whole sequence or all before."""
+    """Whether `unpadded_attention` is the faster way, and tokens attend to their whole sequence or all before."""
     # Compiled, it would be another program for every sequence of lengths.
     if dropout == 0 or query.device.type != "cpu" or torch.compiler.is_compiling():
         return False

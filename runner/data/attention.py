@@ -1,40 +1,50 @@
-"""Attention with dropout on a CPU, one sequence after the other.
+"""Attention with dropout on a CPU, of sequences of similar lengths together.
 
 torch's fast attention for CPUs has no dropout. What it computes instead is the scores of all places in a padded batch,
-one operation after the other, in memory. A sequence has no padding, and its scores fit into a core's cache.
+one operation after the other, in memory. Here sequences are padded to a multiple of 8 tokens only, and as many of them
+are computed together as have scores that fit into a core's cache. One after the other, short ones would spend their
+time on calling operations.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-#: (number of a sequence, its weights) -> 0 for a weight that is dropped, else 1 / (1 - p), in the weights' dtype.
-DropoutFactors = Callable[[int, Tensor], Tensor]
+from runner.data.dropout import random_factors
 
-#: Random bits per weight: the probability of dropout is rounded to a multiple of 2**-16.
-_BITS = 16
+#: (numbers of sequences, their weights [sequences, heads, length, length]) -> 0 for a weight that is dropped, else
+#: 1 / (1 - p), in the weights' shape and dtype.
+DropoutFactors = Callable[[slice, Tensor], Tensor]
+
+#: Sequences are padded to a multiple of this many tokens, at which matrix products are fastest.
+_MULTIPLE = 8
+#: The most scores that are computed together, unless a single sequence has more: 1 MiB in fp32.
+_SCORES = 2**18
 
 
-def attention_by_sequence(
+def unpadded_attention(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], p: float, scale: float | None, causal: bool
 ) -> Tensor:
     """Attention of each token to those of its sequence, or with `causal` to itself and those before.
 
-    `query`: [heads, tokens, size], sequence after sequence; `key`, `value`: the same, or a divisor of `heads`, each of
-    which serves as many heads. `lengths`: of the sequences, in tokens. `p`: of dropout, from torch's generator.
+    `query`: [tokens, heads, size], sequence after sequence; `key`, `value`: the same, or with a divisor of `heads`, each
+    of which serves as many heads. `lengths`: of the sequences, in tokens. `p`: of dropout, from torch's generator.
     Returns [tokens, heads, size]. Products are at least in fp32, also under autocast, like torch's own with dropout.
     `scale`: of the scores, by default 1 / sqrt(size).
     """
     tensors = (query, key, value)
     if has_torch_function(tensors):  # exact dropout has other masks
-        own = attention_by_sequence
+        own = unpadded_attention
         output: Tensor = handle_torch_function(own, tensors, *tensors, lengths, p, scale, causal)
         return output
-    return with_factors(query, key, value, lengths, scale, causal, _drawn(len(query), lengths, p))
+    return with_factors(query, key, value, lengths, scale, causal, lambda _, weights: random_factors(weights, p))
 
 
 def with_factors(
@@ -44,38 +54,77 @@ def with_factors(
     lengths: Sequence[int],
     scale: float | None,
     causal: bool,
-    of: DropoutFactors,
+    factors: DropoutFactors,
 ) -> Tensor:
     """The same with factors of dropout by the caller."""
-    dtype = value.dtype
+    dtype, (_, heads, size) = value.dtype, query.shape
+    scale = size**-0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        query, key, value = (one.to(torch.promote_types(dtype, torch.float32)) for one in (query, key, value))
-        query = query * (query.size(-1) ** -0.5 if scale is None else scale)
-        if len(key) != len(query):
-            key, value = (one.repeat_interleave(len(query) // len(one), 0) for one in (key, value))
-        sequences = zip(*(one.split(list(lengths), 1) for one in (query, key, value)), strict=True)
+        tensors = [one.to(torch.promote_types(dtype, torch.float32)) for one in (query, key, value)]
+        tensors = [one.repeat_interleave(heads // one.size(1), 1) for one in tensors]
+        groups = _groups(tuple(lengths), heads, causal)
         outputs = []
-        for number, (queries, keys, values) in enumerate(sequences):
-            scores = queries @ keys.transpose(1, 2)
-            if causal:
-                later = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
-                scores = scores.masked_fill(later, -torch.inf)
-            weights = scores.softmax(-1)
-            outputs.append(((weights * of(number, weights)) @ values).transpose(0, 1))
+        for group, *qkv in zip(
+            groups, *(one.split([group.tokens for group in groups]) for one in tensors), strict=True
+        ):
+            queries, keys, values = (group.padded(one) for one in qkv)
+            hidden = group.hidden.to(queries.dtype).expand(len(queries), -1, -1)
+            weights = torch.baddbmm(hidden, queries, keys.transpose(1, 2), alpha=scale).softmax(-1)
+            of_sequences = weights.unflatten(0, (-1, heads))
+            dropped = (of_sequences * factors(group.sequences, of_sequences)).flatten(0, 1)
+            outputs.append(group.unpadded(dropped @ values))
         return torch.cat(outputs).to(dtype)
 
 
-def _drawn(heads: int, lengths: Sequence[int], p: float) -> DropoutFactors:
-    """From 16 random bits for each weight: torch's own dropout takes seven times as long to draw."""
-    sizes = [heads * length**2 for length in lengths]
-    per_draw = 64 // _BITS
-    drawn = torch.empty(-(-sum(sizes) // per_draw), dtype=torch.int64).random_(-(2**63), None)
-    of_sequences = drawn.view(torch.int16)[: sum(sizes)].split(sizes)
-    # A signed number with 16 random bits is below this one in a share p of all cases.
-    least = min(round(p * 2**_BITS), 2**_BITS - 1) - 2 ** (_BITS - 1)
-    factor = 1 / (1 - p) if p < 1 else 0.0
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Sequences that are computed together, padded to one length.
 
-    def factors(number: int, weights: Tensor) -> Tensor:
-        return (of_sequences[number] >= least).to(weights.dtype).mul_(factor).view(weights.shape)
+    `sequences`: their numbers. `tokens`: of all of them. `places`: of each token and head in the padded group, whose
+    order is sequence, head, position; int64 [tokens × heads]. `hidden`: what is added to scores, 0 or the lowest
+    number; [sequences × heads, 1, length], or with `causal` [1, length, length].
+    """
 
-    return factors
+    sequences: slice
+    tokens: int
+    heads: int
+    length: int
+    places: Tensor
+    hidden: Tensor
+
+    def padded(self, tokens: Tensor) -> Tensor:
+        """[tokens, heads, size] → [sequences × heads, length, size], with zeros as padding."""
+        count = (self.sequences.stop - self.sequences.start) * self.heads
+        together = tokens.new_zeros(count * self.length, tokens.size(-1))
+        return together.index_copy_(0, self.places, tokens.flatten(0, 1)).unflatten(0, (count, self.length))
+
+    def unpadded(self, padded: Tensor) -> Tensor:
+        """The reverse."""
+        return padded.flatten(0, 1).index_select(0, self.places).unflatten(0, (-1, self.heads))
+
+
+@functools.lru_cache(maxsize=16)  # all layers of a model have the same
+def _groups(lengths: tuple[int, ...], heads: int, causal: bool) -> list[_Group]:
+    """Consecutive sequences whose lengths round up to the same multiple."""
+    groups, start = [], 0
+    for width, same in itertools.groupby(lengths, lambda length: -(-length // _MULTIPLE) * _MULTIPLE):
+        own = list(same)
+        most = max(1, _SCORES // max(1, heads * width**2))
+        for begin in range(0, len(own), most):
+            part = own[begin : begin + most]
+            groups.append(_group(part, start, heads, width, causal))
+            start += len(part)
+    return groups
+
+
+def _group(lengths: Sequence[int], start: int, heads: int, width: int, causal: bool) -> _Group:
+    positions, lowest = torch.arange(width), torch.finfo(torch.float32).min
+    real = positions < torch.tensor(lengths)[:, None]  # [sequences, width]
+    if causal:  # padding follows the tokens, and none of them attends to it
+        hidden = (positions > positions[:, None]).unsqueeze(0)
+    else:
+        hidden = ~real.repeat_interleave(heads, 0).unsqueeze(1)
+    sequence, position = real.nonzero(as_tuple=True)
+    places = (sequence[:, None] * heads + torch.arange(heads)) * width + position[:, None]
+    lows = torch.zeros(hidden.shape).masked_fill_(hidden, lowest)
+    return _Group(slice(start, start + len(lengths)), sum(lengths), heads, width, places.flatten(), lows)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from runner.data.attention import DropoutFactors, attention_by_sequence, with_factors
+from runner.data.attention import DropoutFactors, unpadded_attention, with_factors
 from runner.data.unpadded import current_layout
 from runner.errors import UserError
 from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
@@ -78,12 +78,11 @@ class ExactDropout(TorchFunctionMode):
         return self._site - 1
 
     def factors_of_samples(self, p: float) -> DropoutFactors:
-        """The mask of the next call site, sample by sample."""
+        """The mask of the next call site, for some samples at a time."""
         site = self._next_site(p)
 
-        def factors(number: int, values: Tensor) -> Tensor:
-            keep = keep_mask(self._keys[number : number + 1], site, (1, *values.shape), p)
-            return _factors(keep[0], p, values.dtype)
+        def factors(samples: slice, values: Tensor) -> Tensor:
+            return _factors(keep_mask(self._keys[samples], site, tuple(values.shape), p), p, values.dtype)
 
         return factors
 
@@ -147,7 +146,7 @@ def _attention(
     return (weights * mode.mask(weights, dropout_p)).to(dtype) @ value
 
 
-def _attention_by_sequence(
+def _unpadded_attention(
     mode: ExactDropout,
     query: Tensor,
     key: Tensor,
@@ -166,5 +165,5 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.dropout: _dropout_of_torch,
     torch.dropout_: _dropout_in_place,
     functional.scaled_dot_product_attention: _attention,
-    attention_by_sequence: _attention_by_sequence,
+    unpadded_attention: _unpadded_attention,
 }

@@ -27,6 +27,7 @@ from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.data.cache import Cache
+from runner.data.dropout import draw_few_bits
 from runner.data.recipe import DataFacts, Prepared, Recipe
 from runner.errors import RunFailed, UserError, first_line
 from runner.exact import check_model, exact_streams, standard_streams
@@ -165,6 +166,8 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     set_seed(own_seed)
     backend.seed(own_seed)
     dropout = exact_streams(config.seed) if config.equivalence.dropout_by_sample else standard_streams
+    if dropout is standard_streams and backend.device.type == "cpu" and not config.compile:
+        draw_few_bits(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded
     if state is not None:

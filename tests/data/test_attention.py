@@ -1,4 +1,4 @@
-"""Attention one sequence after the other: torch's results on the padded batch, and dropout of every weight."""
+"""Attention of sequences without padding: torch's results on the padded batch, and dropout of every weight."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner.data.attention import attention_by_sequence
+from runner.data.attention import unpadded_attention
 from runner.data.unpadded import TokenLayout
 
 HEADS, SIZE = 4, 8
-LENGTHS = [5, 11, 0, 1, 8]
+LENGTHS = [5, 11, 9, 0, 1, 8, 3]
 #: Above 0 and too small to drop anything.
 NOTHING = 1e-16
 
 
 def tokens(heads: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    values = torch.randn(heads, sum(LENGTHS), SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(sum(LENGTHS), heads, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return values.to(dtype).requires_grad_()
 
 
@@ -26,7 +26,7 @@ def padded_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     layout = TokenLayout(mask.flatten().nonzero()[:, 0], *mask.shape)
     assert layout.lengths == LENGTHS
-    parts = [layout.padded(one.transpose(0, 1)).transpose(1, 2) for one in (query, key, value)]
+    parts = [layout.padded(one).transpose(1, 2) for one in (query, key, value)]
     allowed = mask[:, None, None, :].expand(-1, 1, max(LENGTHS), -1)
     allowed = allowed.tril() if causal else allowed
     output = functional.scaled_dot_product_attention(*parts, allowed, scale=scale, enable_gqa=True)
@@ -39,7 +39,7 @@ def test_the_same_outputs_and_gradients(key_heads: int, scale: float | None, cau
     """With several sizes of sequences, an empty one among them, and with heads that share keys."""
     outcomes = []
     for function in (
-        lambda *qkv: attention_by_sequence(*qkv, LENGTHS, NOTHING, scale, causal),
+        lambda *qkv: unpadded_attention(*qkv, LENGTHS, NOTHING, scale, causal),
         lambda *qkv: padded_attention(*qkv, scale, causal),
     ):
         qkv = [tokens(heads, seed) for seed, heads in enumerate((HEADS, key_heads, key_heads))]
@@ -54,9 +54,9 @@ def test_the_same_outputs_and_gradients(key_heads: int, scale: float | None, cau
 def test_products_are_in_fp32_under_autocast() -> None:
     """As precise as torch's, whose inputs and outputs alone are rounded: no score or weight is."""
     qkv = [tokens(HEADS, seed, torch.bfloat16) for seed in range(3)]
-    exact = attention_by_sequence(*(one.double() for one in qkv), LENGTHS, NOTHING, None, causal=False)
+    exact = unpadded_attention(*(one.double() for one in qkv), LENGTHS, NOTHING, None, causal=False)
     with torch.autocast("cpu", torch.bfloat16):
-        output = attention_by_sequence(*qkv, LENGTHS, NOTHING, None, causal=False)
+        output = unpadded_attention(*qkv, LENGTHS, NOTHING, None, causal=False)
     assert output.dtype is torch.bfloat16
     different = (output != exact.float().bfloat16()).double().mean()
     assert different < 0.01  # by chance, a value lies between two numbers of bf16
@@ -65,10 +65,8 @@ def test_products_are_in_fp32_under_autocast() -> None:
 def weights(p: float, length: int, seed: int = 0) -> Tensor:
     """What was drawn for one head and two sequences: factors [2, length, length], as all weights are 1 / length."""
     torch.manual_seed(seed)
-    zeros, ones = torch.zeros(1, 2 * length, length), torch.eye(length).repeat(2, 1).unsqueeze(0)
-    return (
-        attention_by_sequence(zeros, zeros, ones, [length, length], p, None, causal=False).view(2, length, -1) * length
-    )
+    zeros, ones = torch.zeros(2 * length, 1, length), torch.eye(length).repeat(2, 1).unsqueeze(1)
+    return unpadded_attention(zeros, zeros, ones, [length, length], p, None, causal=False).view(2, length, -1) * length
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])

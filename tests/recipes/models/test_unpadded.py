@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
-from runner.data.attention import attention_by_sequence
+from runner.data.attention import unpadded_attention
 from runner.data.unpadded import without_padding
 from runner.exact import ExactDropout
 from runner.exact.stream import sample_keys
@@ -124,9 +124,9 @@ def test_the_same_dropout_sequence_by_sequence(monkeypatch: pytest.MonkeyPatch, 
 
     def watched(*args: Any) -> Tensor:
         called.append(args[3])
-        return attention_by_sequence(*args)
+        return unpadded_attention(*args)
 
-    monkeypatch.setattr("recipes.models.unpadded.attention_by_sequence", watched)
+    monkeypatch.setattr("recipes.models.unpadded.unpadded_attention", watched)
     with ExactDropout(keys):
         found, own = run(model, batch, padded=False)
     assert called == [batch["attention_mask"].sum(1).tolist()] * (1 if kind == "modernbert" else 2)
