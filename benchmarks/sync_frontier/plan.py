@@ -40,7 +40,7 @@ TASKS = {
             "matthews",
             2.0,
             (5e-5, 1e-4, 2e-4),
-            ("recipe=cola", "batch.micro_batch=16", "epochs=2"),
+            ("recipe=cola", "batch.micro_batch=16", "epochs=3"),
         ),
         Task(
             "squad",
