@@ -98,7 +98,7 @@ class Job:
     @property
     def overrides(self) -> list[str]:
         """Without data, model and folder."""
-        fixed = ["batch=per_device", "scaling=none", "precision=fp32", "tracking=none", "checkpoint=none"]
+        fixed = ["batch=per_device", "scaling=none", "precision=bf16", "tracking=none", "checkpoint=none"]
         # Evaluated at its end only. More steps than a run has, and a multiple of every k.
         fixed.append(f"evaluation.every_steps={2**20}")
         return [

@@ -66,7 +66,7 @@ def _run(task: Task, position: int, row: Row) -> Run:
         workers=setup.workers,
         accumulation=1,
         k=setup.k,
-        precision="fp32",
+        precision="bf16",
         method=SINGLE if setup.workers == 1 else K if setup.k > 1 else ACCUMULATION,
         metric=float(row["metric"]),
         seconds=None,
