@@ -48,6 +48,10 @@ class Diverged(RunFailed):
     """Losses, gradients, weights or metrics that are not finite."""
 
 
+class OutOfMemory(RunFailed):
+    """A worker had too little memory in a training step: with smaller micro-batches the run can go on."""
+
+
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Raise UserError unless `ok`. `rule` follows "is invalid: ", such as "use at least 1 sample"."""
     if not ok:

@@ -189,6 +189,7 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
     error, and KeyboardInterrupt or Preempted when the launch is interrupted. No worker is left then.
     """
     start_forkserver()
+    killed_before = _killed_for_memory()
     with tempfile.TemporaryDirectory(dir=_own_folder(os.getpid()), ignore_cleanup_errors=True) as rendezvous:
         launched: list[_Worker] = []
         try:
@@ -202,7 +203,7 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
             with signals_ignored():
                 for worker in launched:
                     worker.end()
-        if failure := _failure(launched):
+        if failure := _failure(launched, for_memory=_killed_for_memory() > killed_before):
             raise failure
         return next(worker.messages[_RESULT] for worker in launched if worker.rank == 0)
 
@@ -312,8 +313,20 @@ def _wait_for_cause(workers: Sequence[_Worker]) -> None:
         worker.listen()
 
 
-def _failure(workers: Sequence[_Worker]) -> BaseException | None:
-    """The exception for failed workers: a reason that one knows, else what the others' failures followed from."""
+def _killed_for_memory() -> int:
+    """How many processes this machine has killed so far because a container, or all of it, had no memory left."""
+    try:
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:  # not Linux
+        return 0
+    return int(counters.get("oom_kill", 0))
+
+
+def _failure(workers: Sequence[_Worker], for_memory: bool) -> BaseException | None:
+    """The exception for failed workers: a reason that one knows, else what the others' failures followed from.
+
+    `for_memory`: whether a process was killed meanwhile because there was no memory left.
+    """
     for worker in workers:
         if _KNOWN in worker.messages:
             known: Exception = worker.messages[_KNOWN]
@@ -325,8 +338,9 @@ def _failure(workers: Sequence[_Worker]) -> BaseException | None:
         assert worker.exit_code is not None
         if worker.exit_code < 0:
             number = -worker.exit_code
-            why = " (out of memory?)" if number == signal.SIGKILL else ""
-            return WorkerLost(f"worker {worker.rank} ended with signal {number}{why}")
+            if number == signal.SIGKILL and for_memory:
+                return OutOfMemory(f"worker {worker.rank} was killed because there was no memory left")
+            return WorkerLost(f"worker {worker.rank} ended with signal {number}")
     for kind, error in ((_FAILED, WorkerFailed), (_LOST, WorkerLost)):
         found = sorted((worker.messages[kind], worker.rank) for worker in failed if kind in worker.messages)
         if found:

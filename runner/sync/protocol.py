@@ -94,6 +94,10 @@ class SyncPolicy(Protocol):
         """The context of the forward and backward pass of this worker's micro-batch `number`, counted from 0."""
         return nullcontext()
 
+    def communicates(self, facts: StepFacts, number: int) -> bool:
+        """Whether the backward pass of micro-batch `number` is a collective, so that one worker cannot repeat it."""
+        return False
+
     def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """This worker's part of the sum of all micro-batches' losses, given those of its own; a scalar of `dtype`.
 

@@ -68,9 +68,12 @@ class Synchronous(SyncPolicy):
 
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         self._reached.clear()
-        if number + 1 == facts.micro_batches or not isinstance(self.forward_model, DistributedDataParallel):
-            return nullcontext()
-        return self.forward_model.no_sync()
+        if isinstance(self.forward_model, DistributedDataParallel) and not self.communicates(facts, number):
+            return self.forward_model.no_sync()
+        return nullcontext()
+
+    def communicates(self, facts: StepFacts, number: int) -> bool:
+        return isinstance(self.forward_model, DistributedDataParallel) and number + 1 == facts.micro_batches
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         if isinstance(self.forward_model, DistributedDataParallel):
@@ -215,6 +218,9 @@ class PostLocal(SyncPolicy):
 
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         return self._policy.backward_pass(facts, number)
+
+    def communicates(self, facts: StepFacts, number: int) -> bool:
+        return self._policy.communicates(facts, number)
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         return self._policy.before_optimizer_step(facts)

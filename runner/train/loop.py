@@ -15,13 +15,14 @@ from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the o
 from torch.optim import Optimizer
 
 from runner.backends import Backend
+from runner.backends.memory import enough_for, is_out_of_memory
 from runner.config.choices import LedgerMode
 from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
 from runner.data.unpadded import known_places
-from runner.errors import Preempted
+from runner.errors import OutOfMemory, Preempted, RunFailed, first_line
 from runner.exact import DropoutStreams
 from runner.plan import Plan
 from runner.plan.order import DataOrder
@@ -37,6 +38,7 @@ from runner.train.finite import FiniteNumbers
 from runner.train.ledger import Ledger, LedgerError
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
+from runner.train.result import SmallerMicroBatches
 from runner.train.seeds import random_state, restore_random_state
 from runner.train.sharding import ShardedModel, full
 from runner.train.throughput import Meter, StepLoss, StepRecord
@@ -111,6 +113,9 @@ class Loop:
         self._finishing = False
         #: What must be the same when its state is loaded: tokens, layers and frozen weights.
         self.identity: Mapping[str, str] = {}
+        #: Whether a step for which this worker has too little memory is repeated, and when that has happened.
+        self.repeats_steps = True
+        self.smaller_micro_batches: list[SmallerMicroBatches] = []
         #: Called after each optimizer step.
         self.on_step: Callable[[], None] | None = None
         #: The model as it was sharded; None if every worker has all weights.
@@ -128,7 +133,8 @@ class Loop:
                 raise Preempted(self.optimizer_step)
         while self.optimizer_step < end and not self.best.should_stop():
             for step, ids, micro_batches in self._epoch_steps(end - self.optimizer_step):
-                self._train_step(step, ids, micro_batches)
+                if not self._train_step(step, ids, micro_batches):
+                    break  # and begin again with this step
                 self.order.advance()
                 self._after_step()
                 if self.best.should_stop():
@@ -173,10 +179,10 @@ class Loop:
         for step, own in zip(steps, shares, strict=True):
             yield step, own, itertools.islice(on_device, len(own))
 
-    def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
+    def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> bool:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
+        False, with nothing changed, if it has to be repeated with smaller micro-batches. The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
         """
         policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
@@ -187,23 +193,32 @@ class Loop:
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
         gradient_norm, applied, skipped = None, False, False
         trained: list[np.ndarray] = []
+        tokens = Tokens()
 
         meter.begin("data")
-        for number, (rows, batch) in enumerate(micro_batches):
-            meter.begin("forward")
-            if number > 0:
-                self.backend.mark_step()
-            trained.append(rows[rows != FILLER])
-            self.tokens += tokens_of(batch, rows, self._lengths, self._padded)
-            with policy.backward_pass(facts, number):
-                dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
-                with self.backend.forward_pass(), self.precision.autocast(), dropout, known_places(batch):
-                    loss_sum, count = self.recipe.loss(policy.forward_model, batch)
-                meter.begin("backward")
-                self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
-            losses.append(loss_sum.detach())
-            step_count += count
-            meter.begin("data")
+        try:
+            for rows, batch in micro_batches:
+                meter.begin("forward")
+                if losses:
+                    self.backend.mark_step()
+                trained.append(rows[rows != FILLER])
+                tokens += tokens_of(batch, rows, self._lengths, self._padded)
+                with policy.backward_pass(facts, len(losses)):
+                    dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
+                    with self.backend.forward_pass(), self.precision.autocast(), dropout, known_places(batch):
+                        loss_sum, count = self.recipe.loss(policy.forward_model, batch)
+                    meter.begin("backward")
+                    self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
+                losses.append(loss_sum.detach())
+                step_count += count
+                meter.begin("data")
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            others_wait = meter.phase == "backward" and policy.communicates(facts, len(losses))
+            self._halve_micro_batches(repeatable=not (others_wait or policy.collective_forward), error=error)
+            return False
+        self.tokens += tokens
         meter.begin("communication")
         step_loss = policy.loss_sum(facts, losses, self._parameters[0].dtype)
         if policy.before_optimizer_step(facts):
@@ -227,6 +242,28 @@ class Loop:
         loss = StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen)
         meter.add(dataclasses.replace(loss, gradient_norm=gradient_norm, applied=applied))
         self.compilations.after_step(self.optimizer_step, batch)
+        return True
+
+    def _halve_micro_batches(self, repeatable: bool, error: Exception) -> None:
+        """Undo the passes of a step without enough memory, which will be repeated.
+
+        `repeatable`: whether this worker can do so alone. Raises OutOfMemory if it cannot, but all workers together
+        could, and else RunFailed.
+        """
+        self.meter.begin("other")
+        what = f"worker {self.backend.rank} has too little memory for micro-batches of {self.order.micro_batch}"
+        if self.plan.shards is not None:
+            rule = "under equivalence=identical they are shards: use more equivalence.shards, or equivalence=exact"
+            raise RunFailed(f"{what} ({first_line(error)}); {rule}") from error
+        if self.order.micro_batch == 1:
+            rule = "use gradient_checkpointing=true, precision=bf16 or sharding=fsdp"
+            raise RunFailed(f"{what} ({first_line(error)}): {rule}") from error
+        if not (repeatable and self.repeats_steps):
+            raise OutOfMemory(f"{what} ({first_line(error)}): use a larger accumulation.steps") from error
+        self.optimizer.zero_grad(set_to_none=True)
+        self.order.halve_micro_batches()
+        halved = SmallerMicroBatches(self.backend.rank, self.optimizer_step, self.order.accumulation_steps)
+        self.smaller_micro_batches.append(halved)
 
     def _step_facts(self, step: Step, ids: list[np.ndarray], lr: float) -> StepFacts:
         local_count = int(self._counts[np.concatenate(ids)].sum())
@@ -335,7 +372,9 @@ class Loop:
     def _evaluate(self) -> None:
         self.meter.pause()
         on_host, on_device = random_state(), self.backend.random_state()
-        with self.policy.common_weights():
+        size = self.config.evaluation.micro_batch
+        enough = enough_for(f"to evaluate {size} samples at a time", "a smaller evaluation.micro_batch")
+        with self.policy.common_weights(), enough:
             self.finite.require_weights(self._parameters, self.optimizer_step)
             metrics = evaluate(
                 self.recipe,
@@ -343,7 +382,7 @@ class Loop:
                 self.model,
                 self.backend,
                 self.precision,
-                self.config.evaluation.micro_batch,
+                size,
                 self.config.device.length_buckets,
                 self.eval_progress,
                 self._must_stop_evaluation,
