@@ -49,7 +49,14 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """A worker had too little memory in a training step: with smaller micro-batches the run can go on."""
+    """A worker had too little memory for a training step, and could not repeat it alone with smaller micro-batches.
+
+    `accumulation_steps`: how many micro-batches it had; None if it was killed.
+    """
+
+    def __init__(self, message: str, accumulation_steps: int | None = None) -> None:
+        super().__init__(message)
+        self.accumulation_steps = accumulation_steps
 
 
 def require(ok: bool, setting: str, value: object, rule: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -239,3 +241,31 @@ class WithNotes(SequenceClassification):
     @property
     def notes(self) -> Sequence[str]:
         return ["weights of [x] are random", "timing only"]
+
+
+#: MiB that `NeedsMemory` reserves for each sample of a micro-batch.
+SAMPLE_MIB = 256
+
+
+@dataclass(frozen=True)
+class NeedsMemory(SequenceClassification):
+    """A forward pass that takes much memory for each sample, on workers that have a limit.
+
+    `free_mib`: that a worker may still have when it has built the model.
+    """
+
+    free_mib: int | None = None
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        model = super().build_model(prepared)
+        if self.free_mib is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + self.free_mib * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        used = torch.empty(len(batch["input_ids"]), SAMPLE_MIB * 2**18)
+        loss_sum, count = super().loss(model, batch)
+        del used
+        return loss_sum, count

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.errors import Preempted, RunFailed, UserError, printable
+from runner.errors import OutOfMemory, Preempted, RunFailed, UserError, printable
 from runner.folder.lock import LOCK_FILE, is_locked, locked
 from runner.launch.cleanup import FOLDER
 from runner.launch.signals import (

@@ -130,6 +130,12 @@ class Experiment:
         certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
         return dataclasses.replace(self, certificate=certificate)
 
+    def accumulating(self, accumulation_steps: int) -> Experiment:
+        """The same experiment, which has not begun, with so many micro-batches in each worker's step."""
+        plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
+        other = _experiment(self.config, self.recipe, self.placement, self.facts, self.absent, plan)
+        return dataclasses.replace(other, varied=self.varied, typed=self.typed, changed=self.changed)
+
     def after_changes(self, changed: tuple[str, ...]) -> Experiment:
         """The same with what has changed since the checkpoint that it continues from."""
         *earlier, now = self.certificate.segments

@@ -46,7 +46,7 @@ class DataOrder:
         self._rank = rank
         self._lengths = lengths
         self._permutation: tuple[int, np.ndarray] | None = None
-        #: Micro-batches of a step; more than planned on a worker without enough memory for those.
+        #: Micro-batches of a step: more than planned where memory was too little for so few.
         self.accumulation_steps = plan.accumulation_steps
         self.epoch = 0
         self.t = 0
@@ -79,14 +79,6 @@ class DataOrder:
     def most_micro_batches(self, step: Step) -> int:
         """The micro-batches of the worker that gets most of a global batch."""
         return min(self.accumulation_steps, -(-step.samples // self._plan.world_size))
-
-    @property
-    def micro_batch(self) -> int:
-        """Samples of the largest micro-batch."""
-        return -(-self._plan.replica_batch // self.accumulation_steps)
-
-    def halve_micro_batches(self) -> None:
-        self.accumulation_steps = min(2 * self.accumulation_steps, self._plan.replica_batch)
 
     def advance(self) -> None:
         """Move to the next global batch, across epochs."""

@@ -93,6 +93,8 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
     check_folder("cache_dir", config.cache_dir)
     plan = from_plain(Plan, read_json(folder / "plan.json"))
     changed = any(_key(override).startswith("accumulation") for override in overrides)
+    if saved is not None and not changed:
+        plan = plan.on_workers(plan.world_size, _accumulation_steps(plan, saved), plan.k)
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, changed, progress)
     if saved is not None:
@@ -115,15 +117,29 @@ def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     return Resumption(continued.after_changes(_changes(continued, saved)), folder, saved, damaged)
 
 
-def restarted(experiment: Experiment, folder: Path) -> Resumption:
-    """The run in `folder`, which has just lost a worker. Raises UserError if all its checkpoints are damaged."""
+def restarted(experiment: Experiment, folder: Path, least_accumulation: int = 1) -> Resumption:
+    """The run in `folder`, which has just lost a worker. Raises UserError if all its checkpoints are damaged.
+
+    `least_accumulation`: micro-batches in a step of each worker, at least.
+    """
     saved, damaged = newest(folder)
     if saved is None and damaged:
         raise UserError(f"{folder} has no complete checkpoint to start again from")
+    segments, plan = experiment.certificate.segments, experiment.plan
+    steps = max(_accumulation_steps(plan, saved), least_accumulation)
+    if steps != plan.accumulation_steps:
+        experiment = experiment.accumulating(steps).continuing(segments, 0)
     if saved is not None:
-        experiment = experiment.continuing(experiment.certificate.segments, saved.step)
+        experiment = experiment.continuing(segments, saved.step)
         experiment = experiment.after_changes(_changes(experiment, saved))
     return Resumption(experiment, folder, saved, damaged)
+
+
+def _accumulation_steps(plan: Plan, saved: Saved | None) -> int:
+    """As planned, or as many as the workers of a checkpoint already needed for lack of memory."""
+    if saved is None or saved.accumulation_steps is None or saved.workers != plan.world_size:
+        return plan.accumulation_steps
+    return max(plan.accumulation_steps, saved.accumulation_steps)
 
 
 def find_run(identifier: str, outputs: Path) -> Path:

@@ -78,6 +78,9 @@ class SyncPolicy(Protocol):
     #: Whether a forward pass is a collective, so that all workers need the same number of them.
     collective_forward: bool = False
 
+    #: Whether the backward pass in the latest `backward_pass` is a collective, which one worker cannot repeat alone.
+    collective_backward: bool = False
+
     @property
     def equal_parts(self) -> tuple[str, ...]:
         """The parts of a loop's state that are the same on all workers right after a synchronisation.
@@ -93,10 +96,6 @@ class SyncPolicy(Protocol):
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         """The context of the forward and backward pass of this worker's micro-batch `number`, counted from 0."""
         return nullcontext()
-
-    def communicates(self, facts: StepFacts, number: int) -> bool:
-        """Whether the backward pass of micro-batch `number` is a collective, so that one worker cannot repeat it."""
-        return False
 
     def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """This worker's part of the sum of all micro-batches' losses, given those of its own; a scalar of `dtype`.

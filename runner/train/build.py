@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
 import shutil
 import time
@@ -88,13 +87,11 @@ class Job(WorkerJob):
     """A training job, in the folder of its run.
 
     `started_at`: of the command, in seconds since the epoch. `checkpoint`: the folder of the one to continue from.
-    `accumulation_steps`: of workers with too little memory for as few as planned.
     """
 
     plan: Plan
     started_at: float
     checkpoint: Path | None = None
-    accumulation_steps: int | None = None
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:
@@ -170,8 +167,6 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     dropout = exact_streams(config.seed) if config.equivalence.dropout_by_sample else standard_streams
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded
-    if job.accumulation_steps is not None:
-        loop.order.accumulation_steps = job.accumulation_steps
     if state is not None:
         loop.load_state_dict(state)
     return loop
@@ -306,7 +301,6 @@ def train(
     loop.policy.close()
     warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *uncounted)
     tokens = over_all_workers(loop.tokens, backend)
-    smaller = tuple(itertools.chain.from_iterable(backend.all_gather_object(loop.smaller_micro_batches)))
     digest = _common_digest(loop) if job.plan.shards is not None else None
     if loop.best.weights is not None:  # on worker 0, which saves them
         load_changing_state(loop.model, loop.best.weights)
@@ -315,8 +309,7 @@ def train(
     result = None
     if log is not None:
         log.close()
-        result = _result(loop, job, tokens, utilisation, warnings)
-        result = dataclasses.replace(result, weights_digest=digest, smaller_micro_batches=smaller)
+        result = dataclasses.replace(_result(loop, job, tokens, utilisation, warnings), weights_digest=digest)
         require_space(job.folder, model_bytes, "the model")
         _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
@@ -445,5 +438,6 @@ def _result(
         truncated=loop.prepared.properties.get("truncated"),
         stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
         machine=describe_machine(job.device_type, available_cores()),
+        smaller_micro_batches=tuple(loop.smaller_micro_batches),
         warnings=warnings,
     )

@@ -16,9 +16,8 @@ _NOT_IN_SUMMARY = ("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memor
 
 @dataclass(frozen=True)
 class SmallerMicroBatches:
-    """From step `after_step` + 1 on, `worker` had too little memory for fewer micro-batches than these; None: all had."""
+    """Memory was too little for step `after_step` + 1: from there on workers have `accumulation_steps` micro-batches."""
 
-    worker: int | None
     after_step: int
     accumulation_steps: int
 
@@ -39,7 +38,7 @@ class RunResult:
     model, with those of an adapter, and how many of them are trained. `truncated`: how many texts the recipe has
     truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`: of the weights that were
     trained, before an adapter is merged, where any number of workers must have the same. `smaller_micro_batches`: than
-    planned, in the order in which memory was too little.
+    planned, for lack of memory.
     """
 
     optimizer_steps: int | None = None
