@@ -9,6 +9,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -247,14 +248,33 @@ class WithNotes(SequenceClassification):
 SAMPLE_MIB = 256
 
 
+class _ReservesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, samples: int) -> Tensor:
+        ctx.samples = samples
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _reserve(ctx.samples)
+        return gradient, None
+
+
+def _reserve(samples: int) -> None:
+    torch.empty(samples, SAMPLE_MIB * 2**18)
+
+
 @dataclass(frozen=True)
 class NeedsMemory(SequenceClassification):
-    """A forward pass that takes much memory for each sample, on workers that have a limit.
+    """A forward or backward pass that takes much memory for each sample, on workers that have a limit.
 
-    `free_mib`: that a worker may still have when it has built the model.
+    `free_mib`: that a worker may still have when it has built the model. `killed_above`: samples of a micro-batch that
+    get a worker killed, as by a system without memory, once the run in the folder `little` has a checkpoint.
     """
 
     free_mib: int | None = None
+    in_backward: bool = False
+    killed_above: int | None = None
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         model = super().build_model(prepared)
@@ -265,7 +285,11 @@ class NeedsMemory(SequenceClassification):
         return model
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        used = torch.empty(len(batch["input_ids"]), SAMPLE_MIB * 2**18)
+        samples = len(batch["input_ids"])
+        if self.killed_above is not None and samples > self.killed_above and saved_folders(Path("little")):
+            os.kill(os.getpid(), signal.SIGKILL)
         loss_sum, count = super().loss(model, batch)
-        del used
+        if self.in_backward:
+            return _ReservesInBackward.apply(loss_sum, samples), count
+        _reserve(samples)
         return loss_sum, count

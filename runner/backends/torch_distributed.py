@@ -28,8 +28,8 @@ _PREPARATION_TIMEOUT = datetime.timedelta(days=1)
 #: Seconds by which a collective outlasts `launch.timeout_s`, so that the watchdog can name the worker that is missing.
 _AFTER_WATCHDOG_S = 30.0
 
-#: glibc's M_MMAP_THRESHOLD (its maximum), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. Blocks above the threshold, such as
-#: gradients of embeddings, are mapped separately: in a heap full of gaps they would not always find their old place again.
+#: glibc's M_MMAP_THRESHOLD (its maximum), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. Larger blocks, such as
+#: gradients of embeddings, are mapped separately: in a heap they would not always find their old place again.
 _MALLOC = {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
 
 #: The libraries for collectives, by the type of the device and whether weights are in the host's memory.

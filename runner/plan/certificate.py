@@ -99,11 +99,14 @@ class Segment:
 
     def split(self, after_step: int, accumulation_steps: int) -> tuple[Segment, Segment]:
         """The two segments of a run whose micro-batches became smaller, for lack of memory, within this one."""
-        first = dataclasses.replace(self, until_step=after_step)
-        differs = dict.fromkeys((*self.differs, "accumulation_steps"))
-        level = max(self.level, _EQUIVALENT, key=_LEVELS.index)
-        then = {"after_step": after_step, "accumulation_steps": accumulation_steps}
-        return first, dataclasses.replace(self, **then, level=level, differs=tuple(differs))
+        then = dataclasses.replace(
+            self,
+            after_step=after_step,
+            accumulation_steps=accumulation_steps,
+            level=max(self.level, _EQUIVALENT, key=_LEVELS.index),
+            differs=tuple(dict.fromkeys((*self.differs, "accumulation_steps"))),
+        )
+        return dataclasses.replace(self, until_step=after_step), then
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Segment:

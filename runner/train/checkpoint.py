@@ -56,8 +56,9 @@ Key = TypeVar("Key")
 class Saved:
     """A complete checkpoint: the content of `complete.json`.
 
-    `accumulation_steps`: of the workers then; None in files of earlier versions. `step`: optimizer steps done. `equal`: the parts of the state that all workers share. `identity`: of data, model,
-    code and libraries, by name. `files`: size in bytes and SHA-256 by name.
+    `step`: optimizer steps done. `equal`: the parts of the state that all workers share. `identity`: of data, model,
+    code and libraries, by name. `files`: size in bytes and SHA-256 by name. `accumulation_steps`: of the workers then;
+    None in files of earlier versions.
     """
 
     folder: Path

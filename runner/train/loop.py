@@ -173,8 +173,8 @@ class Loop:
     def _epoch_steps(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
         """The remaining steps of the current epoch, at most `limit`: each with its planned ids and its micro-batches.
 
-        Ends earlier when micro-batches are to be smaller than these. A worker without samples runs one micro-batch of fillers; if forward passes are collectives, as many
-        micro-batches as the others.
+        Ends earlier when micro-batches are to be smaller than these. A worker without samples runs one micro-batch of
+        fillers; if forward passes are collectives, as many micro-batches as the others.
         """
         epoch, accumulation_steps = self.order.epoch, self.order.accumulation_steps
         steps = self.order.steps()[self.order.t :][:limit]
@@ -193,8 +193,8 @@ class Loop:
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value. Up to the last
-        backward pass nothing changes that could not be undone: memory may be too little for them.
+        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value. What happens
+        before the last backward pass has ended can be undone, if memory is too little.
         """
         policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
@@ -246,9 +246,7 @@ class Loop:
         meter.begin("other")
         seen = samples_seen + step.samples
         loss = StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen)
-        meter.add(
-            dataclasses.replace(loss, gradient_norm=gradient_norm, applied=applied, repeated=self._repeated)
-        )
+        meter.add(dataclasses.replace(loss, gradient_norm=gradient_norm, applied=applied, repeated=self._repeated))
         self.compilations.after_step(self.optimizer_step, batch)
         self._repeated = False
 
@@ -279,7 +277,7 @@ class Loop:
         return torch.get_rng_state(), self.backend.random_state(), [buffer._version for buffer in self._buffers]
 
     def _agree_on_micro_batches(self, records: Sequence[StepRecord]) -> None:
-        """After steps that some workers had to repeat with smaller micro-batches: all go on with these. A collective."""
+        """Some workers had to repeat a step with smaller micro-batches: all continue with these. A collective."""
         self.order.accumulation_steps = max(self.backend.all_gather_object(self.order.accumulation_steps))
         first = next(record.step for record in records if record.repeated)
         self.smaller_micro_batches.append(SmallerMicroBatches(first - 1, self.order.accumulation_steps))

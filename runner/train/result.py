@@ -16,7 +16,7 @@ _NOT_IN_SUMMARY = ("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memor
 
 @dataclass(frozen=True)
 class SmallerMicroBatches:
-    """Memory was too little for step `after_step` + 1: from there on workers have `accumulation_steps` micro-batches."""
+    """Memory was too little for step `after_step` + 1: from there on each worker has more micro-batches."""
 
     after_step: int
     accumulation_steps: int
