@@ -168,7 +168,7 @@ def prepare(
 ) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError.
 
-    `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
+    With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
     `Experiment`.
     """
     for name, given, default in (
@@ -213,6 +213,8 @@ def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int
     replica_batch, limit = -(-old.global_batch // workers), config.accumulation.max_micro_batch
     if config.batch.mode is BatchMode.per_device and not changed:
         limit = config.batch.micro_batch
+    if config.accumulation.mode is AccumulationMode.fit:
+        limit = replica_batch if changed else old.micro_batch
     if limit is not None:
         return -(-replica_batch // limit)
     assert config.accumulation.steps is not None
@@ -381,7 +383,8 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
         world_size=workers,
         global_batch=config.batch.global_batch,
         micro_batch=config.batch.micro_batch,
-        accumulation_steps=config.accumulation.steps,
+        # With `fit` the memory decides later (`measure/fitting.py`): the most that could fit are one micro-batch.
+        accumulation_steps=1 if config.accumulation.mode is AccumulationMode.fit else config.accumulation.steps,
         max_micro_batch=config.accumulation.max_micro_batch,
         drop_last=config.batch.drop_last,
         k=config.sync.k,

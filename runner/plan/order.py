@@ -80,6 +80,11 @@ class DataOrder:
         """The micro-batches of the worker that gets most of a global batch."""
         return min(self.accumulation_steps, -(-step.samples // self._plan.world_size))
 
+    @property
+    def can_cut_smaller(self) -> bool:
+        """Whether micro-batches may be smaller than planned; under `equivalence=identical` they are shards."""
+        return self._plan.shards is None and self.accumulation_steps < self._plan.replica_batch
+
     def advance(self) -> None:
         """Move to the next global batch, across epochs."""
         self.t += 1

@@ -260,10 +260,9 @@ class Loop:
         size = -(-self.plan.replica_batch // self.order.accumulation_steps)
         step, rank = self.optimizer_step + 1, self.backend.rank
         what = f"step {step:,}: worker {rank} has too little memory for micro-batches of {size}"
-        smaller = size > 1 and self.plan.shards is None  # under equivalence=identical they are its shards
         alone = phase in ("data", "forward") or (phase == "backward" and not self.policy.collective_backward)
         unchanged = self._changed_by_passes()[2] == buffers
-        if not (smaller and alone and unchanged) or self.policy.collective_forward:
+        if not (self.order.can_cut_smaller and alone and unchanged) or self.policy.collective_forward:
             raise OutOfMemory(f"{what} ({first_line(error)})", self.order.accumulation_steps) from error
         self.optimizer.zero_grad(set_to_none=True)
         torch.set_rng_state(on_host)
