@@ -32,6 +32,10 @@ _AFTER_WATCHDOG_S = 30.0
 #: gradients of embeddings, are mapped separately: in a heap they would not always find their old place again.
 _MALLOC = {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
 
+#: How many kernels oneDNN and torch's interface to it keep. They have some for every number of tokens, a thousand by
+#: default, and memory would grow by hundreds of MiB in the first hundred steps.
+_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
+
 #: The libraries for collectives, by the type of the device and whether weights are in the host's memory.
 _GROUPS = {
     ("cpu", False): "gloo",
@@ -105,6 +109,8 @@ class TorchBackend(Backend):
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
+            for name, value in _KERNELS.items():  # read when the first of them is made
+                os.environ.setdefault(name, value)
             _keep_freed_memory()
         self._store, self._waited = store, 0
         self._timeout = datetime.timedelta(seconds=timeout_s + _AFTER_WATCHDOG_S)

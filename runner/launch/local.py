@@ -47,6 +47,9 @@ PRELOADED = [
 #: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has another start method.
 PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
+#: Read by glibc when a process starts: large blocks are mapped anew in each step, which takes no longer in huge pages.
+_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.
 _FORKSERVER_ENDED = 255
 _FORKSERVER_KILLED = "the process that starts the workers (multiprocessing's forkserver) was killed"
@@ -135,7 +138,8 @@ def start_forkserver(several_jobs: bool = False) -> None:
     """
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
     multiprocessing.set_forkserver_preload([*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_jobs else ())])
-    os.environ[FOLDER] = str(_own_folder(os.getpid()))
+    own = {FOLDER: str(_own_folder(os.getpid())), **{key: _MALLOC[key] for key in _MALLOC.keys() - os.environ.keys()}}
+    os.environ.update(own)
     resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
     # Workers change back to this process's folder.
@@ -147,7 +151,8 @@ def start_forkserver(several_jobs: bool = False) -> None:
     try:
         forkserver.ensure_running()
     finally:
-        del os.environ[FOLDER]
+        for name in own:
+            del os.environ[name]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.chdir(here)
     _start_passing_signals_on(os.getpid())

@@ -15,7 +15,7 @@ from runner.measure.tables import gib
 from runner.plan.experiment import Experiment
 
 #: Samples of the largest micro-batch that is measured first, on a device of which nothing is known.
-_FIRST = 16
+_FIRST = 32
 
 
 def fitted(
@@ -67,9 +67,8 @@ def fitted(
                 smallest = min(needs)
                 samples = f"{smallest} sample{'s' * (smallest > 1)}"
                 least = f"micro-batches of {samples} need {gib(needs[smallest])}"
-                raise UserError(
-                    f"accumulation=fit is not possible: {least}, {_of(accumulation.memory_share, available)}"
-                )
+                part = _of(accumulation.memory_share, available)
+                raise UserError(f"accumulation=fit is not possible: {least}, {part}")
             best = candidates[0]
             if best.plan.micro_batch <= known.rows[1] or not measures:
                 needed = gib(needs[best.plan.micro_batch])

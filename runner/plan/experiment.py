@@ -168,8 +168,8 @@ def prepare(
 ) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError.
 
-    With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
-    `Experiment`.
+    With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are tokenised, which some recipes
+    need in order to count rows. `varied`, `typed`: see `Experiment`.
     """
     for name, given, default in (
         ("plan.train_samples", config.plan.train_samples, None),
