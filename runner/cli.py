@@ -239,10 +239,11 @@ def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) ->
 
 
 def _plan(arguments: list[str]) -> int:
-    from runner.measure.predicted import Measuring, foreseen, predicted, why_not  # imports torch
+    from runner.measure.fitting import fitted  # imports torch
+    from runner.measure.predicted import Measuring, foreseen, predicted, why_not  # as above
     from runner.measure.tables import prediction_table  # this command only
     from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
-    from runner.run.preflight import foresee_run, reading_data  # this command only
+    from runner.run.preflight import foresee_run, reading_data, say_aside  # this command only
 
     started = time.monotonic()
     silence_libraries()
@@ -253,6 +254,7 @@ def _plan(arguments: list[str]) -> int:
         return _rank(options, started)
     with reading_data() as progress:
         experiment = foresee_run(options, progress)
+        experiment = fitted(experiment, started, progress, say_aside, measures=experiment.config.measure)
     reason, measures = why_not(experiment), experiment.config.measure
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):

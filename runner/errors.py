@@ -48,6 +48,17 @@ class Diverged(RunFailed):
     """Losses, gradients, weights or metrics that are not finite."""
 
 
+class OutOfMemory(RunFailed):
+    """A worker had too little memory for a training step, and could not repeat it alone with smaller micro-batches.
+
+    `accumulation_steps`: how many micro-batches it had; None if it was killed.
+    """
+
+    def __init__(self, message: str, accumulation_steps: int | None = None) -> None:
+        super().__init__(message)
+        self.accumulation_steps = accumulation_steps
+
+
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Raise UserError unless `ok`. `rule` follows "is invalid: ", such as "use at least 1 sample"."""
     if not ok:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -239,3 +242,54 @@ class WithNotes(SequenceClassification):
     @property
     def notes(self) -> Sequence[str]:
         return ["weights of [x] are random", "timing only"]
+
+
+#: MiB that `NeedsMemory` reserves for each sample of a micro-batch.
+SAMPLE_MIB = 256
+
+
+class _ReservesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, samples: int) -> Tensor:
+        ctx.samples = samples
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _reserve(ctx.samples)
+        return gradient, None
+
+
+def _reserve(samples: int) -> None:
+    torch.empty(samples, SAMPLE_MIB * 2**18)
+
+
+@dataclass(frozen=True)
+class NeedsMemory(SequenceClassification):
+    """A forward or backward pass that takes much memory for each sample, on workers that have a limit.
+
+    `free_mib`: that a worker may still have when it has built the model. `killed_above`: samples of a micro-batch that
+    get a worker killed, as by a system without memory, once the run in the folder `little` has a checkpoint.
+    """
+
+    free_mib: int | None = None
+    in_backward: bool = False
+    killed_above: int | None = None
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        model = super().build_model(prepared)
+        if self.free_mib is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + self.free_mib * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        samples = len(batch["input_ids"])
+        if self.killed_above is not None and samples > self.killed_above and saved_folders(Path("little")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss_sum, count = super().loss(model, batch)
+        if self.in_backward:
+            return _ReservesInBackward.apply(loss_sum, samples), count
+        _reserve(samples)
+        return loss_sum, count

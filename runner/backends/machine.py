@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import os
@@ -39,24 +38,6 @@ def local_devices(look_for_tpu: bool) -> LocalDevices:
 def available_cores() -> int:
     """The cores that this process may use; in a container they can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def available_memory(device_type: str, local_workers: int) -> int | None:
-    """Bytes for each of this machine's workers: of its GPU, or its share of the host's free memory; None if unknown.
-
-    In a container (cgroup v2) the limit of its memory counts.
-    """
-    if device_type == "cuda":
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    (free,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    with contextlib.suppress(OSError, ValueError):  # no cgroup, or one without a limit, which is the word `max`
-        limit, used = (int(Path("/sys/fs/cgroup", f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
-    return free // local_workers
 
 
 def threads_per_worker(local_workers: int, given: int | None = None) -> int:

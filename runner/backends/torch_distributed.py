@@ -28,9 +28,13 @@ _PREPARATION_TIMEOUT = datetime.timedelta(days=1)
 #: Seconds by which a collective outlasts `launch.timeout_s`, so that the watchdog can name the worker that is missing.
 _AFTER_WATCHDOG_S = 30.0
 
-#: glibc's M_ARENA_MAX, M_MMAP_MAX (no block has a separate mapping), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. With
-#: arenas of their own, gloo's threads would get new pages for blocks of more than 64 MB, as in PowerSGD's hook.
-_MALLOC = {-8: 1, -4: 0, -1: 2**31 - 1, -2: 2**26}
+#: glibc's M_MMAP_THRESHOLD (its maximum), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. Larger blocks, such as
+#: gradients of embeddings, are mapped separately: in a heap they would not always find their old place again.
+_MALLOC = {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
+
+#: How many kernels oneDNN and torch's interface to it keep. They have some for every number of tokens, a thousand by
+#: default, and memory would grow by hundreds of MiB in the first hundred steps.
+_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 
 #: The libraries for collectives, by the type of the device and whether weights are in the host's memory.
 _GROUPS = {
@@ -105,6 +109,8 @@ class TorchBackend(Backend):
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
+            for name, value in _KERNELS.items():  # read when the first of them is made
+                os.environ.setdefault(name, value)
             _keep_freed_memory()
         self._store, self._waited = store, 0
         self._timeout = datetime.timedelta(seconds=timeout_s + _AFTER_WATCHDOG_S)

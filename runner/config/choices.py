@@ -26,6 +26,7 @@ class BatchMode(str, enum.Enum):
 class AccumulationMode(str, enum.Enum):
     fixed = "fixed"
     auto = "auto"
+    fit = "fit"
 
 
 class PrecisionName(str, enum.Enum):

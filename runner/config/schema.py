@@ -85,20 +85,32 @@ class Batch:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """Micro-batches per optimizer step of one worker: given (`fixed`), or the fewest that fit (`auto`)."""
+    """Micro-batches per optimizer step of one worker: given (`fixed`), or the fewest that fit (`auto`, `fit`).
+
+    `max_micro_batch`: samples, the limit of `auto`. `memory_share`: the limit of `fit`, as a share of the memory that
+    there is for a worker.
+    """
 
     mode: AccumulationMode = MISSING
     steps: int | None = None
     max_micro_batch: int | None = None
+    memory_share: float | None = None
 
     def __post_init__(self) -> None:
-        fixed = self.mode is AccumulationMode.fixed
-        given, other = ("steps", "max_micro_batch") if fixed else ("max_micro_batch", "steps")
-        value = getattr(self, given)
-        rule = f"use at least 1 {'micro-batch' if fixed else 'sample'}"
-        require(value is not None and value >= 1, f"accumulation.{given}", value, rule)
-        rule = f"only accumulation={'auto' if fixed else 'fixed'} has this setting; set accumulation.{given}"
-        require(getattr(self, other) is None, f"accumulation.{other}", getattr(self, other), rule)
+        modes = AccumulationMode
+        names = {modes.fixed: "steps", modes.auto: "max_micro_batch", modes.fit: "memory_share"}
+        for mode, name in names.items():
+            if mode is not self.mode:
+                rule = f"only accumulation={mode.name} has this setting; set accumulation.{names[self.mode]}"
+                require(getattr(self, name) is None, f"accumulation.{name}", getattr(self, name), rule)
+        if self.mode is modes.fit:
+            share = self.memory_share
+            ok = share is not None and 0 < share <= 1
+            require(ok, "accumulation.memory_share", share, "use a share above 0 and at most 1, such as 0.8")
+            return
+        value, what = getattr(self, names[self.mode]), "micro-batch" if self.mode is modes.fixed else "sample"
+        rule = f"use at least 1 {what}"
+        require(value is not None and value >= 1, f"accumulation.{names[self.mode]}", value, rule)
 
 
 @dataclass(frozen=True)

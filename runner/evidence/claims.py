@@ -119,7 +119,8 @@ def _plan(run: Recorded) -> Finding:
     samples, first = int(run.summary["data"]["train_samples"]), run.segments[0]
     last = run.segments[-1]
     given = run.config
-    if run.resumed:  # the settings are those of its last part
+    # The settings of a resumed run are those of its last part, and `fit` was decided by the machine's memory.
+    if run.resumed or given.accumulation.mode is AccumulationMode.fit:
         steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
         given = dataclasses.replace(given, accumulation=steps)
     try:

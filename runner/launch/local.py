@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.errors import Preempted, RunFailed, UserError, printable
+from runner.errors import OutOfMemory, Preempted, RunFailed, UserError, printable
 from runner.folder.lock import LOCK_FILE, is_locked, locked
 from runner.launch.cleanup import FOLDER
 from runner.launch.signals import (
@@ -46,6 +46,9 @@ PRELOADED = [
 #: What rank 0 imports for the first evaluation: a second that a single run spends after its first step. It brings
 #: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has another start method.
 PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
+
+#: Read by glibc when a process starts: large blocks are mapped anew in each step, which takes no longer in huge pages.
+_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.
 _FORKSERVER_ENDED = 255
@@ -135,7 +138,8 @@ def start_forkserver(several_jobs: bool = False) -> None:
     """
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
     multiprocessing.set_forkserver_preload([*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_jobs else ())])
-    os.environ[FOLDER] = str(_own_folder(os.getpid()))
+    own = {FOLDER: str(_own_folder(os.getpid())), **{key: _MALLOC[key] for key in _MALLOC.keys() - os.environ.keys()}}
+    os.environ.update(own)
     resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
     # Workers change back to this process's folder.
@@ -147,7 +151,8 @@ def start_forkserver(several_jobs: bool = False) -> None:
     try:
         forkserver.ensure_running()
     finally:
-        del os.environ[FOLDER]
+        for name in own:
+            del os.environ[name]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.chdir(here)
     _start_passing_signals_on(os.getpid())
@@ -189,6 +194,7 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
     error, and KeyboardInterrupt or Preempted when the launch is interrupted. No worker is left then.
     """
     start_forkserver()
+    killed_before = _killed_for_memory()
     with tempfile.TemporaryDirectory(dir=_own_folder(os.getpid()), ignore_cleanup_errors=True) as rendezvous:
         launched: list[_Worker] = []
         try:
@@ -202,7 +208,7 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
             with signals_ignored():
                 for worker in launched:
                     worker.end()
-        if failure := _failure(launched):
+        if failure := _failure(launched, for_memory=_killed_for_memory() > killed_before):
             raise failure
         return next(worker.messages[_RESULT] for worker in launched if worker.rank == 0)
 
@@ -312,8 +318,20 @@ def _wait_for_cause(workers: Sequence[_Worker]) -> None:
         worker.listen()
 
 
-def _failure(workers: Sequence[_Worker]) -> BaseException | None:
-    """The exception for failed workers: a reason that one knows, else what the others' failures followed from."""
+def _killed_for_memory() -> int:
+    """How many processes this machine has killed so far because a container, or all of it, had no memory left."""
+    try:
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:  # not Linux
+        return 0
+    return int(counters.get("oom_kill", 0))
+
+
+def _failure(workers: Sequence[_Worker], for_memory: bool) -> BaseException | None:
+    """The exception for failed workers: a reason that one knows, else what the others' failures followed from.
+
+    `for_memory`: whether a process was killed meanwhile because there was no memory left.
+    """
     for worker in workers:
         if _KNOWN in worker.messages:
             known: Exception = worker.messages[_KNOWN]
@@ -325,8 +343,9 @@ def _failure(workers: Sequence[_Worker]) -> BaseException | None:
         assert worker.exit_code is not None
         if worker.exit_code < 0:
             number = -worker.exit_code
-            why = " (out of memory?)" if number == signal.SIGKILL else ""
-            return WorkerLost(f"worker {worker.rank} ended with signal {number}{why}")
+            if number == signal.SIGKILL and for_memory:
+                return OutOfMemory(f"worker {worker.rank} was killed because there was no memory left")
+            return WorkerLost(f"worker {worker.rank} ended with signal {number}")
     for kind, error in ((_FAILED, WorkerFailed), (_LOST, WorkerLost)):
         found = sorted((worker.messages[kind], worker.rank) for worker in failed if kind in worker.messages)
         if found:

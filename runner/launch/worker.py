@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runner.backends.memory import enough_for
 from runner.errors import first_line
 from runner.launch.local import Place, WorkerLost
 from runner.launch.signals import requests
@@ -60,7 +61,8 @@ def run(
 
     try:
         backend = connect(job, rank, world_size, local_rank, store)
-        result = train(job, backend, watched, requests.preempted)
+        with enough_for(f"on worker {rank}", "sharding=fsdp, precision=bf16 or a smaller model"):
+            result = train(job, backend, watched, requests.preempted)
         backend.close()
         return result
     except (RuntimeError, dist.DistError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.backends.machine import available_memory
+from runner.backends.memory import available_memory
 from runner.config.choices import AccumulationMode, DeviceKind, SyncPolicyName, SyncSchedule
 from runner.config.schema import Accumulation, Device, Hardware, Sync
 from runner.data.cache import Cache, Progress

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from runner.backends import Backend
+from runner.backends.memory import is_out_of_memory
 from runner.config.plain import from_plain
 from runner.data.recipe import Prepared
 from runner.data.table import Table
+from runner.errors import OutOfMemory, first_line
 from runner.launch.local import Place
 from runner.launch.worker import store_of
 from runner.plan import Plan
@@ -86,6 +88,10 @@ class GivenSteps(DataOrder):
     def most_micro_batches(self, step: Step) -> int:
         return len(self._given[step.t])
 
+    @property
+    def can_cut_smaller(self) -> bool:
+        return False
+
     def advance(self) -> None:
         self.t += 1
 
@@ -110,7 +116,12 @@ def run_launched(job: dict[str, Any], place: Place) -> Measured | None:
     """The entry point of a launched worker. `job`: `MeasuringJob.as_json()`; the result on rank 0."""
     typed = from_plain(MeasuringJob, job)
     backend = connect(typed, place.rank, place.workers, place.rank, store_of(place))
-    measured = _measure(typed, backend)
+    try:
+        measured = _measure(typed, backend)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"there is too little memory to measure this ({first_line(error)})") from error
+        raise
     backend.close()
     return measured if backend.rank == 0 else None
 

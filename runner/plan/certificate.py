@@ -66,7 +66,7 @@ class CertifiedProperty:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a run on one set of workers. A run that was not resumed has one.
+    """A part of a run on one set of workers. A run that was not resumed, and had enough memory, has one.
 
     `after_step`: optimizer steps done before it; `until_step`: at its end, None if it is not known yet. `device`: as
     requested, such as `cpu4`; `sync`: the policy and k. `level`, `differs`: of its own certificate, against the same
@@ -96,6 +96,17 @@ class Segment:
         only_processor = all(name.startswith(PROCESSOR) for name in changed)
         level = max(self.level, _EQUIVALENT if only_processor else _COMPARABLE, key=_LEVELS.index)
         return dataclasses.replace(self, level=level, differs=(*self.differs, *changed))
+
+    def split(self, after_step: int, accumulation_steps: int) -> tuple[Segment, Segment]:
+        """The two segments of a run whose micro-batches became smaller, for lack of memory, within this one."""
+        then = dataclasses.replace(
+            self,
+            after_step=after_step,
+            accumulation_steps=accumulation_steps,
+            level=max(self.level, _EQUIVALENT, key=_LEVELS.index),
+            differs=tuple(dict.fromkeys((*self.differs, "accumulation_steps"))),
+        )
+        return dataclasses.replace(self, until_step=after_step), then
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Segment:
@@ -131,6 +142,16 @@ def certify(setup: RunSetup, baseline: RunSetup) -> Certificate:
 def with_segments(certificate: Certificate, segments: tuple[Segment, ...]) -> Certificate:
     """The certificate of a run with these segments; `certificate` is that of the last one."""
     return _certificate(certificate.properties, segments)
+
+
+def split_at(segments: tuple[Segment, ...], after_step: int, accumulation_steps: int) -> tuple[Segment, ...]:
+    """The segments of a run that from a step on had more micro-batches, unless they say so already."""
+    parts: list[Segment] = []
+    for one in segments:
+        within = one.after_step <= after_step and (one.until_step is None or after_step < one.until_step)
+        smaller = within and one.accumulation_steps < accumulation_steps
+        parts += one.split(after_step, accumulation_steps) if smaller else (one,)
+    return tuple(parts)
 
 
 def ended_at(segments: tuple[Segment, ...], step: int | None) -> tuple[Segment, ...]:

@@ -130,6 +130,12 @@ class Experiment:
         certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
         return dataclasses.replace(self, certificate=certificate)
 
+    def accumulating(self, accumulation_steps: int) -> Experiment:
+        """The same experiment, which has not begun, with so many micro-batches in each worker's step."""
+        plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
+        other = _experiment(self.config, self.recipe, self.placement, self.facts, self.absent, plan)
+        return dataclasses.replace(other, varied=self.varied, typed=self.typed, changed=self.changed)
+
     def after_changes(self, changed: tuple[str, ...]) -> Experiment:
         """The same with what has changed since the checkpoint that it continues from."""
         *earlier, now = self.certificate.segments
@@ -162,8 +168,8 @@ def prepare(
 ) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError.
 
-    `progress`: called while data are tokenised, which some recipes need in order to count rows. `varied`, `typed`: see
-    `Experiment`.
+    With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are tokenised, which some recipes
+    need in order to count rows. `varied`, `typed`: see `Experiment`.
     """
     for name, given, default in (
         ("plan.train_samples", config.plan.train_samples, None),
@@ -207,6 +213,8 @@ def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int
     replica_batch, limit = -(-old.global_batch // workers), config.accumulation.max_micro_batch
     if config.batch.mode is BatchMode.per_device and not changed:
         limit = config.batch.micro_batch
+    if config.accumulation.mode is AccumulationMode.fit:
+        limit = replica_batch if changed else old.micro_batch
     if limit is not None:
         return -(-replica_batch // limit)
     assert config.accumulation.steps is not None
@@ -375,7 +383,8 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
         world_size=workers,
         global_batch=config.batch.global_batch,
         micro_batch=config.batch.micro_batch,
-        accumulation_steps=config.accumulation.steps,
+        # With `fit` the memory decides later (`measure/fitting.py`): the most that could fit are one micro-batch.
+        accumulation_steps=1 if config.accumulation.mode is AccumulationMode.fit else config.accumulation.steps,
         max_micro_batch=config.accumulation.max_micro_batch,
         drop_last=config.batch.drop_last,
         k=config.sync.k,

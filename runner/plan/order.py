@@ -46,6 +46,8 @@ class DataOrder:
         self._rank = rank
         self._lengths = lengths
         self._permutation: tuple[int, np.ndarray] | None = None
+        #: Micro-batches of a step: more than planned where memory was too little for so few.
+        self.accumulation_steps = plan.accumulation_steps
         self.epoch = 0
         self.t = 0
 
@@ -72,11 +74,16 @@ class DataOrder:
         if plan.shards is not None:
             used = used_shards(len(ids), plan.shards)
             return [deal(ids, used, shard) for shard in shards_by_worker(used, plan.world_size)[self._rank]]
-        return cut(deal(ids, plan.world_size, self._rank), plan.accumulation_steps)
+        return cut(deal(ids, plan.world_size, self._rank), self.accumulation_steps)
 
     def most_micro_batches(self, step: Step) -> int:
         """The micro-batches of the worker that gets most of a global batch."""
-        return min(self._plan.accumulation_steps, -(-step.samples // self._plan.world_size))
+        return min(self.accumulation_steps, -(-step.samples // self._plan.world_size))
+
+    @property
+    def can_cut_smaller(self) -> bool:
+        """Whether micro-batches may be smaller than planned; under `equivalence=identical` they are shards."""
+        return self._plan.shards is None and self.accumulation_steps < self._plan.replica_batch
 
     def advance(self) -> None:
         """Move to the next global batch, across epochs."""

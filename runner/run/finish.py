@@ -15,7 +15,7 @@ from rich.markup import escape
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.measure.predicted import prediction_metrics, scored
-from runner.plan.certificate import NOT_COMPARABLE, after_stopping, after_training, ended_at, with_segments
+from runner.plan.certificate import NOT_COMPARABLE, after_stopping, after_training, ended_at, split_at, with_segments
 from runner.plan.experiment import Experiment, baseline_of
 from runner.run.summary import FAILED, Role, failure_of, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
@@ -73,12 +73,18 @@ class RunCloser:
     def _update_certificate(self, result: RunResult) -> Experiment:
         """Add what is known only after the model was built and trained."""
         experiment = self.experiment
+        segments = ended_at(experiment.certificate.segments, result.optimizer_steps)
+        for smaller in result.smaller_micro_batches:
+            segments = split_at(segments, smaller.after_step, smaller.accumulation_steps)
+        if segments[-1].accumulation_steps != experiment.plan.accumulation_steps:
+            experiment = experiment.accumulating(segments[-1].accumulation_steps)
+            write_json(self.folder / "plan.json", experiment.plan.as_json())
         certificate = experiment.certificate
         sync = experiment.config.sync.as_chosen(result.sync or {})
         if result.batch_statistics or sync != experiment.config.sync:
             baseline = baseline_of(experiment.setup)
             certificate = after_training(experiment.setup, baseline, result.batch_statistics, sync)
-        certificate = with_segments(certificate, ended_at(experiment.certificate.segments, result.optimizer_steps))
+        certificate = with_segments(certificate, segments)
         if result.stopped_early:
             assert result.samples_seen is not None
             certificate = after_stopping(certificate, result.samples_seen)

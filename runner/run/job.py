@@ -18,7 +18,7 @@ from runner.backends.machine import threads_per_worker
 from runner.config.arguments import RESUME, HydraOptions
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
-from runner.errors import Diverged, Preempted
+from runner.errors import Diverged, OutOfMemory, Preempted
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
 from runner.launch.local import WorkerLost, launch
@@ -159,39 +159,62 @@ def run(
         with signals_ignored():
             closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
             summary = _close(closer, status, result, failure)
-    report(summary, experiment, folder, console)
+    report(summary, training.experiment, folder, console)
     assert result is not None
     return FinishedRun(folder, result, summary, tracker.how_to_open())
 
 
 class _Training:
-    """Trains, and starts the workers again from the newest checkpoint when one was lost. `restarts`: in sentences."""
+    """Trains, and starts the workers again from the newest checkpoint when one was lost or had too little memory.
+
+    `restarts`: in sentences.
+    """
 
     def __init__(self, experiment: Experiment, job: Job, train: Callable[[Job], RunResult], console: Console) -> None:
         self.experiment, self.restarts = experiment, list[str]()
         self._job, self._train, self._console = job, train, console
+        self._lost = 0
 
     def run(self) -> RunResult:
-        """Raises WorkerLost when `launch.max_restarts` is used up."""
+        """Raises WorkerLost when `launch.max_restarts` is used up, OutOfMemory if micro-batches cannot be smaller."""
         while True:
             try:
                 return self._train(self._job)
+            except OutOfMemory as error:
+                plan = self.experiment.plan
+                steps = error.accumulation_steps or plan.accumulation_steps
+                if (instead := self._instead_of_smaller_micro_batches(steps)) is not None:
+                    raise OutOfMemory(f"{one_line(error)}: use {instead}") from error
+                self._start_again(error, least_accumulation=min(2 * steps, plan.replica_batch))
             except WorkerLost as error:
-                if len(self.restarts) == self.experiment.config.launch.max_restarts:
+                if self._lost == self.experiment.config.launch.max_restarts:
                     raise
+                self._lost += 1
                 self._start_again(error)
 
-    def _start_again(self, error: WorkerLost) -> None:
-        resumption = restarted(self.experiment, self._job.folder)
+    def _instead_of_smaller_micro_batches(self, accumulation_steps: int) -> str | None:
+        """What helps where more than `accumulation_steps` of them are not possible; None if they are."""
+        plan = self.experiment.plan
+        if plan.shards is not None:
+            return "more equivalence.shards, which are its micro-batches, or equivalence=exact"
+        if accumulation_steps == plan.replica_batch:
+            return "gradient_checkpointing=true, precision=bf16, sharding=fsdp or a smaller model"
+        return None if self._train is train_locally else "a larger accumulation.steps"
+
+    def _start_again(self, error: OutOfMemory | WorkerLost, least_accumulation: int = 1) -> None:
+        resumption = restarted(self.experiment, self._job.folder, least_accumulation)
         self.experiment, saved = resumption.experiment, resumption.saved
-        number, most = len(self.restarts) + 1, self.experiment.config.launch.max_restarts
-        text = f"{one_line(error)}: starting again (restart {number} of {most})"
+        plan, most = self.experiment.plan, self.experiment.config.launch.max_restarts
+        smaller = f" with micro-batches of {plan.micro_batch}" if isinstance(error, OutOfMemory) else ""
+        text = f"{one_line(error)}: starting again{smaller or f' (restart {self._lost} of {most})'}"
         self._console.print(f"[bold yellow]warning:[/] {escape(text)}", soft_wrap=True)
         resumption.rewind(self._console)
+        write_json(self._job.folder / "plan.json", plan.as_json())
         write_json(self._job.folder / "certificate.json", self.experiment.certificate.as_json())
         checkpoint = saved.folder.resolve() if saved is not None else None
-        self._job = dataclasses.replace(self._job, checkpoint=checkpoint, started_at=time.time())
-        self.restarts.append(f"{one_line(error)}; started again from step {saved.step if saved is not None else 0:,}")
+        self._job = dataclasses.replace(self._job, plan=plan, checkpoint=checkpoint, started_at=time.time())
+        again = f"started again from step {saved.step if saved is not None else 0:,}"
+        self.restarts.append(f"{one_line(error)}; {again}{smaller}")
 
 
 def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:

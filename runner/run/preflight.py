@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from runner.config.compose import compose, settings
 from runner.data.cache import Progress
 from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
+from runner.measure.fitting import fitted
 from runner.plan.experiment import Experiment, foresee, prepare
 from runner.run.progress import progress_bar
 from runner.track.names import setting_labels
@@ -24,7 +26,7 @@ _FILES_SIZE = 2**16
 
 def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     """The experiment that a command asks for, and the folder for it, which is not made yet. Raises UserError."""
-    cfg = compose(options.overrides, options.config_dirs)
+    started, cfg = time.monotonic(), compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "add -m")
     callbacks = cfg.hydra.callbacks
     require(
@@ -34,6 +36,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
         experiment = prepare(config, progress, varied, typed)
+        experiment = fitted(experiment, started, progress, say_aside)
     folder = Path(cfg.hydra.run.dir)
     check_folder("hydra.run.dir", str(folder), size=_FILES_SIZE)
     refuse_used_folder(folder)
@@ -47,6 +50,11 @@ def foresee_run(options: HydraOptions, progress: Progress) -> Experiment:
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     return foresee(settings(cfg), progress)
+
+
+def say_aside(text: str) -> None:
+    """Print what happens before a run begins, where the output of the command does not go."""
+    Terminal(stderr=True).print(text, style="dim", soft_wrap=True, markup=False)
 
 
 def refuse_used_folder(folder: Path) -> None:

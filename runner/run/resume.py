@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,13 @@ from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
+from runner.measure.fitting import fitted
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
-from runner.run.preflight import reading_data
+from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
@@ -81,7 +83,7 @@ class Resumption:
 
 def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> Resumption:
     """Find the run and check that it can continue, without changing anything. Raises UserError."""
-    folder = find_run(identifier, Path("outputs"))
+    started, folder = time.monotonic(), find_run(identifier, Path("outputs"))
     if is_locked(folder):
         raise still_running(folder)
     _refuse_ended(folder)
@@ -93,8 +95,12 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
     check_folder("cache_dir", config.cache_dir)
     plan = from_plain(Plan, read_json(folder / "plan.json"))
     changed = any(_key(override).startswith("accumulation") for override in overrides)
+    if saved is not None and not changed:
+        plan = plan.on_workers(plan.world_size, _accumulation_steps(plan, saved), plan.k)
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, changed, progress)
+        if changed:
+            experiment = fitted(experiment, started, progress, say_aside)
     if saved is not None:
         _check(experiment, folder, saved)
         experiment = experiment.continuing(_segments(folder), saved.step)
@@ -111,19 +117,36 @@ def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     saved, damaged = newest(folder)
     if saved is None or (card.tags.get("setup.digest"), card.params.get("seed")) != saved_with:
         return None
+    steps = _accumulation_steps(experiment.plan, saved)
+    if steps != experiment.plan.accumulation_steps:
+        experiment = experiment.accumulating(steps)
     continued = experiment.continuing(_segments(folder), saved.step)
     return Resumption(continued.after_changes(_changes(continued, saved)), folder, saved, damaged)
 
 
-def restarted(experiment: Experiment, folder: Path) -> Resumption:
-    """The run in `folder`, which has just lost a worker. Raises UserError if all its checkpoints are damaged."""
+def restarted(experiment: Experiment, folder: Path, least_accumulation: int = 1) -> Resumption:
+    """The run in `folder`, which has just lost a worker. Raises UserError if all its checkpoints are damaged.
+
+    `least_accumulation`: micro-batches in a step of each worker, at least.
+    """
     saved, damaged = newest(folder)
     if saved is None and damaged:
         raise UserError(f"{folder} has no complete checkpoint to start again from")
+    segments, plan = experiment.certificate.segments, experiment.plan
+    steps = max(_accumulation_steps(plan, saved), least_accumulation)
+    if steps != plan.accumulation_steps:
+        experiment = experiment.accumulating(steps).continuing(segments, 0)
     if saved is not None:
-        experiment = experiment.continuing(experiment.certificate.segments, saved.step)
+        experiment = experiment.continuing(segments, saved.step)
         experiment = experiment.after_changes(_changes(experiment, saved))
     return Resumption(experiment, folder, saved, damaged)
+
+
+def _accumulation_steps(plan: Plan, saved: Saved | None) -> int:
+    """As planned, or as many as the workers of a checkpoint already needed for lack of memory."""
+    if saved is None or saved.accumulation_steps is None or saved.workers != plan.world_size:
+        return plan.accumulation_steps
+    return max(plan.accumulation_steps, saved.accumulation_steps)
 
 
 def find_run(identifier: str, outputs: Path) -> Path:

@@ -80,6 +80,11 @@ def summary_of(
 
 def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
     """What was found out during the run and may surprise, in sentences."""
+    for smaller in result.smaller_micro_batches:
+        yield (
+            f"for lack of memory each worker had {smaller.accumulation_steps} smaller micro-batches from step "
+            f"{smaller.after_step + 1:,} on: the same global batches, summed in another order, so that last bits differ"
+        )
     if result.stopped_early:
         assert result.best is not None
         evaluation, steps = experiment.config.evaluation, experiment.plan.optimizer_steps

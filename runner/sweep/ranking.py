@@ -22,12 +22,14 @@ from runner.config.schema import Sync
 from runner.data.cache import Progress
 from runner.errors import UserError, require
 from runner.folder.files import check_folder
+from runner.measure.fitting import fitted
 from runner.measure.predicted import Measuring, predicted, why_not
 from runner.measure.tables import gib, seconds_words
 from runner.plan.certificate import NOT_COMPARABLE
 from runner.plan.experiment import Experiment, foresee
 from runner.plan.prediction import Prediction
 from runner.plan.tables import plain_table
+from runner.run.preflight import say_aside
 from runner.sweep.grid import grid_of
 from runner.track.names import setting_labels
 
@@ -109,6 +111,7 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
         labels, typed = setting_labels(job, grid.varied)
         try:
             experiment = foresee(settings(compose(job, options.config_dirs)), progress)
+            experiment = fitted(experiment, started, progress, say_aside, measures=experiment.config.measure)
         except UserError as error:
             raise UserError(f"{error} (setup {varied})") from error
         experiment = dataclasses.replace(experiment, varied=labels, typed=typed)

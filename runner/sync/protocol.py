@@ -78,6 +78,9 @@ class SyncPolicy(Protocol):
     #: Whether a forward pass is a collective, so that all workers need the same number of them.
     collective_forward: bool = False
 
+    #: Whether the backward pass in the latest `backward_pass` is a collective, which one worker cannot repeat alone.
+    collective_backward: bool = False
+
     @property
     def equal_parts(self) -> tuple[str, ...]:
         """The parts of a loop's state that are the same on all workers right after a synchronisation.

@@ -68,9 +68,10 @@ class Synchronous(SyncPolicy):
 
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         self._reached.clear()
-        if number + 1 == facts.micro_batches or not isinstance(self.forward_model, DistributedDataParallel):
+        if not isinstance(self.forward_model, DistributedDataParallel):
             return nullcontext()
-        return self.forward_model.no_sync()
+        self.collective_backward = number + 1 == facts.micro_batches
+        return nullcontext() if self.collective_backward else self.forward_model.no_sync()
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         if isinstance(self.forward_model, DistributedDataParallel):
@@ -214,7 +215,9 @@ class PostLocal(SyncPolicy):
         return self._policy.loss_divisor(facts)
 
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
-        return self._policy.backward_pass(facts, number)
+        context = self._policy.backward_pass(facts, number)
+        self.collective_backward = self._policy.collective_backward
+        return context
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         return self._policy.before_optimizer_step(facts)

@@ -441,5 +441,6 @@ def _result(
         truncated=loop.prepared.properties.get("truncated"),
         stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
         machine=describe_machine(job.device_type, available_cores()),
+        smaller_micro_batches=tuple(loop.smaller_micro_batches),
         warnings=warnings,
     )

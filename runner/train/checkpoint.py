@@ -57,7 +57,8 @@ class Saved:
     """A complete checkpoint: the content of `complete.json`.
 
     `step`: optimizer steps done. `equal`: the parts of the state that all workers share. `identity`: of data, model,
-    code and libraries, by name. `files`: size in bytes and SHA-256 by name.
+    code and libraries, by name. `files`: size in bytes and SHA-256 by name. `accumulation_steps`: of the workers then;
+    None in files of earlier versions.
     """
 
     folder: Path
@@ -66,6 +67,7 @@ class Saved:
     equal: tuple[str, ...]
     identity: Mapping[str, str]
     files: Checksums
+    accumulation_steps: int | None = None
 
     @property
     def for_any_workers(self) -> bool:
@@ -145,10 +147,10 @@ class Checkpoints:
             self._agree_every = max(1, min(int(steps), 2 * self._agree_every))
         self._until_agreed = self._agree_every
 
-    def save(self, step: int, state: Callable[[], State], equal: Sequence[str]) -> float:
+    def save(self, step: int, state: Callable[[], State], equal: Sequence[str], accumulation_steps: int = 1) -> float:
         """Copy the state and start to write it; the seconds that this took. A collective.
 
-        `equal`: the parts that are the same on all workers.
+        `equal`: the parts that are the same on all workers. `accumulation_steps`: of the workers from now on.
         """
         started = time.perf_counter()
         self.wait()
@@ -161,7 +163,10 @@ class Checkpoints:
         tensors |= {name: tensor for name, tensor in shared.items() if is_sharded(tensor)}
         tensors = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         self._thread = threading.Thread(
-            target=self._write_or_warn, args=(step, plain, tensors, tuple(equal)), name="checkpoint", daemon=True
+            target=self._write_or_warn,
+            args=(step, plain, tensors, tuple(equal), accumulation_steps),
+            name="checkpoint",
+            daemon=True,
         )
         self._thread.start()
         self.due, self._last = False, time.monotonic()
@@ -183,12 +188,14 @@ class Checkpoints:
             return None
         return f"{len(self._failures)} checkpoint(s) could not be written: {self._failures[-1]}"
 
-    def _write_or_warn(self, step: int, plain: Any, tensors: dict[str, Tensor], equal: tuple[str, ...]) -> None:
+    def _write_or_warn(
+        self, step: int, plain: Any, tensors: dict[str, Tensor], equal: tuple[str, ...], accumulation_steps: int
+    ) -> None:
         draft = self._folder / f".{_name(step)}"
         try:
             self._write(draft, plain, tensors)
             if self._rank == 0:
-                self._complete(draft, step, equal)
+                self._complete(draft, step, equal, accumulation_steps)
         except Exception as error:  # noqa: BLE001 - no checkpoint is worth the training that it would save
             reason = f"step {step}, {first_line(error)}"
             if not self._failures and not isinstance(error, _OtherFailed):
@@ -216,7 +223,7 @@ class Checkpoints:
         sync_folder(own)
         write_json(draft / f"{own.name}.json", files)
 
-    def _complete(self, draft: Path, step: int, equal: tuple[str, ...]) -> None:
+    def _complete(self, draft: Path, step: int, equal: tuple[str, ...], accumulation_steps: int) -> None:
         """Worker 0, when all have written: list all files, rename the folder, and only then remove older ones."""
         lists = [draft / f"{_worker(rank)}.json" for rank in range(self._workers)]
         deadline = time.monotonic() + _OTHERS_TIMEOUT_S
@@ -233,6 +240,7 @@ class Checkpoints:
             "step": step,
             "workers": self._workers,
             "equal": equal,
+            "accumulation_steps": accumulation_steps,
             "identity": dict(self._identity),
             "files": {name: entry for path in lists for name, entry in json.loads(path.read_text()).items()},
         }
@@ -281,7 +289,8 @@ def newest(run: Path) -> tuple[Saved | None, dict[Path, str]]:
 def read_manifest(folder: Path) -> Saved:
     content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
-    return Saved(folder, content["step"], content["workers"], tuple(content["equal"]), content["identity"], files)
+    equal, steps = tuple(content["equal"]), content.get("accumulation_steps")
+    return Saved(folder, content["step"], content["workers"], equal, content["identity"], files, steps)
 
 
 def remove_drafts(run: Path, before: int | None = None) -> None:

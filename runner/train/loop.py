@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the o
 from torch.optim import Optimizer
 
 from runner.backends import Backend
+from runner.backends.memory import enough_for, is_out_of_memory
 from runner.config.choices import LedgerMode
 from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
 from runner.data.unpadded import known_places
-from runner.errors import Preempted
+from runner.errors import OutOfMemory, Preempted, first_line, printable
 from runner.exact import DropoutStreams
 from runner.plan import Plan
 from runner.plan.order import DataOrder
@@ -37,6 +39,7 @@ from runner.train.finite import FiniteNumbers
 from runner.train.ledger import Ledger, LedgerError
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
+from runner.train.result import SmallerMicroBatches
 from runner.train.seeds import random_state, restore_random_state
 from runner.train.sharding import ShardedModel, full
 from runner.train.throughput import Meter, StepLoss, StepRecord
@@ -105,12 +108,18 @@ class Loop:
         self.first_step_compile_s: float | None = None
         self._counts = label_counts(prepared.train)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = list(model.buffers())
         self._evaluation_due = self._evaluation_stopped = False
         self._evaluated_at: int | None = None
         self._stalled_before = 0.0
         self._finishing = False
         #: What must be the same when its state is loaded: tokens, layers and frozen weights.
         self.identity: Mapping[str, str] = {}
+        #: When there was too little memory for the micro-batches.
+        self.smaller_micro_batches: list[SmallerMicroBatches] = []
+        #: Whether this worker has repeated the step with smaller ones, and what there was before its passes.
+        self._repeated = False
+        self._before_passes = self._changed_by_passes()
         #: Called after each optimizer step.
         self.on_step: Callable[[], None] | None = None
         #: The model as it was sharded; None if every worker has all weights.
@@ -128,7 +137,13 @@ class Loop:
                 raise Preempted(self.optimizer_step)
         while self.optimizer_step < end and not self.best.should_stop():
             for step, ids, micro_batches in self._epoch_steps(end - self.optimizer_step):
-                self._train_step(step, ids, micro_batches)
+                try:
+                    self._train_step(step, ids, micro_batches)
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    self._halve_micro_batches(error)
+                    continue  # with the same step
                 self.order.advance()
                 self._after_step()
                 if self.best.should_stop():
@@ -158,10 +173,10 @@ class Loop:
     def _epoch_steps(self, limit: int) -> Iterator[tuple[Step, list[np.ndarray], Iterator[tuple[np.ndarray, Batch]]]]:
         """The remaining steps of the current epoch, at most `limit`: each with its planned ids and its micro-batches.
 
-        A worker without samples runs one micro-batch of fillers; if forward passes are collectives, as many
-        micro-batches as the others.
+        Ends earlier when micro-batches are to be smaller than these. A worker without samples runs one micro-batch of
+        fillers; if forward passes are collectives, as many micro-batches as the others.
         """
-        epoch = self.order.epoch
+        epoch, accumulation_steps = self.order.epoch, self.order.accumulation_steps
         steps = self.order.steps()[self.order.t :][:limit]
         shares = [self.order.micro_batches(epoch, step) for step in steps]
         for step, own in zip(steps, shares, strict=True):
@@ -171,12 +186,15 @@ class Loop:
         loader = batches(self.prepared.train, planned, self.recipe, self.prepared, self._layout)
         on_device = self.backend.feed(loader)
         for step, own in zip(steps, shares, strict=True):
+            if self.order.accumulation_steps != accumulation_steps:
+                return
             yield step, own, itertools.islice(on_device, len(own))
 
     def _train_step(self, step: Step, ids: list[np.ndarray], micro_batches: Iterator[tuple[np.ndarray, Batch]]) -> None:
         """One optimizer step: this worker's share of one global batch.
 
-        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value.
+        The host does not wait for the device here, unless a sync policy or the fp16 scaler needs a value. What happens
+        before the last backward pass has ended can be undone, if memory is too little.
         """
         policy, meter = self.policy, self.meter
         samples_seen = self.plan.samples_before(self.optimizer_step)
@@ -187,14 +205,16 @@ class Loop:
         step_count = torch.zeros((), dtype=torch.int64, device=self.backend.device)
         gradient_norm, applied, skipped = None, False, False
         trained: list[np.ndarray] = []
+        tokens = Tokens()
 
+        self._before_passes = self._changed_by_passes()
         meter.begin("data")
         for number, (rows, batch) in enumerate(micro_batches):
             meter.begin("forward")
             if number > 0:
                 self.backend.mark_step()
             trained.append(rows[rows != FILLER])
-            self.tokens += tokens_of(batch, rows, self._lengths, self._padded)
+            tokens += tokens_of(batch, rows, self._lengths, self._padded)
             with policy.backward_pass(facts, number):
                 dropout = self._dropout(self.optimizer_step, rows, self.backend.device)
                 with self.backend.forward_pass(), self.precision.autocast(), dropout, known_places(batch):
@@ -204,6 +224,7 @@ class Loop:
             losses.append(loss_sum.detach())
             step_count += count
             meter.begin("data")
+        self.tokens += tokens
         meter.begin("communication")
         step_loss = policy.loss_sum(facts, losses, self._parameters[0].dtype)
         if policy.before_optimizer_step(facts):
@@ -225,8 +246,40 @@ class Loop:
         meter.begin("other")
         seen = samples_seen + step.samples
         loss = StepLoss(self.optimizer_step, step_loss, step_count, facts.global_count, lr, step.samples, seen)
-        meter.add(dataclasses.replace(loss, gradient_norm=gradient_norm, applied=applied))
+        meter.add(dataclasses.replace(loss, gradient_norm=gradient_norm, applied=applied, repeated=self._repeated))
         self.compilations.after_step(self.optimizer_step, batch)
+        self._repeated = False
+
+    def _halve_micro_batches(self, error: Exception) -> None:
+        """Undo what a step has done for which memory was too little, so that it can be repeated with smaller ones.
+
+        Raises OutOfMemory if this worker cannot repeat it alone: nothing is smaller, the others wait for it, or weights
+        or running statistics have changed already.
+        """
+        phase, (on_host, on_device, buffers) = self.meter.phase, self._before_passes
+        size = -(-self.plan.replica_batch // self.order.accumulation_steps)
+        step, rank = self.optimizer_step + 1, self.backend.rank
+        what = f"step {step:,}: worker {rank} has too little memory for micro-batches of {size}"
+        alone = phase in ("data", "forward") or (phase == "backward" and not self.policy.collective_backward)
+        unchanged = self._changed_by_passes()[2] == buffers
+        if not (self.order.can_cut_smaller and alone and unchanged) or self.policy.collective_forward:
+            raise OutOfMemory(f"{what} ({first_line(error)})", self.order.accumulation_steps) from error
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(on_host)
+        self.backend.restore_random_state(on_device)
+        self._repeated = True
+        self.order.accumulation_steps = min(2 * self.order.accumulation_steps, self.plan.replica_batch)
+        sys.stderr.write(printable(f"warning: {what}: the step is repeated with smaller ones\n"))
+
+    def _changed_by_passes(self) -> tuple[torch.Tensor, torch.Tensor | int | None, list[int]]:
+        """Random states of host and device, which can be restored, and the versions of buffers, which cannot."""
+        return torch.get_rng_state(), self.backend.random_state(), [buffer._version for buffer in self._buffers]
+
+    def _agree_on_micro_batches(self, records: Sequence[StepRecord]) -> None:
+        """Some workers had to repeat a step with smaller micro-batches: all continue with these. A collective."""
+        self.order.accumulation_steps = max(self.backend.all_gather_object(self.order.accumulation_steps))
+        first = next(record.step for record in records if record.repeated)
+        self.smaller_micro_batches.append(SmallerMicroBatches(first - 1, self.order.accumulation_steps))
 
     def _step_facts(self, step: Step, ids: list[np.ndarray], lr: float) -> StepFacts:
         local_count = int(self._counts[np.concatenate(ids)].sum())
@@ -278,7 +331,10 @@ class Loop:
         if not checkpoints.ending:
             checkpoints.agree(wait=not self.policy.overlaps)
         if checkpoints.due or checkpoints.ending:
-            stalled = checkpoints.save(self.optimizer_step, self.state_dict, self.policy.equal_parts)
+            self.flush()  # which may make micro-batches smaller
+            stalled = checkpoints.save(
+                self.optimizer_step, self.state_dict, self.policy.equal_parts, self.order.accumulation_steps
+            )
             if self.backend.rank == 0:
                 self._log(self.optimizer_step, {"checkpoint/stall_seconds": stalled})
         if checkpoints.ending:
@@ -299,6 +355,8 @@ class Loop:
                     f"optimizer step {record.step}: the recipe counted {record.counted} loss terms where "
                     f"{record.planned} were planned"
                 )
+        if any(record.repeated for record in records):
+            self._agree_on_micro_batches(records)
         self._log_synchronisations()
         if self.backend.rank == 0 and records:
             self._log_training(records, stats)
@@ -335,7 +393,9 @@ class Loop:
     def _evaluate(self) -> None:
         self.meter.pause()
         on_host, on_device = random_state(), self.backend.random_state()
-        with self.policy.common_weights():
+        size = self.config.evaluation.micro_batch
+        enough = enough_for(f"to evaluate {size} samples at a time", "a smaller evaluation.micro_batch")
+        with self.policy.common_weights(), enough:
             self.finite.require_weights(self._parameters, self.optimizer_step)
             metrics = evaluate(
                 self.recipe,
@@ -343,7 +403,7 @@ class Loop:
                 self.model,
                 self.backend,
                 self.precision,
-                self.config.evaluation.micro_batch,
+                size,
                 self.config.device.length_buckets,
                 self.eval_progress,
                 self._must_stop_evaluation,
@@ -411,6 +471,7 @@ class Loop:
             **{name: getattr(self, name).state_dict() for name in _STATEFUL},
             "optimizer_step": self.optimizer_step,
             "synchronisations": self.synchronisations,
+            "smaller_micro_batches": [dataclasses.astuple(one) for one in self.smaller_micro_batches],
             "evaluation": (self._evaluation_due, self._evaluation_stopped, self._evaluated_at, self.eval_metrics),
             "tokens": dataclasses.astuple(self.tokens),
             "random": random_state(),
@@ -432,6 +493,7 @@ class Loop:
                 getattr(self, name).load_state_dict(state[name])
         self.optimizer_step = state["optimizer_step"]
         self.synchronisations = list(state["synchronisations"])
+        self.smaller_micro_batches = [SmallerMicroBatches(*one) for one in state.get("smaller_micro_batches", ())]
         self._evaluation_due, self._evaluation_stopped, self._evaluated_at, self.eval_metrics = state["evaluation"]
         self.tokens = Tokens(*state["tokens"])
         if state["random"] is not None:

@@ -15,6 +15,14 @@ _NOT_IN_SUMMARY = ("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memor
 
 
 @dataclass(frozen=True)
+class SmallerMicroBatches:
+    """Memory was too little for step `after_step` + 1: from there on each worker has more micro-batches."""
+
+    after_step: int
+    accumulation_steps: int
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The measurements of rank 0 at the end of training; None: unknown, as in a run that failed.
 
@@ -29,7 +37,8 @@ class RunResult:
     value of the best evaluation. `batch_statistics`: whether the model has batch normalisation. `parameters`: of the
     model, with those of an adapter, and how many of them are trained. `truncated`: how many texts the recipe has
     truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`: of the weights that were
-    trained, before an adapter is merged, where any number of workers must have the same.
+    trained, before an adapter is merged, where any number of workers must have the same. `smaller_micro_batches`: than
+    planned, for lack of memory.
     """
 
     optimizer_steps: int | None = None
@@ -62,6 +71,7 @@ class RunResult:
     stopped_early: bool | None = None
     machine: str | None = None
     weights_digest: str | None = None
+    smaller_micro_batches: tuple[SmallerMicroBatches, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def as_summary(self) -> dict[str, Any]:

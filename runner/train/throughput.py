@@ -25,7 +25,8 @@ class StepLoss:
     `loss_sum`, `counted`: sum and number of this worker's loss terms, as the recipe returned them. `planned`,
     `samples`: loss terms and samples of the whole global batch. `samples_seen`: after the step, over all workers.
     `gradient_norm`: of this worker's gradient before clipping, None if it was not computed. `applied`: whether this
-    worker's optimizer stepped, which it does not without samples or if the fp16 loss scaler skips the step.
+    worker's optimizer stepped, which it does not without samples or if the fp16 loss scaler skips the step. `repeated`:
+    whether this worker has repeated it with smaller micro-batches, for lack of memory.
     """
 
     step: int
@@ -37,6 +38,7 @@ class StepLoss:
     samples_seen: int
     gradient_norm: Tensor | None = None
     applied: bool = True
+    repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class StepRecord:
     """One optimizer step over all workers. `loss`: mean over the loss terms of the global batch.
 
     `counted`: loss terms that the recipe counted; `planned`: loss terms that the loss was divided by. `gradient_norms`:
-    their sum over workers; `applied`: how many workers' optimizers stepped.
+    their sum over workers; `applied`: how many workers' optimizers stepped; `repeated`: how many have repeated it.
     """
 
     step: int
@@ -55,6 +57,7 @@ class StepRecord:
     planned: int
     gradient_norms: float
     applied: int
+    repeated: int = 0
 
 
 class Meter:
@@ -151,6 +154,7 @@ class Meter:
                 *(loss.counted for loss in pending),
                 *(zero if loss.gradient_norm is None else loss.gradient_norm for loss in pending),
                 *(zero + loss.applied for loss in pending),
+                *(zero + loss.repeated for loss in pending),
             ]
             self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         records = []
@@ -186,7 +190,7 @@ class Meter:
 
     def _records(self, steps: list[StepLoss], reduced: list[float]) -> list[StepRecord]:
         n = len(steps)
-        losses, counted, norms, applied = (reduced[i : i + n] for i in range(0, 4 * n, n))
+        losses, counted, norms, applied, repeated = (reduced[i : i + n] for i in range(0, 5 * n, n))
         for loss in losses:  # one by one: the total must not depend on how many steps are reduced together
             self.loss_total += loss
         self.count_total += sum(step.planned for step in steps)
@@ -200,8 +204,11 @@ class Meter:
                 planned=step.planned,
                 gradient_norms=norm,
                 applied=round(workers),
+                repeated=round(again),
             )
-            for step, loss, terms, norm, workers in zip(steps, losses, counted, norms, applied, strict=True)
+            for step, loss, terms, norm, workers, again in zip(
+                steps, losses, counted, norms, applied, repeated, strict=True
+            )
         ]
 
     def _take_phase_seconds(self) -> dict[str, float]:

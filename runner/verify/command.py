@@ -19,7 +19,7 @@ from rich.text import Text
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
-from runner.config.choices import LedgerMode
+from runner.config.choices import AccumulationMode, LedgerMode
 from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
@@ -98,7 +98,12 @@ def _experiment(name: str, overrides: Sequence[str], config_dirs: Sequence[str])
             raise UserError(
                 "hydra.sweeper.params (of sweep=…) defines a sweep, but runner.verify needs a single run: remove it"
             )
-        return prepare(settings(cfg))
+        config = settings(cfg)
+        mode = config.accumulation.mode
+        require(
+            mode is not AccumulationMode.fit, "accumulation", mode, "a replay measures no memory: use fixed or auto"
+        )
+        return prepare(config)
     except UserError as error:
         raise UserError(f"setup {name}: {error}") from error
 
