@@ -97,6 +97,10 @@ class SyncPolicy(Protocol):
         """The context of the forward and backward pass of this worker's micro-batch `number`, counted from 0."""
         return nullcontext()
 
+    def before_backward(self) -> None:
+        """Called in that context, between the forward and the backward pass."""
+        return
+
     def loss_sum(self, facts: StepFacts, losses: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """This worker's part of the sum of all micro-batches' losses, given those of its own; a scalar of `dtype`.
 

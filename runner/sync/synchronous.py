@@ -68,13 +68,17 @@ class Synchronous(SyncPolicy):
 
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         self._reached.clear()
-        if not isinstance(self.forward_model, DistributedDataParallel):
+        if not isinstance(self.forward_model, _DataParallel):
             return nullcontext()
         self.collective_backward = number + 1 == facts.micro_batches
         return nullcontext() if self.collective_backward else self.forward_model.no_sync()
 
+    def before_backward(self) -> None:
+        if isinstance(self.forward_model, _DataParallel) and self.collective_backward:
+            self.forward_model.expect_gradients()
+
     def before_optimizer_step(self, facts: StepFacts) -> bool:
-        if isinstance(self.forward_model, DistributedDataParallel):
+        if isinstance(self.forward_model, _DataParallel):
             self._require_gradients()
         elif self._backend.world_size > 1:
             self._average_gradients()
@@ -116,7 +120,7 @@ class Synchronous(SyncPolicy):
             return SyncStats()
         if self._final_stats is not None:
             return self._final_stats
-        if not isinstance(self.forward_model, DistributedDataParallel):
+        if not isinstance(self.forward_model, _DataParallel):
             return SyncStats(self._steps, self._bytes, None, None)
         # torch's own timers, in nanoseconds, averaged over the steps it sampled.
         timing = self.forward_model._get_ddp_logging_data()
@@ -133,7 +137,7 @@ class Synchronous(SyncPolicy):
         return self._steps * sum(p.numel() * (self._wire or p.dtype).itemsize for p in self._trainable.values())
 
     def close(self) -> None:
-        if isinstance(self.forward_model, DistributedDataParallel):
+        if isinstance(self.forward_model, _DataParallel):
             self._final_stats = self.stats()
             for hook in self._hooks:
                 hook.remove()
@@ -160,14 +164,25 @@ def require_gradients(missing: Sequence[str], setting: str, instead: str) -> Non
         )
 
 
+class _DataParallel(DistributedDataParallel):
+    """DDP that does not wait for gradients before a backward pass begins: until then a forward pass can be repeated."""
+
+    def _post_forward(self, output: Any) -> Any:
+        with self.no_sync():
+            return super()._post_forward(output)
+
+    def expect_gradients(self) -> None:
+        self.reducer.prepare_for_backward([])
+
+
 def _data_parallel(
     model: nn.Module, device: torch.device, wire: torch.dtype | None, low_rank: LowRankGradients | None
-) -> DistributedDataParallel:
+) -> _DataParallel:
     with warnings.catch_warnings():
         # torch 2.13 deprecates `broadcast_buffers`, and recommends to keep using it for exactly this case: buffers are
         # local to a worker, and broadcasting them would communicate on accumulation micro-batches, too.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        wrapped = DistributedDataParallel(
+        wrapped = _DataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
@@ -218,6 +233,9 @@ class PostLocal(SyncPolicy):
         context = self._policy.backward_pass(facts, number)
         self.collective_backward = self._policy.collective_backward
         return context
+
+    def before_backward(self) -> None:
+        self._policy.before_backward()
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         return self._policy.before_optimizer_step(facts)

@@ -220,6 +220,7 @@ class Loop:
                 with self.backend.forward_pass(), self.precision.autocast(), dropout, known_places(batch):
                     loss_sum, count = self.recipe.loss(policy.forward_model, batch)
                 meter.begin("backward")
+                policy.before_backward()
                 self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
             losses.append(loss_sum.detach())
             step_count += count
