@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from runner.backends.memory import available_memory
-from runner.config.choices import AccumulationMode
+from runner.config.choices import AccumulationMode, BatchMode
 from runner.data.cache import Progress
 from runner.errors import OutOfMemory, UserError
 from runner.measure.predicted import Measuring, predicted, why_not
@@ -29,6 +29,9 @@ def fitted(
     accumulation, placement = experiment.config.accumulation, experiment.placement
     if accumulation.mode is not AccumulationMode.fit:
         return experiment
+    if experiment.config.batch.mode is BatchMode.per_device:
+        rule = "choose accumulation=fixed or batch=fixed_global"
+        raise UserError(f"accumulation=fit derives the micro-batch, which batch=per_device gives: {rule}")
     instead = "use accumulation=fixed or auto"
     if (reason := why_not(experiment)) is not None:
         raise UserError(f"accumulation=fit is not possible: {reason}; {instead}")

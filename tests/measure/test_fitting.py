@@ -79,6 +79,7 @@ def test_what_does_not_fit(experiment: Experiment, monkeypatch: pytest.MonkeyPat
     ("overrides", "why"),
     [
         (["equivalence=identical"], "accumulation=fit is not possible: shards"),
+        (["batch=per_device", "batch.global_batch=null"], "batch=per_device"),
         (["device.workers=2"], "measure=true"),  # which nothing was measured for
     ],
 )
