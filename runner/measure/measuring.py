@@ -157,8 +157,8 @@ def _fit(
     largest = np.maximum.accumulate([_largest(group, train) for group in groups[:kinds]])
     peaks = np.array(measured.memory[:kinds], dtype=float)
     memory = fitted(np.column_stack([np.ones(kinds), largest]), peaks)
-    # Free memory has gaps when all kinds of steps have run, as it has in a run.
-    memory[0] = peaks[-1] - largest[-1] @ memory[1:]
+    # Free memory has gaps when all kinds of steps have run several times, as it has in a run.
+    memory[0] = measured.memory[-1] - largest[-1] @ memory[1:]
     tokens = [train.of(rows)[0] for group in groups for step in group for rows in step]
     return Measurement(
         setup=experiment.setup_name,
@@ -174,7 +174,7 @@ def _fit(
         start_s=max(measured.first_step_s - float(features[0] @ whole_step), 0.0),
         ending_s=measured.ending_s,
         memory=tuple(map(float, memory)),
-        evaluation_memory=float(measured.memory[-1] - measured.memory[-2]),
+        evaluation_memory=float(measured.evaluation_memory),
         error=float(np.sqrt(np.mean(errors**2))),
         oversubscription=oversubscription,
         link=Link(*measured.link) if measured.link is not None else None,

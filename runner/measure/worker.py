@@ -48,14 +48,16 @@ class MeasuringJob(Job):
 class Measured:
     """What the workers have measured. `groups`: seconds of an optimizer step by phase, the mean over workers.
 
-    `memory`: bytes of the worker that needed most, after each group and after evaluation. `evaluations`: seconds;
-    `whole_evaluation`: of all data, None if that would take too long. `metrics_s`: of computing metrics, twice.
+    `memory`: bytes of the worker that needed most, after each group; `evaluation_memory`: that evaluation and its
+    libraries have added. `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long.
+    `metrics_s`: of computing metrics, twice.
     `first_step_s`: from the start of the command to the end of the first step. `link`: seconds of a tiny all-reduce,
     and bytes per second of a large one.
     """
 
     groups: list[dict[str, float]]
     memory: list[int]
+    evaluation_memory: int
     evaluations: list[float]
     whole_evaluation: float | None
     metrics_s: list[float]
@@ -152,7 +154,8 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
     assert loop.first_step_at is not None
     return Measured(
         groups=[_mean(of_workers) for of_workers in zip(*all_groups, strict=True)],
-        memory=[max(of_workers) for of_workers in zip(*all_memory, strict=True)],
+        memory=[max(of_workers) for of_workers in zip(*all_memory, strict=True)][:-1],
+        evaluation_memory=max(evaluated - trained for *_, trained, evaluated in all_memory),
         evaluations=evaluations,
         whole_evaluation=whole,
         metrics_s=metrics_s,

@@ -24,9 +24,9 @@ _LEAST_ERROR, _ERRORS = 0.1, 2.0
 _ONCE_ERROR = 0.3
 #: Widens the interval for each factor of e by which a run leaves the measured range of tokens.
 _OUTSIDE_ERROR = 0.2
-#: Memory counts as fitting up to this share of what there is: free memory of a process gets gaps as it trains, and runs
-#: have needed up to 1.8 times what was predicted (docs/results/planner.md).
-_FITS = 0.55
+#: Memory counts as fitting up to this share of what there is: runs have needed up to a tenth more than was predicted
+#: (docs/results/planner.md).
+_FITS = 0.9
 
 
 @dataclass(frozen=True)

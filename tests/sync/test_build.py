@@ -43,4 +43,4 @@ def test_policies(pool: WorkerPool, workers: int, policies: dict[str, str]) -> N
         assert [name for name, _ in found] == list(policies.values())
         for name, model in found:
             wrapped = workers > 1 and name in ("Synchronous", "PostLocal")
-            assert (model == "DistributedDataParallel") is wrapped
+            assert (model == "_DataParallel") is wrapped
