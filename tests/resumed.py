@@ -24,8 +24,8 @@ from runner.train.loop import Loop
 from runner.train.sharding import full
 from tests.replicas import outcome, tiny_job
 
-#: Parts of a loop's state that are only checked, or that a CPU does not have.
-WITHOUT_EFFECT = ("learning_rate", "device_random")
+#: Parts of a loop's state that are only checked or reported, or that a CPU does not have.
+WITHOUT_EFFECT = ("learning_rate", "device_random", "smaller_micro_batches")
 #: What is logged about time is never the same.
 _REPEATABLE = ("train/loss", "train/lr", "train/samples_seen", "eval/", "sync/drift", "sync/cosine")
 
