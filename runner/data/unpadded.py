@@ -35,7 +35,7 @@ class TokenLayout:
     def padded(self, tokens: Tensor) -> Tensor:
         """[tokens, …] → [rows, length, …], with zeros as padding."""
         together = tokens.new_zeros(self.rows * self.length, *tokens.shape[1:])
-        return together.index_copy(0, self.places, tokens).unflatten(0, (self.rows, self.length))
+        return together.index_copy_(0, self.places, tokens).unflatten(0, (self.rows, self.length))
 
     @functools.cached_property
     def lengths(self) -> list[int]:

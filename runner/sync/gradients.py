@@ -57,10 +57,8 @@ class PeriodicGradients(SyncPolicy):
         vector, weights_end, sample_norm = self._flat.memory, self._flat.bounds[-2], norm(self._start)
         everything = slice(0, len(vector))
         phase = LocalPhase(self._steps + 1, facts.step, facts.local_count, facts.global_count)
-        weight, norms = (
-            self._average.weight(phase, vector.dtype),
-            (norm(vector[:weights_end]), norm(sample) / sample_norm),
-        )
+        norms = norm(vector[:weights_end]), norm(sample) / sample_norm
+        weight = self._average.weight(phase, vector.dtype)
         self._sum.put(everything, vector * weight)
         self._average.start(phase, weight, *norms)
         self._average.finish()

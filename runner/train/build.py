@@ -165,8 +165,9 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)
     set_seed(own_seed)
     backend.seed(own_seed)
-    dropout = exact_streams(config.seed) if config.equivalence.dropout_by_sample else standard_streams
-    if dropout is standard_streams and backend.device.type == "cpu" and not config.compile:
+    by_sample = config.equivalence.dropout_by_sample
+    dropout = exact_streams(config.seed) if by_sample else standard_streams
+    if not by_sample and backend.device.type == "cpu" and not config.compile:
         draw_few_bits(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded
