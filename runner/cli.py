@@ -239,7 +239,7 @@ def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) ->
 
 
 def _plan(arguments: list[str]) -> int:
-    from runner.measure.fitting import fitted  # imports torch
+    from runner.measure.fitting import with_fitting_micro_batches  # imports torch
     from runner.measure.predicted import Measuring, foreseen, predicted, why_not  # as above
     from runner.measure.tables import prediction_table  # this command only
     from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
@@ -254,7 +254,9 @@ def _plan(arguments: list[str]) -> int:
         return _rank(options, started)
     with reading_data() as progress:
         experiment = foresee_run(options, progress)
-        experiment = fitted(experiment, started, progress, say_aside, measures=experiment.config.measure)
+        experiment = with_fitting_micro_batches(
+            experiment, started, progress, say_aside, measures=experiment.config.measure
+        )
     reason, measures = why_not(experiment), experiment.config.measure
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):

@@ -18,7 +18,7 @@ from runner.plan.experiment import Experiment
 _FIRST = 32
 
 
-def fitted(
+def with_fitting_micro_batches(
     experiment: Experiment, started: float, progress: Progress, say: Callable[[str], None], measures: bool = True
 ) -> Experiment:
     """With `accumulation=fit` the experiment with the largest micro-batch that fits, else the same.

@@ -14,7 +14,7 @@ from runner.config.compose import compose, settings
 from runner.data.cache import Progress
 from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
-from runner.measure.fitting import fitted
+from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan.experiment import Experiment, foresee, prepare
 from runner.run.progress import progress_bar
 from runner.track.names import setting_labels
@@ -36,7 +36,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
         experiment = prepare(config, progress, varied, typed)
-        experiment = fitted(experiment, started, progress, say_aside)
+        experiment = with_fitting_micro_batches(experiment, started, progress, say_aside)
     folder = Path(cfg.hydra.run.dir)
     check_folder("hydra.run.dir", str(folder), size=_FILES_SIZE)
     refuse_used_folder(folder)

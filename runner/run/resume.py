@@ -24,7 +24,7 @@ from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
-from runner.measure.fitting import fitted
+from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
@@ -100,7 +100,7 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, changed, progress)
         if changed:
-            experiment = fitted(experiment, started, progress, say_aside)
+            experiment = with_fitting_micro_batches(experiment, started, progress, say_aside)
     if saved is not None:
         _check(experiment, folder, saved)
         experiment = experiment.continuing(_segments(folder), saved.step)

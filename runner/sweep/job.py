@@ -17,11 +17,12 @@ from rich.markup import escape
 
 from runner.config.compose import register, settings, tracking_of
 from runner.config.schema import Tracking
+from runner.data.cache import silent
 from runner.errors import RunFailed, Terminal, UserError, printable
 from runner.folder.lock import is_locked, locked
 from runner.launch.local import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals, requests
-from runner.measure.fitting import fitted
+from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import announce, run
 from runner.run.preflight import say_aside
@@ -59,7 +60,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         if finished is not None:
             add_name(finished, job_name(overrides))
             return objective(read_summary(finished))
-        experiment = fitted(experiment, time.monotonic(), lambda done, total: None, say_aside)
+        experiment = with_fitting_micro_batches(experiment, time.monotonic(), silent, say_aside)
     except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
         invalid = error
     resumed = None if experiment is None else _interrupted(Path(sweep.folder), experiment)

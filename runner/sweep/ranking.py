@@ -22,7 +22,7 @@ from runner.config.schema import Sync
 from runner.data.cache import Progress
 from runner.errors import UserError, require
 from runner.folder.files import check_folder
-from runner.measure.fitting import fitted
+from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import Measuring, predicted, why_not
 from runner.measure.tables import gib, seconds_words
 from runner.plan.certificate import NOT_COMPARABLE
@@ -111,7 +111,9 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
         labels, typed = setting_labels(job, grid.varied)
         try:
             experiment = foresee(settings(compose(job, options.config_dirs)), progress)
-            experiment = fitted(experiment, started, progress, say_aside, measures=experiment.config.measure)
+            experiment = with_fitting_micro_batches(
+                experiment, started, progress, say_aside, measures=experiment.config.measure
+            )
         except UserError as error:
             raise UserError(f"{error} (setup {varied})") from error
         experiment = dataclasses.replace(experiment, varied=labels, typed=typed)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from runner import cli
+from runner.data.cache import silent
 from runner.errors import UserError
 from runner.measure import fitting
-from runner.measure.fitting import fitted
+from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.store import load, measurement_path, save
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.prediction import Measurement
@@ -36,7 +37,7 @@ MEASURED = Measurement(
 
 
 def fit(experiment: Experiment, measures: bool = False) -> Experiment:
-    return fitted(experiment, 0.0, lambda done, total: None, lambda text: None, measures)
+    return with_fitting_micro_batches(experiment, 0.0, silent, lambda text: None, measures)
 
 
 @pytest.fixture
