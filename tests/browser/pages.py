@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -32,15 +33,19 @@ def mlflow_pages(root: Path) -> Iterator[str]:
             _wait_until_up(address, process, root / "ui.log")
             yield address
         finally:
-            os.killpg(process.pid, 15)  # its session: the server and its workers
-            process.wait(30)
+            if process.poll() is None:
+                os.killpg(process.pid, 15)  # its session: the server and its workers
+                process.wait(30)
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port below those that the system gives out, so that no worker of another test takes it while MLflow starts."""
+    start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(start // 2, start)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_until_up(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
