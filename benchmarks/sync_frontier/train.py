@@ -28,6 +28,16 @@ class Material:
     dev: Path
     model: Path
 
+    def with_more_held_out(self, one_in: int, folder: Path) -> Material:
+        """Every `one_in`-th line of the training data is evaluated instead. The new files are in `folder`."""
+        lines = self.train.read_text(encoding="utf-8").splitlines(keepends=True)
+        held_out = lines[::one_in]
+        del lines[::one_in]
+        train, dev = folder / "train.tsv", folder / "dev.tsv"
+        train.write_text("".join(lines), encoding="utf-8")
+        dev.write_text("".join([*held_out, self.dev.read_text(encoding="utf-8")]), encoding="utf-8")
+        return Material(train, dev, self.model)
+
     @property
     def overrides(self) -> list[str]:
         files = [f"recipe.data.train={self.train}", f"recipe.data.eval={self.dev}"]
