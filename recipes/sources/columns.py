@@ -22,7 +22,7 @@ _PAIRS = (
 #: Rows of which the content is looked at.
 _LOOKED_AT = 10_000
 
-#: A column of texts has at least so many characters, on average, and this share of different values.
+#: The least number of characters in a column of texts, on average, and the least share of different values.
 _TEXT_CHARACTERS, _TEXT_DIFFERENT = 15, 0.5
 
 

@@ -97,7 +97,7 @@ def find(records: Sequence[ProcessRecord], samples: int) -> Found:
 
 
 def _followed(records: Sequence[ProcessRecord]) -> Finding | None:
-    """A finding if the loop did not use what the audit follows, so that nothing can be said."""
+    """A finding if the loop did not use what the audit follows, so that there is nothing to check."""
     steps = [step for record in records for step in record.steps]
     if not all(record.steps for record in records):
         return Finding("nothing", "no optimizer step was followed: give Audit the optimizer that is stepped")

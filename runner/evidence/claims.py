@@ -228,7 +228,7 @@ def _learning_rates(run: Recorded) -> Finding:
 
 
 def _result(run: Recorded) -> Finding:
-    """The metrics of the summary are among those that were logged, in the step that they are said to be of."""
+    """The metrics of the summary are among those that were logged, in the step that the summary gives for them."""
     logged, best = run.metrics, run.summary["best"]
     in_parts = run.config.sync.overlap or run.config.sync.fragments != 1
     if in_parts and run.summary["stopped_early"]:

@@ -79,7 +79,7 @@ def _verify(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument(
         "--model", action="append", type=Path, default=[], metavar="FOLDER", help="of a run; repeatable"
     )
-    parser.add_argument("--replay", type=int, metavar="STEPS", help="train so many optimizer steps again")
+    parser.add_argument("--replay", type=int, metavar="STEPS", help="train this number of optimizer steps again")
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     options = parser.parse_intermixed_args(list(arguments))

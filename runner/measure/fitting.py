@@ -23,7 +23,7 @@ def with_fitting_micro_batches(
 ) -> Experiment:
     """With `accumulation=fit` the experiment with the largest micro-batch that fits, else the same.
 
-    `started`: when the command began, on the monotonic clock. `say`: is told what happens, in sentences. `measures`:
+    `started`: when the command began, on the monotonic clock. `say`: called with a sentence for each measurement and choice. `measures`:
     whether what is not known may be measured. Raises UserError if that is not possible, or one sample does not fit.
     """
     accumulation, placement = experiment.config.accumulation, experiment.placement

@@ -36,7 +36,7 @@ from runner.plan.prediction import Measurement, Prediction, predict, score
 from runner.plan.sync_steps import sync_steps
 from runner.plan.work import Shapes, Work, evaluation_work, planned_work
 
-#: Of the rows of the largest micro-batch, the smallest that is measured has one in so many.
+#: The largest micro-batch has this many times the rows of the smallest one that is measured.
 _FEWER_ROWS = 4
 
 
@@ -296,5 +296,5 @@ def _predict(experiment: Experiment, measurement: Measurement, train: Shapes, ev
 
 
 def _evaluations(plan: Plan, every_steps: int | None) -> int:
-    """How often a run evaluates: after every so many steps, or epochs, and at the end."""
+    """How often a run evaluates: after every `every_steps` steps, or each epoch, and at the end."""
     return (plan.optimizer_steps - 1) // (every_steps or plan.steps_per_epoch) + 1

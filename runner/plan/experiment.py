@@ -131,7 +131,7 @@ class Experiment:
         return dataclasses.replace(self, certificate=certificate)
 
     def accumulating(self, accumulation_steps: int) -> Experiment:
-        """The same experiment, which has not begun, with so many micro-batches in each worker's step."""
+        """The same experiment, from its first step, with this number of micro-batches in each worker's step."""
         plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
         other = _experiment(self.config, self.recipe, self.placement, self.facts, self.absent, plan)
         return dataclasses.replace(other, varied=self.varied, typed=self.typed, changed=self.changed)

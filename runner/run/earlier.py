@@ -47,7 +47,7 @@ def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
         tracking["uri"] = None
         if "kind" in tracking:  # of a run from before there were several trackers
             tracking["mlflow"] = tracking.pop("kind") == "mlflow"
-        settings["device"]["file"] = None  # what it said is among the settings
+        settings["device"]["file"] = None  # its content is among the settings
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
     return settings, trusted

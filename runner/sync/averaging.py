@@ -104,7 +104,7 @@ class FlatTensors:
 class VectorSum(Protocol):
     """The sum over all workers of a vector that each of them `put`s, and `get`s back in parts after `start`."""
 
-    #: What a worker sends, counted as an all-reduce of so many bytes.
+    #: Size in bytes of the all-reduce in which a worker sends as much as in this sum.
     nbytes: int
 
     def put(self, place: slice, values: Tensor) -> None:

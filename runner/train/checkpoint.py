@@ -259,7 +259,7 @@ class Checkpoints:
 
 
 class _OtherFailed(Exception):
-    """Another worker could not write its part, and has said why."""
+    """Another worker could not write its part, and has reported why."""
 
 
 # --- reading -------------------------------------------------------------------------------------------------
