@@ -23,7 +23,7 @@ class Task:
     """`margin`: points of the metric within which setups count as equivalent; written down before any run.
 
     `rates`: learning rates that are tried, in ascending order. `overrides`: without data and model. With `held_out=n`
-    every n-th line of the training data is evaluated instead of trained: with few evaluated samples the metric is noise.
+    every n-th line of the training data is evaluated instead of trained: with few evaluated samples a metric is noise.
     """
 
     name: str
@@ -136,7 +136,7 @@ def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
 
 
 def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str) -> list[Job]:
-    """The runs that can be made now: those that choose learning rates, then seed by seed. `data`: digest of its files."""
+    """The runs that can be made now: those that choose learning rates, then seed by seed. `data`: its files' digest."""
     rows = [row for row in rows if row["data"] == data]
     done: dict[tuple[str, str], list[str]] = {}
     for row in rows:

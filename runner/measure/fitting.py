@@ -23,8 +23,9 @@ def with_fitting_micro_batches(
 ) -> Experiment:
     """With `accumulation=fit` the experiment with the largest micro-batch that fits, else the same.
 
-    `started`: when the command began, on the monotonic clock. `say`: called with a sentence for each measurement and choice. `measures`:
-    whether what is not known may be measured. Raises UserError if that is not possible, or one sample does not fit.
+    `started`: when the command began, on the monotonic clock. `say`: called with a sentence for each measurement and
+    choice. `measures`: whether what is not known may be measured. Raises UserError if that is not possible, or one
+    sample does not fit.
     """
     accumulation, placement = experiment.config.accumulation, experiment.placement
     if accumulation.mode is not AccumulationMode.fit:

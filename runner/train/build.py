@@ -28,6 +28,7 @@ from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Config
 from runner.data.cache import Cache
 from runner.data.dropout import draw_few_bits
+from runner.data.embedding import keep_gradients
 from runner.data.recipe import DataFacts, Prepared, Recipe
 from runner.errors import RunFailed, UserError, first_line
 from runner.exact import check_model, exact_streams, standard_streams
@@ -169,6 +170,9 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     dropout = exact_streams(config.seed) if by_sample else standard_streams
     if not by_sample and backend.device.type == "cpu" and not config.compile:
         draw_few_bits(model)
+    averages_in_backward = backend.world_size > 1 and config.sync.always_synchronous
+    if backend.device.type == "cpu" and sharded is None and not (config.compile or averages_in_backward):
+        keep_gradients(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded
     if state is not None:

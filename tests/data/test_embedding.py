@@ -1,0 +1,71 @@
+"""Embeddings that keep the memory of their gradients: the same bits as torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runner.data.embedding import keep_gradients
+
+ROWS, WIDTH = 50, 24
+
+
+def embedding(dtype: torch.dtype = torch.float32, padding_idx: int | None = None) -> nn.Embedding:
+    torch.manual_seed(0)
+    return nn.Embedding(ROWS, WIDTH, padding_idx=padding_idx, dtype=dtype)
+
+
+def gradient(module: nn.Embedding, micro_batches: int) -> Tensor | None:
+    """After the second of two steps on ids of which many occur several times."""
+    random = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        module.zero_grad(set_to_none=True)
+        for _ in range(micro_batches):
+            ids = torch.randint(ROWS, (40, 7), generator=random)
+            hidden = module(ids)
+            hidden.backward(torch.randn(hidden.shape, generator=random, dtype=torch.float64).to(hidden.dtype))
+    return module.weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_same_bits(dtype: torch.dtype, padding_idx: int | None, micro_batches: int) -> None:
+    ours = embedding(dtype, padding_idx)
+    keep_gradients(ours)
+    expected = gradient(embedding(dtype, padding_idx), micro_batches)
+    assert expected is not None
+    assert expected.any()
+    assert torch.equal(gradient(ours, micro_batches), expected)
+
+
+def test_memory_is_kept_from_step_to_step() -> None:
+    module = embedding()
+    keep_gradients(module)
+    places = set()
+    for _ in range(3):
+        module.zero_grad(set_to_none=True)
+        module(torch.arange(4)).sum().backward()
+        assert module.weight.grad is not None
+        places.add(module.weight.grad.data_ptr())
+        assert module.weight.grad.sum() == 4 * WIDTH
+    assert len(places) == 1
+
+
+def test_a_weight_without_use_has_no_gradient() -> None:
+    module = embedding()
+    keep_gradients(module)
+    gradient(module, 1)
+    module.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        module(torch.arange(4))
+    assert module.weight.grad is None
+
+
+def test_a_weight_of_two_layers_has_torchs_gradient() -> None:
+    head = nn.Linear(WIDTH, ROWS, bias=False)
+    tied = nn.Sequential(embedding(), head)
+    head.weight = tied[0].weight
+    keep_gradients(tied)
+    assert type(tied[0]) is nn.Embedding
