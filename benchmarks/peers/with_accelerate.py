@@ -46,3 +46,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    peer.end()

@@ -82,3 +82,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    peer.end()
