@@ -174,6 +174,7 @@ def _fit(
         start_s=max(measured.first_step_s - float(features[0] @ whole_step), 0.0),
         ending_s=measured.ending_s,
         memory=tuple(map(float, memory)),
+        gradient_memory=float(measured.gradient_memory),
         evaluation_memory=float(measured.evaluation_memory),
         error=float(np.sqrt(np.mean(errors**2))),
         oversubscription=oversubscription,

@@ -16,7 +16,7 @@ from runner.plan.experiment import Experiment
 from runner.plan.prediction import Measurement
 
 #: Raise it when a measurement means something else than before.
-_VERSION = 2
+_VERSION = 3
 #: Settings of a recipe that do not change the time of a step. Data do so by the lengths of their rows only.
 _NO_EFFECT = ("tuned", "metric", "goal", "data", "metrics_shown")
 

@@ -15,6 +15,7 @@ import torch
 from runner.backends import Backend
 from runner.backends.memory import is_out_of_memory
 from runner.config.plain import from_plain
+from runner.data.embedding import GradientKeepingEmbedding
 from runner.data.recipe import Prepared
 from runner.data.table import Table
 from runner.errors import OutOfMemory, first_line
@@ -48,14 +49,15 @@ class MeasuringJob(Job):
 class Measured:
     """What the workers have measured. `groups`: seconds of an optimizer step by phase, the mean over workers.
 
-    `memory`: bytes of the worker that needed most, after each group; `evaluation_memory`: that evaluation and its
-    libraries have added. `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long.
+    `memory`: bytes of the worker that needed most, after each group; `gradient_memory`: of gradients that are there
+    from the second micro-batch of a step on; `evaluation_memory`: that evaluation and its libraries have added. `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long.
     `metrics_s`: of computing metrics, twice. `first_step_s`: from the start of the command to the end of the first
     step. `link`: seconds of a tiny all-reduce, and bytes per second of a large one.
     """
 
     groups: list[dict[str, float]]
     memory: list[int]
+    gradient_memory: int
     evaluation_memory: int
     evaluations: list[float]
     whole_evaluation: float | None
@@ -154,6 +156,7 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
     return Measured(
         groups=[_mean(of_workers) for of_workers in zip(*all_groups, strict=True)],
         memory=[max(of_workers) for of_workers in zip(*all_memory, strict=True)][:-1],
+        gradient_memory=_gradient_memory(loop),
         evaluation_memory=max(evaluated - trained for *_, trained, evaluated in all_memory),
         evaluations=evaluations,
         whole_evaluation=whole,
@@ -170,6 +173,14 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
 
 def _mean(of_workers: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: sum(own[name] for own in of_workers) / len(of_workers) for name in of_workers[0]}
+
+
+def _gradient_memory(loop: Loop) -> int:
+    """Bytes of the gradients that a step allocates, so that only its first micro-batch has none beside it."""
+    if loop.backend.world_size > 1 and loop.config.sync.always_synchronous:
+        return 0  # DDP keeps the memory of all of them
+    kept = {module.weight for module in loop.model.modules() if isinstance(module, GradientKeepingEmbedding)}
+    return sum(one.nbytes for one in loop.model.parameters() if one.requires_grad and one not in kept)
 
 
 def _lengths(table: Table) -> np.ndarray:

@@ -48,9 +48,10 @@ class Measurement:
     predictions, the first time and later; `evaluated`: how many predictions these were. `start_s`: from the start of
     the command to the end of the first step, without that. `ending_s`: from the last evaluation to the worker's end.
     `memory`: bytes of a worker that trains, and for each token and square of its largest micro-batch;
-    `evaluation_memory`: that evaluation and its libraries add. `error`: share of a step's seconds that the fit leaves
-    open, as a root mean square. `oversubscription`: threads of all workers for each core. `flops_per_token`: of forward
-    and backward pass. `peak_flops_per_s`: of the devices of all workers. `parameters`: that are trained.
+    `gradient_memory`: that several micro-batches in a step add; `evaluation_memory`: that evaluation and its libraries
+    add. `error`: share of a step's seconds that the fit leaves open, as a root mean square. `oversubscription`: threads
+    of all workers for each core. `flops_per_token`: of forward and backward pass. `peak_flops_per_s`: of the devices of
+    all workers. `parameters`: that are trained.
     """
 
     setup: str
@@ -66,6 +67,7 @@ class Measurement:
     start_s: float
     ending_s: float
     memory: tuple[float, ...]
+    gradient_memory: float
     evaluation_memory: float
     error: float
     oversubscription: float = 1.0
@@ -198,6 +200,8 @@ def predict(
     once = (total - training) / total
     base, per_token, per_square = measured.memory
     memory = base + per_token * float(work.largest[0]) + per_square * float(work.largest[1])
+    if work.micro_batches.max() > 1:
+        memory += measured.gradient_memory
     return Prediction(
         training=Quantity.around(training, error),
         total=Quantity.around(total, error * (1 - once) + _ONCE_ERROR * once),

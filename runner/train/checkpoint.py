@@ -162,11 +162,15 @@ class Checkpoints:
         _split({name: content[name] for name in left}, "", shared)
         tensors |= {name: tensor for name, tensor in shared.items() if is_sharded(tensor)}
         tensors = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        manifest = {
+            "step": step,
+            "workers": self._workers,
+            "equal": equal,
+            "accumulation_steps": accumulation_steps,
+            "identity": dict(self._identity),
+        }
         self._thread = threading.Thread(
-            target=self._write_or_warn,
-            args=(step, plain, tensors, tuple(equal), accumulation_steps),
-            name="checkpoint",
-            daemon=True,
+            target=self._write_or_warn, args=(manifest, plain, tensors), name="checkpoint", daemon=True
         )
         self._thread.start()
         self.due, self._last = False, time.monotonic()
@@ -188,14 +192,13 @@ class Checkpoints:
             return None
         return f"{len(self._failures)} checkpoint(s) could not be written: {self._failures[-1]}"
 
-    def _write_or_warn(
-        self, step: int, plain: Any, tensors: dict[str, Tensor], equal: tuple[str, ...], accumulation_steps: int
-    ) -> None:
+    def _write_or_warn(self, manifest: Mapping[str, Any], plain: Any, tensors: dict[str, Tensor]) -> None:
+        step = manifest["step"]
         draft = self._folder / f".{_name(step)}"
         try:
             self._write(draft, plain, tensors)
             if self._rank == 0:
-                self._complete(draft, step, equal, accumulation_steps)
+                self._complete(draft, manifest)
         except Exception as error:  # noqa: BLE001 - no checkpoint is worth the training that it would save
             reason = f"step {step}, {first_line(error)}"
             if not self._failures and not isinstance(error, _OtherFailed):
@@ -223,7 +226,7 @@ class Checkpoints:
         sync_folder(own)
         write_json(draft / f"{own.name}.json", files)
 
-    def _complete(self, draft: Path, step: int, equal: tuple[str, ...], accumulation_steps: int) -> None:
+    def _complete(self, draft: Path, manifest: Mapping[str, Any]) -> None:
         """Worker 0, when all have written: list all files, rename the folder, and only then remove older ones."""
         lists = [draft / f"{_worker(rank)}.json" for rank in range(self._workers)]
         deadline = time.monotonic() + _OTHERS_TIMEOUT_S
@@ -236,26 +239,19 @@ class Checkpoints:
                     "all workers need the run's folder on a shared file system"
                 )
             time.sleep(0.02)
-        manifest = {
-            "step": step,
-            "workers": self._workers,
-            "equal": equal,
-            "accumulation_steps": accumulation_steps,
-            "identity": dict(self._identity),
-            "files": {name: entry for path in lists for name, entry in json.loads(path.read_text()).items()},
-        }
+        files = {name: entry for path in lists for name, entry in json.loads(path.read_text()).items()}
         for path in lists:
             path.unlink()
-        write_json(draft / _MANIFEST, manifest)
+        write_json(draft / _MANIFEST, {**manifest, "files": files})
         sync_folder(draft)
-        final = self._folder / _name(step)
+        final = self._folder / _name(manifest["step"])
         if final.exists():  # damaged: the run was resumed from an earlier one
             shutil.rmtree(final)
         draft.rename(final)
         sync_folder(self._folder)
         for old in saved_folders(self._folder.parent)[self._config.keep :]:
             _remove(old)
-        remove_drafts(self._folder.parent, before=step)
+        remove_drafts(self._folder.parent, before=manifest["step"])
 
 
 class _OtherFailed(Exception):

@@ -72,10 +72,11 @@ def test_workers_agree_on_smaller_micro_batches(pool: WorkerPool, settings: list
         assert (own["accumulation_steps"], own["smaller"]) == (4, [(3, 4)])
 
 
+@pytest.mark.parametrize("precision", ["fp64", "fp16"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_random_numbers_of_a_failed_pass_are_drawn_again(pool: WorkerPool, where: str) -> None:
-    """With standard dropout too the run is that of an accumulation which was planned."""
-    settings = ["recipe.model.dropout=0.1", "precision=fp64"]
+def test_random_numbers_of_a_failed_pass_are_drawn_again(pool: WorkerPool, where: str, precision: str) -> None:
+    """With standard dropout, and fp16's loss scale, too the run is that of an accumulation which was planned."""
+    settings = ["recipe.model.dropout=0.1", f"precision={precision}"]
     (expected,) = pool.run(1, train_with_little_memory, [*settings, "accumulation.steps=2"], [ENOUGH])
     (found,) = pool.run(1, train_with_little_memory, settings, [12], 0, where)
     assert all(torch.equal(tensor, expected["weights"][name]) for name, tensor in found["weights"].items())
