@@ -50,9 +50,10 @@ class Measured:
     """What the workers have measured. `groups`: seconds of an optimizer step by phase, the mean over workers.
 
     `memory`: bytes of the worker that needed most, after each group; `gradient_memory`: of gradients that are there
-    from the second micro-batch of a step on; `evaluation_memory`: that evaluation and its libraries have added. `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long.
-    `metrics_s`: of computing metrics, twice. `first_step_s`: from the start of the command to the end of the first
-    step. `link`: seconds of a tiny all-reduce, and bytes per second of a large one.
+    from the second micro-batch of a step on; `evaluation_memory`: that evaluation and its libraries have added.
+    `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long. `metrics_s`: of computing
+    metrics, twice. `first_step_s`: from the start of the command to the end of the first step. `link`: seconds of a
+    tiny all-reduce, and bytes per second of a large one.
     """
 
     groups: list[dict[str, float]]

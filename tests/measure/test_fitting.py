@@ -20,7 +20,7 @@ from tests.replicas import TINY
 from tests.runs import only_folder, read, run
 
 SETTINGS = [override for override in TINY if not override.startswith("precision")]
-#: Memory of a worker without a micro-batch, for each token, and of gradients; the tiny recipe's rows have 5 to 12.
+#: Memory of a worker without a micro-batch, for each token, and of gradients. Rows have 5 to 12 tokens.
 BASE, TOKEN, GRADIENTS = 1000.0, 10.0, 50.0
 MEASURED = Measurement(
     *(
