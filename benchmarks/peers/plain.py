@@ -54,10 +54,8 @@ def main() -> None:
     if alone or dist.get_rank() == 0:
         model.save_pretrained(chosen.out.with_suffix(".model"))
     notes.close()
-    if not alone:
-        dist.destroy_process_group()
+    peer.end()
 
 
 if __name__ == "__main__":
     main()
-    peer.end()

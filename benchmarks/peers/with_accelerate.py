@@ -41,9 +41,8 @@ def main() -> None:
     if accelerator.is_main_process:
         accelerator.unwrap_model(model).save_pretrained(chosen.out.with_suffix(".model"))
     notes.close()
-    accelerator.end_training()
+    peer.end()
 
 
 if __name__ == "__main__":
     main()
-    peer.end()

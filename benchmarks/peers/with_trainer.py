@@ -78,8 +78,8 @@ def main() -> None:
     trainer.train()
     trainer.save_model(str(chosen.out.with_suffix(".model")))
     notes.close()
+    peer.end()
 
 
 if __name__ == "__main__":
     main()
-    peer.end()

@@ -30,12 +30,14 @@ class Material:
 
     def with_more_held_out(self, one_in: int, folder: Path) -> Material:
         """Every `one_in`-th line of the training data is evaluated instead. The new files are in `folder`."""
-        lines = self.train.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines, dev_lines = (
+            [line for line in path.read_text("utf-8").split("\n") if line] for path in (self.train, self.dev)
+        )
         held_out = lines[::one_in]
         del lines[::one_in]
         train, dev = folder / "train.tsv", folder / "dev.tsv"
-        train.write_text("".join(lines), encoding="utf-8")
-        dev.write_text("".join([*held_out, self.dev.read_text(encoding="utf-8")]), encoding="utf-8")
+        for path, part in ((train, lines), (dev, [*held_out, *dev_lines])):
+            path.write_text("".join(f"{line}\n" for line in part), encoding="utf-8")
         return Material(train, dev, self.model)
 
     @property

@@ -27,6 +27,7 @@ from runner.plan.steps import Step
 from runner.train.build import Job, build_loop, connect, measure_utilisation
 from runner.train.evaluate import predict
 from runner.train.loop import Loop
+from runner.train.sharding import local
 
 #: Seconds that evaluating all data may take, to time computing the metrics.
 _WHOLE_EVALUATION_S = 20.0
@@ -49,7 +50,7 @@ class MeasuringJob(Job):
 class Measured:
     """What the workers have measured. `groups`: seconds of an optimizer step by phase, the mean over workers.
 
-    `memory`: bytes of the worker that needed most, after each group; `gradient_memory`: of gradients that are there
+    `memory`: bytes of the worker that needed most, after each group; `gradient_memory`: of the gradients that exist
     from the second micro-batch of a step on; `evaluation_memory`: that evaluation and its libraries have added.
     `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long. `metrics_s`: of computing
     metrics, twice. `first_step_s`: from the start of the command to the end of the first step. `link`: seconds of a
@@ -178,10 +179,8 @@ def _mean(of_workers: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _gradient_memory(loop: Loop) -> int:
     """Bytes of the gradients that a step allocates, so that only its first micro-batch has none beside it."""
-    if loop.backend.world_size > 1 and loop.config.sync.always_synchronous:
-        return 0  # DDP keeps the memory of all of them
     kept = {module.weight for module in loop.model.modules() if isinstance(module, GradientKeepingEmbedding)}
-    return sum(one.nbytes for one in loop.model.parameters() if one.requires_grad and one not in kept)
+    return sum(local(one).nbytes for one in loop.model.parameters() if one.requires_grad and one not in kept)
 
 
 def _lengths(table: Table) -> np.ndarray:

@@ -48,7 +48,7 @@ class Measurement:
     predictions, the first time and later; `evaluated`: how many predictions these were. `start_s`: from the start of
     the command to the end of the first step, without that. `ending_s`: from the last evaluation to the worker's end.
     `memory`: bytes of a worker that trains, and for each token and square of its largest micro-batch;
-    `gradient_memory`: that several micro-batches in a step add; `evaluation_memory`: that evaluation and its libraries
+    `gradient_memory`: added if a step has several micro-batches; `evaluation_memory`: that evaluation and its libraries
     add. `error`: share of a step's seconds that the fit leaves open, as a root mean square. `oversubscription`: threads
     of all workers for each core. `flops_per_token`: of forward and backward pass. `peak_flops_per_s`: of the devices of
     all workers. `parameters`: that are trained.

@@ -170,8 +170,9 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     dropout = exact_streams(config.seed) if by_sample else standard_streams
     if not by_sample and backend.device.type == "cpu" and not config.compile:
         draw_few_bits(model)
-    averages_in_backward = backend.world_size > 1 and config.sync.always_synchronous
-    if backend.device.type == "cpu" and sharded is None and not (config.compile or averages_in_backward):
+    # DDP and the sum of shards hold gradients from one backward pass to the next, and sharded ones are other tensors.
+    plain = policy.forward_model is model and job.plan.shards is None and sharded is None
+    if plain and backend.device.type == "cpu" and not config.compile:
         keep_gradients(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded

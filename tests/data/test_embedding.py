@@ -53,14 +53,38 @@ def test_memory_is_kept_from_step_to_step() -> None:
     assert len(places) == 1
 
 
-def test_a_weight_without_use_has_no_gradient() -> None:
+def test_a_weight_that_does_not_reach_the_loss_has_no_gradient() -> None:
     module = embedding()
     keep_gradients(module)
     gradient(module, 1)
     module.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        module(torch.arange(4))
+    module(torch.arange(4)).detach()
     assert module.weight.grad is None
+
+
+def test_an_embedding_that_is_used_twice() -> None:
+    """Also under autocast, in which the other layers compute in bf16."""
+    found = []
+    for keeps in (False, True):
+        torch.manual_seed(0)
+        model = nn.ModuleList([embedding(), nn.Linear(WIDTH, 3)])
+        if keeps:
+            keep_gradients(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model[0](torch.tensor([[1, 2, 1]])) * model[0](torch.tensor([[2, 3, 3]]))
+            model[1](hidden).sum().backward()
+        found.append(model[0].weight.grad)
+    assert found[0].any()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_that_a_hook_changes_is_torchs() -> None:
+    module = embedding()
+    module.weight.register_hook(lambda gradient: gradient.masked_fill(torch.arange(ROWS)[:, None] < 2, 0))
+    keep_gradients(module)
+    module(torch.arange(4)).sum().backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad.sum(1).tolist()[:4] == [0, 0, WIDTH, WIDTH]
 
 
 def test_a_weight_of_two_layers_has_torchs_gradient() -> None:
