@@ -35,7 +35,7 @@ def enough_for(what: str, instead: str) -> Iterator[None]:
 def available_memory(device_type: str, local_workers: int) -> int | None:
     """Bytes for each of this machine's workers: of its GPU, or its share of the host's free memory; None if unknown.
 
-    In a container (cgroup v2) the limit of its memory counts.
+    The limits of the control groups that this process is in count, such as a container's.
     """
     if device_type == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
@@ -44,7 +44,30 @@ def available_memory(device_type: str, local_workers: int) -> int | None:
     except OSError:  # not Linux
         return None
     (free,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    with contextlib.suppress(OSError, ValueError):  # no cgroup, or one without a limit, which is the word `max`
-        limit, used = (int(Path("/sys/fs/cgroup", f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
+    with contextlib.suppress(OSError):  # no control groups
+        free = min([free, *left_of_limits(Path("/proc/self/cgroup").read_text())])
     return free // local_workers
+
+
+def left_of_limits(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Bytes that are left of the limits of control groups (version 1 or 2) and of those above them.
+
+    `groups`: the content of a process's `/proc/PID/cgroup`. Memory that only keeps files' content counts as left.
+    """
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names, cached = root, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            cached = "total_inactive_file"
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            with contextlib.suppress(OSError, ValueError):  # a group without a limit, which is the word `max`
+                limit, used = (int((folder / name).read_text()) for name in names)
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield limit - used + int(statistics[cached])
+            if folder == top:
+                break
