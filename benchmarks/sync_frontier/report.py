@@ -29,8 +29,7 @@ _STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 def write_report(rows: Sequence[Row], folder: Path) -> None:
     """Write both files for the tasks of which one worker has run, with the runs on each task's newest data."""
     newest = {row["task"]: row["data"] for row in rows if row["status"] == FINISHED}
-    rows = [row for row in rows if row["task"] in newest]
-    rows = [row for row in rows if row["data"] == newest[row["task"]]]
+    rows = [row for row in rows if row["data"] == newest.get(row["task"])]
     blocks = {task.name: block for task in TASKS.values() if (block := _block(task, rows)) is not None}
     if not blocks:
         print(f"{folder}: no seed of one worker has run, so there is nothing to compare with")

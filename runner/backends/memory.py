@@ -67,7 +67,7 @@ def left_of_limits(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator
         for folder in (own, *own.parents):
             with contextlib.suppress(OSError, ValueError):  # a group without a limit, which is the word `max`
                 limit, used = (int((folder / name).read_text()) for name in names)
-                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                statistics = dict(entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
                 yield limit - used + int(statistics[cached])
             if folder == top:
                 break

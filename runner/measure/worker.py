@@ -178,7 +178,7 @@ def _mean(of_workers: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _gradient_memory(loop: Loop) -> int:
-    """Bytes of the gradients that a step allocates, so that only its first micro-batch has none beside it."""
+    """Bytes of gradients that are allocated in each step, and are in memory during its later micro-batches."""
     kept = {module.weight for module in loop.model.modules() if isinstance(module, GradientKeepingEmbedding)}
     return sum(local(one).nbytes for one in loop.model.parameters() if one.requires_grad and one not in kept)
 

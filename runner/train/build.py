@@ -168,12 +168,12 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     backend.seed(own_seed)
     by_sample = config.equivalence.dropout_by_sample
     dropout = exact_streams(config.seed) if by_sample else standard_streams
-    if not by_sample and backend.device.type == "cpu" and not config.compile:
-        draw_few_bits(model)
-    # DDP and the sum of shards hold gradients from one backward pass to the next, and sharded ones are other tensors.
-    plain = policy.forward_model is model and job.plan.shards is None and sharded is None
-    if plain and backend.device.type == "cpu" and not config.compile:
-        keep_gradients(model)
+    if backend.device.type == "cpu" and not config.compile:
+        if not by_sample:
+            draw_few_bits(model)
+        # DDP and the sum of shards hold gradients from one backward pass to the next; sharded ones are other tensors.
+        if policy.forward_model is model and job.plan.shards is None and sharded is None:
+            keep_gradients(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
     loop.identity, loop.sharded = identity, sharded
     if state is not None:

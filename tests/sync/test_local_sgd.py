@@ -129,7 +129,7 @@ def test_delay_of_the_slowest_worker(pool: WorkerPool, needed: list[float], chos
 
 
 def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, outer: bool) -> tuple[Tensor, Any]:
-    """Weights and the policy's state, with an average in flight or not, if so many numbers are processed together."""
+    """Weights and the policy's state, with an average in flight or not, from chunks of `size` numbers."""
     with mock.patch.dict(telemetry._CHUNK, cpu=size):
         torch.manual_seed(0)
         model = nn.BatchNorm1d(1000)
