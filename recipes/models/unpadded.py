@@ -1,9 +1,10 @@
 """`recipe.padding=none`: a transformers model whose layers compute the tokens of a batch, and no padding.
 
 Embeddings and head see the padded batch. A hook before the first layer removes padding and one after the last puts it
-back, so linear layers, norms and MLPs in between get one row of all tokens, [1, tokens, width]. Attention alone is
-padded again, by a function that transformers calls by name; with dropout on a CPU only to similar lengths. A forward
-pass outside of `without_padding`, such as generating text, is not changed.
+back, so linear layers, norms and MLPs in between get one row of all tokens, [1, tokens, width]. Attention is a function
+that transformers calls by name. It computes no padding in 16 bits on a GPU, pads to similar lengths with dropout on a
+CPU, and to the longest row elsewhere. A forward pass outside of `without_padding`, such as generating text, is not
+changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.data.attention import unpadded_attention
+from runner.data.attention import flash_attention, has_flash_attention, unpadded_attention
 from runner.data.unpadded import TokenLayout, layout_of
 
 #: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
@@ -106,15 +107,16 @@ def _register() -> None:
         """
         layout = attention_mask if isinstance(attention_mask, _Layout) else None
         mask = attention_mask if layout is None else layout.mask
-        if _goes_unpadded(query, key, mask, layout, **settings):
-            lengths = [query.size(2)] * len(query) if layout is None else layout.lengths
-            is_causal = settings.get("is_causal")
-            causal = mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-            rows = len(query)
-            query, key, value = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
-            p, scale = settings["dropout"], settings.get("scaling")
-            output = unpadded_attention(query, key, value, lengths, p, scale, causal)
-            return output.unflatten(0, (rows, -1)), None
+        p, scale, is_causal = settings.get("dropout", 0.0), settings.get("scaling"), settings.get("is_causal")
+        causal = mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if _needs_no_mask(query, key, mask, layout):
+            queries, keys, values = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
+            if layout is not None and has_flash_attention(query, key, value, p, causal):
+                return flash_attention(queries, keys, values, layout, p, scale, causal).unsqueeze(0), None
+            if p > 0 and query.device.type == "cpu":
+                lengths = [query.size(2)] * len(query) if layout is None else layout.lengths
+                output = unpadded_attention(queries, keys, values, lengths, p, scale, causal)
+                return output.unflatten(0, (len(query), -1)), None
         if layout is None:
             return sdpa_attention_forward(module, query, key, value, mask, **settings)
         parts = [layout.padded(one[0].transpose(0, 1)).transpose(1, 2) for one in (query, key, value)]
@@ -125,12 +127,10 @@ def _register() -> None:
     AttentionInterface.register(_NAME, attention)
 
 
-def _goes_unpadded(
-    query: Tensor, key: Tensor, mask: Tensor | None, layout: _Layout | None, dropout: float = 0.0, **_: Any
-) -> bool:
-    """Whether `unpadded_attention` is the faster way, and tokens attend to their whole sequence or all before."""
+def _needs_no_mask(query: Tensor, key: Tensor, mask: Tensor | None, layout: _Layout | None) -> bool:
+    """Whether tokens attend to their whole sequence, or to all tokens before, and the lengths say which that is."""
     # Compiled, it would be another program for every sequence of lengths.
-    if dropout == 0 or query.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return False
     if layout is None:
         return mask is None and query.size(2) == key.size(2)

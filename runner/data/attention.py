@@ -1,9 +1,11 @@
-"""Attention with dropout on a CPU, of sequences of similar lengths together.
+"""Attention of sequences that follow each other without padding.
 
-torch's fast attention for CPUs has no dropout. What it computes instead is the scores of all places in a padded batch,
-one operation after the other, in memory. Here sequences are padded to a multiple of 8 tokens only, and as many of them
-are computed together as have scores that fit into a core's cache. One after the other, short ones would spend their
-time on calling operations.
+On GPUs torch's flash attention computes sequences of different lengths in one call, in 16 bits.
+
+On CPUs with dropout, sequences of similar lengths are computed together. torch's fast attention for CPUs has no
+dropout. What it computes instead is the scores of all places in a padded batch, one operation after the other, in
+memory. Here sequences are padded to a multiple of 8 tokens only, and as many of them are computed together as have
+scores that fit into a core's cache. One after the other, short ones would spend their time on calling operations.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.overrides import handle_torch_function, has_torch_function
 
 from runner.data.dropout import random_factors
@@ -28,6 +31,28 @@ DropoutFactors = Callable[[slice, Tensor], Tensor]
 _MULTIPLE = 8
 #: The most scores that are computed together, unless a single sequence has more: 1 MiB in fp32.
 _SCORES = 2**18
+
+
+def has_flash_attention(query: Tensor, key: Tensor, value: Tensor, p: float, causal: bool) -> bool:
+    """Whether `flash_attention` can compute them: a GPU that has it, 16 bits, no dropout of its own by somebody else.
+
+    Shapes: [1, heads, tokens, size].
+    """
+    if has_torch_function((query,)):  # exact dropout has other masks
+        return False
+    return can_use_flash_attention(SDPAParams(query, key, value, None, p, causal, query.size(1) != key.size(1)))
+
+
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout, p: float, scale: float | None, causal: bool
+) -> Tensor:
+    """`unpadded_attention` by torch's kernel for GPUs. The host does not wait for the lengths of sequences."""
+    # torch.nn.attention.varlen calls the same kernel, but without dropout; nested tensors do, after 2 ms on the host.
+    starts, longest = layout.starts, layout.length
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, starts, starts, longest, longest, p, causal, False, scale=scale
+    )[0]
+    return output
 
 
 def unpadded_attention(

@@ -1,4 +1,4 @@
-"""Embeddings that keep the memory of their gradient, which is as large as the vocabulary."""
+"""Embeddings whose gradient is computed as the rows that a step has used, out of all of the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 class _Rows(torch.autograd.Function):
     """`functional.embedding` with a sparse gradient, which has each used row once.
 
-    torch adds it in place to the gradient that the weight has, and which the embedding gives it here if there is none.
+    torch adds it in place to the gradient that the weight has, which the embedding gives it here unless it is `sparse`.
     As in torch's dense gradient, rows that are used several times are added in their order, so the bits are the same.
     """
 
@@ -27,7 +27,8 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
         (ids,), (gradient,) = ctx.saved_tensors, gradients
         embedding: GradientKeepingEmbedding = ctx.embedding
-        embedding.start_gradient()
+        if not embedding.sparse:
+            embedding.start_gradient()
         rows, places = torch.unique(ids, return_inverse=True)
         sums = gradient.new_zeros(len(rows), gradient.size(-1))
         sums.index_add_(0, places.reshape(-1), gradient.reshape(-1, gradient.size(-1)))
@@ -38,7 +39,10 @@ class _Rows(torch.autograd.Function):
 
 
 class GradientKeepingEmbedding(nn.Embedding):
-    """`nn.Embedding` that gives its weight the same memory for the gradient in each step."""
+    """`nn.Embedding` that gives its weight the same memory for the gradient in each step.
+
+    With `sparse` only at the end of a step, by `make_dense`; until then the gradient has the rows that were used.
+    """
 
     _kept: Tensor | None = None
 
@@ -46,15 +50,23 @@ class GradientKeepingEmbedding(nn.Embedding):
         rows: Tensor = _Rows.apply(input, self.weight, self)
         return rows
 
-    def start_gradient(self) -> None:
-        """Let the weight have a gradient, at first of zeros, if it has none."""
+    def start_gradient(self) -> Tensor:
+        """The weight's gradient; zeros, if it had none."""
         if self.weight.grad is None:
             self._kept = torch.zeros_like(self.weight) if self._kept is None else self._kept.zero_()
             self.weight.grad = self._kept
+        return self.weight.grad
+
+    def make_dense(self) -> int:
+        """Turn the weight's sparse gradient into a usual one. Returns the bytes of rows and their numbers."""
+        rows, self.weight.grad = self.weight.grad, None
+        assert rows is not None
+        self.start_gradient().add_(rows)
+        return rows._values().nbytes + rows._indices().nbytes
 
 
-def keep_gradients(model: nn.Module) -> None:
-    """Let the model's embeddings keep the memory of their gradients.
+def keep_gradients(model: nn.Module, least_bytes: int = 0) -> list[GradientKeepingEmbedding]:
+    """Let the model's embeddings of at least this size keep the memory of their gradients. Returns them.
 
     Not if another layer has the same weight, if hooks look at the gradient, or in 16 bits, which torch adds up in
     another precision. Between one step and the next nothing else may hold the gradient.
@@ -64,5 +76,7 @@ def keep_gradients(model: nn.Module) -> None:
         if type(module) is not nn.Embedding or owners[id(module.weight)] != 1:
             continue
         plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
-        if plain and not module.weight._backward_hooks and module.weight.dtype in (torch.float32, torch.float64):
+        kind = module.weight.dtype in (torch.float32, torch.float64) and module.weight.nbytes >= least_bytes
+        if plain and kind and not module.weight._backward_hooks:
             module.__class__ = GradientKeepingEmbedding
+    return [module for module in model.modules() if isinstance(module, GradientKeepingEmbedding)]

@@ -55,7 +55,10 @@ def build_sync_policy(
     if steps.first_local == 0:
         return make_local()
     rank = sync.rank_or_default if sync.compress is Compress.powersgd else None
-    synchronous = Synchronous(model, buffers, backend, wire_dtype(sync.compress), rank)
+    wire = wire_dtype(sync.compress)
+    # torch's hooks that compress take no sparse gradients, nccl does not send them, and torch.compile not compute them.
+    sends_rows = backend.device.type == "cpu" and wire is None and rank is None and not config.compile
+    synchronous = Synchronous(model, buffers, backend, wire, rank, sends_rows)
     if steps.first_local >= plan.optimizer_steps:
         return synchronous
     return PostLocal(synchronous, make_local, steps.first_local)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from runner.backends import Backend
+from runner.data.embedding import GradientKeepingEmbedding, keep_gradients
 from runner.errors import UserError
 from runner.sync.averaging import RunningStatistics
 from runner.sync.low_rank import LowRankGradients
@@ -25,6 +26,9 @@ from runner.sync.telemetry import SyncRecord, SyncStats
 #: More than any model's gradients have.
 _ONE_BUCKET_MB = 2**30
 
+#: Embeddings of at least this size send the rows of their gradient that a step has used, by several collectives.
+_SENT_AS_ROWS_BYTES = 2**20
+
 _COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
 
@@ -32,7 +36,8 @@ class Synchronous(SyncPolicy):
     """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
     `wire`: the dtype of gradients on the wire, None for their own. `rank`: of the products as which gradients of
-    matrices are sent (PowerSGD); None: they are sent as they are.
+    matrices are sent (PowerSGD); None: they are sent as they are. `sends_rows`: whether of the gradients of large
+    embeddings only the rows are sent that a step has used.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Synchronous(SyncPolicy):
         backend: Backend,
         wire: torch.dtype | None = None,
         rank: int | None = None,
+        sends_rows: bool = False,
     ) -> None:
         self._backend, self._wire = backend, wire
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -52,8 +58,13 @@ class Synchronous(SyncPolicy):
         self._statistics = RunningStatistics(buffers, backend)
         self.forward_model = model
         self._low_rank: LowRankGradients | None = None
+        self._embeddings: list[GradientKeepingEmbedding] = []
+        #: Of their rows, that were sent so far.
+        self._row_bytes = 0
         if backend.world_size > 1 and not backend.compiles:
             self._low_rank = LowRankGradients(self._trainable, rank) if rank is not None else None
+            if sends_rows:
+                self._embeddings = _send_rows(model)
             self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         self._steps = 0
@@ -80,6 +91,7 @@ class Synchronous(SyncPolicy):
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         if isinstance(self.forward_model, _DataParallel):
             self._require_gradients()
+            self._row_bytes += sum(embedding.make_dense() for embedding in self._embeddings)
         elif self._backend.world_size > 1:
             self._average_gradients()
         return True  # gradients are the same on all workers, so all of them step
@@ -134,21 +146,25 @@ class Synchronous(SyncPolicy):
         """That this worker has sent so far."""
         if self._low_rank is not None:
             return self._low_rank.bytes_of(self._steps)
-        return self._steps * sum(p.numel() * (self._wire or p.dtype).itemsize for p in self._trainable.values())
+        dense = set(self._trainable.values()).difference(embedding.weight for embedding in self._embeddings)
+        return self._row_bytes + self._steps * sum(p.numel() * (self._wire or p.dtype).itemsize for p in dense)
 
     def close(self) -> None:
         if isinstance(self.forward_model, _DataParallel):
             self._final_stats = self.stats()
             for hook in self._hooks:
                 hook.remove()
+            for embedding in self._embeddings:
+                embedding.sparse = False
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:
         low_rank = self._low_rank.state_dict() if self._low_rank is not None else None
-        return {"steps": self._steps, "initial_buffers": self._statistics.initial, "low_rank": low_rank}
+        sent = {"steps": self._steps, "row_bytes": self._row_bytes}
+        return {**sent, "initial_buffers": self._statistics.initial, "low_rank": low_rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps = state["steps"]
+        self._steps, self._row_bytes = state["steps"], state["row_bytes"]
         self._statistics.load(state["initial_buffers"])
         if self._low_rank is not None:
             self._low_rank.load_state_dict(state["low_rank"])
@@ -173,6 +189,14 @@ class _DataParallel(DistributedDataParallel):
 
     def expect_gradients(self) -> None:
         self.reducer.prepare_for_backward([])
+
+
+def _send_rows(model: nn.Module) -> list[GradientKeepingEmbedding]:
+    """Let large embeddings have sparse gradients, which DDP averages as such: with gloo, by gathering rows."""
+    large = [one for one in keep_gradients(model, _SENT_AS_ROWS_BYTES) if one.weight.requires_grad]
+    for embedding in large:
+        embedding.sparse = True
+    return large
 
 
 def _data_parallel(

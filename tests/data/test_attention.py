@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner.data.attention import unpadded_attention
+from runner.data.attention import flash_attention, has_flash_attention, unpadded_attention
 from runner.data.unpadded import TokenLayout
 
 HEADS, SIZE = 4, 8
@@ -23,14 +23,19 @@ def tokens(heads: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def padded_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, causal: bool) -> Tensor:
     """By torch, of a padded batch."""
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    layout = TokenLayout(mask.flatten().nonzero()[:, 0], *mask.shape)
-    assert layout.lengths == LENGTHS
-    parts = [layout.padded(one).transpose(1, 2) for one in (query, key, value)]
-    allowed = mask[:, None, None, :].expand(-1, 1, max(LENGTHS), -1)
+    own = layout("cpu")
+    assert own.lengths == LENGTHS
+    parts = [own.padded(one).transpose(1, 2) for one in (query, key, value)]
+    allowed = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None, None, None]
+    allowed = allowed.expand(-1, 1, max(LENGTHS), -1)
     allowed = allowed.tril() if causal else allowed
     output = functional.scaled_dot_product_attention(*parts, allowed, scale=scale, enable_gqa=True)
-    return layout.unpadded(output.transpose(1, 2))
+    return own.unpadded(output.transpose(1, 2))
+
+
+def layout(device: str) -> TokenLayout:
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return TokenLayout(mask.flatten().nonzero()[:, 0].to(device), *mask.shape)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -49,6 +54,44 @@ def test_the_same_outputs_and_gradients(key_heads: int, scale: float | None, cau
     assert outcomes[0][0].shape == (sum(LENGTHS), HEADS, SIZE)
     for own, torchs in zip(*outcomes, strict=True):
         assert torch.allclose(own, torchs, rtol=1e-12, atol=1e-12)
+
+
+def test_starts_of_sequences() -> None:
+    assert layout("cpu").starts.tolist() == [0, 5, 16, 25, 25, 26, 34, 37]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+def test_torch_takes_what_flash_attention_passes(key_heads: int, causal: bool) -> None:
+    """Shapes of output and gradients, from torch's kernel without its data."""
+    qkv = [
+        tokens(heads, 0, torch.bfloat16).detach().to("meta").requires_grad_() for heads in (HEADS, key_heads, key_heads)
+    ]
+    output = flash_attention(*qkv, layout("meta"), 0.1, None, causal)
+    output.sum().backward()
+    assert output.shape == qkv[0].shape
+    assert [one.grad.shape for one in qkv if one.grad is not None] == [one.shape for one in qkv]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+def test_flash_attention_on_a_gpu(key_heads: int, causal: bool) -> None:
+    outcomes = []
+    for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float64)):
+        qkv = [
+            tokens(heads, seed, torch.bfloat16).detach().to(device, dtype).requires_grad_()
+            for seed, heads in enumerate((HEADS, key_heads, key_heads))
+        ]
+        assert has_flash_attention(*(one.transpose(0, 1)[None] for one in qkv), 0.0, causal) == (device == "cuda")
+        if device == "cuda":
+            output = flash_attention(*qkv, layout(device), 0.0, None, causal)
+        else:
+            output = padded_attention(*qkv, None, causal)
+        output.sin().sum().backward()
+        outcomes.append([output.detach(), *(one.grad for one in qkv)])
+    for own, torchs in zip(*outcomes, strict=True):
+        assert torch.allclose(own.cpu().double(), torchs, rtol=0.02, atol=0.02)
 
 
 def test_products_are_in_fp32_under_autocast() -> None:

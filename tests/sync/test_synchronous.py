@@ -1,4 +1,4 @@
-"""k = 1 through torch's DDP: a parameter without a gradient is an error; gradients of low rank."""
+"""k = 1 through torch's DDP: a parameter without a gradient is an error; rows of embeddings; gradients of low rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,7 +15,7 @@ from runner.backends import Backend
 from runner.sync.low_rank import LowRankGradients
 from tests.pool import WorkerPool
 from tests.replicas import Weights, make_loop, refusal, train
-from tests.sync.reference import SGD
+from tests.sync.reference import SGD, largest_difference
 
 HALF_USED = ["recipe._target_=tests.odd_recipe.HalfUsed", "trusted_packages=[recipes,tests]", "max_steps=3"]
 
@@ -40,6 +41,30 @@ def test_other_policies_leave_such_a_parameter_as_it_is(pool: WorkerPool) -> Non
     two, _ = pool.run(2, train, [*HALF_USED, "sync.k=2"])
     for name in ("unread.weight", "unread.bias"):
         assert torch.equal(alone["weights"][name], two["weights"][name])
+
+
+def train_with_rows(backend: Backend, overrides: list[str], least_bytes: int) -> dict[str, Any]:
+    """`least_bytes`: of embeddings of which rows are sent."""
+    with mock.patch("runner.sync.synchronous._SENT_AS_ROWS_BYTES", least_bytes):
+        return train(backend, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["accumulation.steps=3"],
+        ["sync.k=2", "sync.schedule=post_local"],
+        ["equivalence=exact", "recipe.model.dropout=0.1"],
+    ],
+    ids=["accumulation", "then local", "exact"],
+)
+def test_rows_of_embeddings_give_the_same_training(pool: WorkerPool, overrides: list[str]) -> None:
+    """Also with a tail that leaves some workers less to do, and after DDP has gone."""
+    rows, other = pool.run(2, train_with_rows, overrides, 0)
+    whole, _ = pool.run(2, train_with_rows, overrides, 2**40)
+    assert largest_difference(rows["weights"], other["weights"]) == 0
+    assert largest_difference(rows["weights"], whole["weights"]) < 1e-15
+    assert rows["stats"].bytes < whole["stats"].bytes
 
 
 @dataclass

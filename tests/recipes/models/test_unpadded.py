@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
@@ -130,6 +132,37 @@ def test_the_same_dropout_sequence_by_sequence(monkeypatch: pytest.MonkeyPatch, 
     with ExactDropout(keys):
         found, own = run(model, batch, padded=False)
     assert called == [batch["attention_mask"].sum(1).tolist()] * (1 if kind == "modernbert" else 2)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-7)
+    for name, gradient in gradients.items():
+        assert torch.allclose(own[name], gradient, rtol=1e-6, atol=1e-7), name
+
+
+def flash_on_cpu(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *others: Any, scale: float) -> list[Tensor]:
+    """What torch's kernel for GPUs computes: attention within each sequence."""
+    starts_of_keys, longest, longest_of_keys, p, causal, _ = others
+    assert (starts.dtype, starts.tolist(), longest, p) == (torch.int32, starts_of_keys.tolist(), longest_of_keys, 0)
+    lengths = starts.diff().tolist()
+    assert max(lengths) <= longest
+    outputs = [
+        functional.scaled_dot_product_attention(
+            *(one.transpose(0, 1) for one in qkv), is_causal=causal, scale=scale, enable_gqa=True
+        ).transpose(0, 1)
+        for qkv in zip(*(one.split(lengths) for one in (query, key, value)), strict=True)
+    ]
+    return [torch.cat(outputs)]
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "modernbert"])
+def test_flash_attention_gets_the_sequences(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """As on a GPU, with a stand-in for its kernel. One of ModernBERT's two layers attends to windows, with padding."""
+    model, batch = small(kind), padded_batch()
+    expected, gradients = run(model, batch, padded=True)
+    unpad_layers(model)
+    kernel = Mock(side_effect=flash_on_cpu)
+    monkeypatch.setattr("recipes.models.unpadded.has_flash_attention", lambda *_: True)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
+    found, own = run(model, batch, padded=False)
+    assert kernel.call_count == (1 if kind == "modernbert" else 2)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-7)
     for name, gradient in gradients.items():
         assert torch.allclose(own[name], gradient, rtol=1e-6, atol=1e-7), name
