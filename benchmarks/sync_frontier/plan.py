@@ -49,10 +49,10 @@ TASKS = {
             "squad",
             "f1",
             1.0,
-            (1e-4, 2e-4, 4e-4),
+            (5e-5, 1e-4, 2e-4),
             (
-                *("recipe=squad", "recipe.data.max_train_samples=1000"),
-                *("recipe.max_length=128", "recipe.doc_stride=32", "batch.micro_batch=8", "epochs=2"),
+                *("recipe=squad", "recipe.max_length=128", "recipe.doc_stride=32"),
+                *("batch.micro_batch=8", "epochs=1"),
             ),
         ),
     )
