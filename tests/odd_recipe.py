@@ -44,6 +44,15 @@ class HalfUsed(SequenceClassification):
         return model
 
 
+class Penalised(SequenceClassification):
+    """The loss depends on all weights of an embedding, and not only through its rows."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss_sum, count = super().loss(model, batch)
+        weights = getattr(model, "module", model).get_input_embeddings().weight
+        return loss_sum + 0.1 * count * weights.square().sum(), count
+
+
 class SometimesUsed(HalfUsed):
     """The loss of every other micro-batch depends on that layer."""
 

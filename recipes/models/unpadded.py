@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.data.attention import flash_attention, has_flash_attention, unpadded_attention
+from runner.data.attention import flash_attention, unpadded_attention
 from runner.data.unpadded import TokenLayout, layout_of
 
 #: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
@@ -110,11 +110,13 @@ def _register() -> None:
         p, scale, is_causal = settings.get("dropout", 0.0), settings.get("scaling"), settings.get("is_causal")
         causal = mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         if _needs_no_mask(query, key, mask, layout):
-            queries, keys, values = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
-            if layout is not None and has_flash_attention(query, key, value, p, causal):
-                return flash_attention(queries, keys, values, layout, p, scale, causal).unsqueeze(0), None
+            if layout is not None:
+                output = flash_attention(query, key, value, layout, p, scale, causal)
+                if output is not None:
+                    return output, None
             if p > 0 and query.device.type == "cpu":
                 lengths = [query.size(2)] * len(query) if layout is None else layout.lengths
+                queries, keys, values = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
                 output = unpadded_attention(queries, keys, values, lengths, p, scale, causal)
                 return output.unflatten(0, (len(query), -1)), None
         if layout is None:
@@ -128,7 +130,7 @@ def _register() -> None:
 
 
 def _needs_no_mask(query: Tensor, key: Tensor, mask: Tensor | None, layout: _Layout | None) -> bool:
-    """Whether tokens attend to their whole sequence, or to all tokens before, and the lengths say which that is."""
+    """Whether lengths, and whether it is causal, say all that a mask would."""
     # Compiled, it would be another program for every sequence of lengths.
     if torch.compiler.is_compiling():
         return False

@@ -27,32 +27,37 @@ from runner.data.unpadded import TokenLayout
 #: 1 / (1 - p), in the weights' shape and dtype.
 DropoutFactors = Callable[[slice, Tensor], Tensor]
 
+#: Devices with the kernel.
+_HAVE_FLASH = ("cuda",)
 #: Sequences are padded to a multiple of this many tokens, at which matrix products are fastest.
 _MULTIPLE = 8
 #: The most scores that are computed together, unless a single sequence has more: 1 MiB in fp32.
 _SCORES = 2**18
 
 
-def has_flash_attention(query: Tensor, key: Tensor, value: Tensor, p: float, causal: bool) -> bool:
-    """Whether `flash_attention` can compute them: a GPU that has it, 16 bits, no dropout of its own by somebody else.
-
-    Shapes: [1, heads, tokens, size].
-    """
-    if has_torch_function((query,)):  # exact dropout has other masks
-        return False
-    return can_use_flash_attention(SDPAParams(query, key, value, None, p, causal, query.size(1) != key.size(1)))
-
-
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout, p: float, scale: float | None, causal: bool
-) -> Tensor:
-    """`unpadded_attention` by torch's kernel for GPUs. The host does not wait for the lengths of sequences."""
-    # torch.nn.attention.varlen calls the same kernel, but without dropout; nested tensors do, after 2 ms on the host.
+) -> Tensor | None:
+    """`unpadded_attention` by torch's kernel for GPUs, for which the host does not wait; None where it cannot be used.
+
+    `query`: [1, heads, tokens, size]; `key`, `value`: the same, or with a divisor of `heads`. Returns
+    [1, tokens, heads, size], under autocast in its precision.
+    """
+    # torch pads heads to a multiple of 8 itself, but not here. Exact dropout is a function mode, with other masks.
+    if query.device.type not in _HAVE_FLASH or query.size(-1) % 8 or has_torch_function((query,)):
+        return None
+    device, shares_keys = query.device.type, query.size(1) != key.size(1)
+    if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in fp32
+        query, key, value = (one.to(torch.get_autocast_dtype(device)) for one in (query, key, value))
+    if not can_use_flash_attention(SDPAParams(query, key, value, None, p, causal, shares_keys)):
+        return None
+    tokens = [one[0].transpose(0, 1) for one in (query, key, value)]
     starts, longest = layout.starts, layout.length
+    # torch.nn.attention.varlen calls this kernel, too, but has no dropout. Nested tensors take 2 ms on the host.
     output: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, starts, starts, longest, longest, p, causal, False, scale=scale
+        *tokens, starts, starts, longest, longest, p, causal, False, scale=scale
     )[0]
-    return output
+    return output.unsqueeze(0)
 
 
 def unpadded_attention(

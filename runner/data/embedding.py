@@ -13,8 +13,8 @@ from torch.nn import functional
 class _Rows(torch.autograd.Function):
     """`functional.embedding` with a sparse gradient, which has each used row once.
 
-    torch adds it in place to the gradient that the weight has, which the embedding gives it here unless it is `sparse`.
-    As in torch's dense gradient, rows that are used several times are added in their order, so the bits are the same.
+    Unless the embedding is `sparse`, the weight already has a gradient, to which torch adds the rows in place. As in
+    torch's dense gradient, rows that are used several times are added in their order, so the bits are the same.
     """
 
     @staticmethod
@@ -27,13 +27,13 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
         (ids,), (gradient,) = ctx.saved_tensors, gradients
         embedding: GradientKeepingEmbedding = ctx.embedding
-        if not embedding.sparse:
-            embedding.start_gradient()
         rows, places = torch.unique(ids, return_inverse=True)
         sums = gradient.new_zeros(len(rows), gradient.size(-1))
         sums.index_add_(0, places.reshape(-1), gradient.reshape(-1, gradient.size(-1)))
         if embedding.padding_idx is not None:
             sums[rows == embedding.padding_idx] = 0
+        if not embedding.sparse:
+            embedding.start_gradient()
         size = embedding.weight.size()
         return None, torch.sparse_coo_tensor(rows[None], sums, size, is_coalesced=True, check_invariants=False), None
 
@@ -41,7 +41,8 @@ class _Rows(torch.autograd.Function):
 class GradientKeepingEmbedding(nn.Embedding):
     """`nn.Embedding` that gives its weight the same memory for the gradient in each step.
 
-    With `sparse` only at the end of a step, by `make_dense`; until then the gradient has the rows that were used.
+    If it is `sparse`, the gradient has the used rows only, until `make_dense`, at the end of a step, adds them to that
+    memory. Where the weight is also used in another way, such as for a penalty, torch makes the sum dense at once.
     """
 
     _kept: Tensor | None = None
@@ -57,16 +58,16 @@ class GradientKeepingEmbedding(nn.Embedding):
             self.weight.grad = self._kept
         return self.weight.grad
 
-    def make_dense(self) -> int:
-        """Turn the weight's sparse gradient into a usual one. Returns the bytes of rows and their numbers."""
-        rows, self.weight.grad = self.weight.grad, None
-        assert rows is not None
-        self.start_gradient().add_(rows)
-        return rows._values().nbytes + rows._indices().nbytes
+    def make_dense(self) -> None:
+        """Turn the weight's gradient into a usual one, if it is sparse."""
+        gradient = self.weight.grad
+        if gradient is not None and gradient.is_sparse:
+            self.weight.grad = None
+            self.start_gradient().add_(gradient)
 
 
 def keep_gradients(model: nn.Module, least_bytes: int = 0) -> list[GradientKeepingEmbedding]:
-    """Let the model's embeddings of at least this size keep the memory of their gradients. Returns them.
+    """Let the model's embeddings of at least this size keep the memory of their gradients. Returns all that do.
 
     Not if another layer has the same weight, if hooks look at the gradient, or in 16 bits, which torch adds up in
     another precision. Between one step and the next nothing else may hold the gradient.

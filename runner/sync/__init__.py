@@ -56,7 +56,7 @@ def build_sync_policy(
         return make_local()
     rank = sync.rank_or_default if sync.compress is Compress.powersgd else None
     wire = wire_dtype(sync.compress)
-    # torch's hooks that compress take no sparse gradients, nccl does not send them, and torch.compile not compute them.
+    # torch's hooks that compress take no sparse gradients, nccl cannot send them, torch.compile cannot compute them.
     sends_rows = backend.device.type == "cpu" and wire is None and rank is None and not config.compile
     synchronous = Synchronous(model, buffers, backend, wire, rank, sends_rows)
     if steps.first_local >= plan.optimizer_steps:

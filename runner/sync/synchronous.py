@@ -26,8 +26,9 @@ from runner.sync.telemetry import SyncRecord, SyncStats
 #: More than any model's gradients have.
 _ONE_BUCKET_MB = 2**30
 
-#: Embeddings of at least this size send the rows of their gradient that a step has used, by several collectives.
-_SENT_AS_ROWS_BYTES = 2**20
+#: Embeddings of at least this size send only the rows of their gradient that a step has used. Tables of positions, of
+#: which a step may use all rows, are smaller.
+_SENT_AS_ROWS_BYTES = 2**25
 
 _COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
@@ -36,8 +37,8 @@ class Synchronous(SyncPolicy):
     """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
     `wire`: the dtype of gradients on the wire, None for their own. `rank`: of the products as which gradients of
-    matrices are sent (PowerSGD); None: they are sent as they are. `sends_rows`: whether of the gradients of large
-    embeddings only the rows are sent that a step has used.
+    matrices are sent (PowerSGD); None: they are sent as they are. `sends_rows`: whether large embeddings send only
+    the rows of their gradient that a step has used.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class Synchronous(SyncPolicy):
         self.forward_model = model
         self._low_rank: LowRankGradients | None = None
         self._embeddings: list[GradientKeepingEmbedding] = []
-        #: Of their rows, that were sent so far.
-        self._row_bytes = 0
+        #: Of all-reduces of their gradients.
+        self._row_bytes, self._row_seconds = 0, 0.0
         if backend.world_size > 1 and not backend.compiles:
             self._low_rank = LowRankGradients(self._trainable, rank) if rank is not None else None
             if sends_rows:
-                self._embeddings = _send_rows(model)
+                self._embeddings = _without_ddp(model)
             self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         self._steps = 0
@@ -91,7 +92,7 @@ class Synchronous(SyncPolicy):
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         if isinstance(self.forward_model, _DataParallel):
             self._require_gradients()
-            self._row_bytes += sum(embedding.make_dense() for embedding in self._embeddings)
+            self._average_rows()
         elif self._backend.world_size > 1:
             self._average_gradients()
         return True  # gradients are the same on all workers, so all of them step
@@ -101,6 +102,23 @@ class Synchronous(SyncPolicy):
         # its bucket unaveraged, and reports that one step later. Gradients of earlier micro-batches do not help.
         missing = [name for name, parameter in self._trainable.items() if parameter not in self._reached]
         require_gradients(missing, "sync.k=1", "average weights: sync.k=2 or more")
+
+    @torch.no_grad()
+    def _average_rows(self) -> None:
+        gradients = []
+        for embedding in self._embeddings:
+            gradient = embedding.weight.grad
+            assert gradient is not None
+            if gradient.is_sparse:
+                gradient = embedding.weight.grad = gradient.coalesce()
+                self._row_bytes += gradient.indices().nbytes + gradient.values().nbytes
+            else:
+                self._row_bytes += gradient.nbytes
+            gradients.append(gradient.div_(self._backend.world_size))
+        if gradients:
+            self._row_seconds += self._backend.start_all_reduce(gradients, async_op=False)() or 0.0
+        for embedding in self._embeddings:
+            embedding.make_dense()
 
     @torch.no_grad()
     def _average_gradients(self) -> None:
@@ -138,8 +156,9 @@ class Synchronous(SyncPolicy):
         timing = self.forward_model._get_ddp_logging_data()
         in_flight = timing.get("avg_backward_comm_time", 0) / 1e9
         overlapped = timing.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
-        stalled = self._steps * max(in_flight - overlapped, 0.0)
-        return SyncStats(self._steps, self._bytes, self._steps * in_flight, stalled, stalled)
+        in_backward, rows = self._steps * max(in_flight - overlapped, 0.0), self._row_seconds
+        seconds = self._steps * in_flight + rows
+        return SyncStats(self._steps, self._bytes, seconds, in_backward + rows, in_backward)
 
     @property
     def _bytes(self) -> int:
@@ -160,11 +179,12 @@ class Synchronous(SyncPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         low_rank = self._low_rank.state_dict() if self._low_rank is not None else None
-        sent = {"steps": self._steps, "row_bytes": self._row_bytes}
-        return {**sent, "initial_buffers": self._statistics.initial, "low_rank": low_rank}
+        rows = (self._row_bytes, self._row_seconds)
+        return {"steps": self._steps, "rows": rows, "initial_buffers": self._statistics.initial, "low_rank": low_rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps, self._row_bytes = state["steps"], state["row_bytes"]
+        self._steps = state["steps"]
+        self._row_bytes, self._row_seconds = state.get("rows", (0, 0.0))  # older checkpoints have none
         self._statistics.load(state["initial_buffers"])
         if self._low_rank is not None:
             self._low_rank.load_state_dict(state["low_rank"])
@@ -191,11 +211,17 @@ class _DataParallel(DistributedDataParallel):
         self.reducer.prepare_for_backward([])
 
 
-def _send_rows(model: nn.Module) -> list[GradientKeepingEmbedding]:
-    """Let large embeddings have sparse gradients, which DDP averages as such: with gloo, by gathering rows."""
+def _without_ddp(model: nn.Module) -> list[GradientKeepingEmbedding]:
+    """Have DDP leave out the gradients of large embeddings, and let these have the rows that a step has used.
+
+    DDP averages sparse gradients as well, but refuses one that is dense because the weight is also used as a whole.
+    """
     large = [one for one in keep_gradients(model, _SENT_AS_ROWS_BYTES) if one.weight.requires_grad]
     for embedding in large:
         embedding.sparse = True
+    weights = {embedding.weight for embedding in large}
+    names = [name for name, parameter in model.named_parameters() if parameter in weights]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
     return large
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner.data.attention import flash_attention, has_flash_attention, unpadded_attention
+from runner.data.attention import flash_attention, unpadded_attention
 from runner.data.unpadded import TokenLayout
 
 HEADS, SIZE = 4, 8
@@ -60,20 +60,32 @@ def test_starts_of_sequences() -> None:
     assert layout("cpu").starts.tolist() == [0, 5, 16, 25, 25, 26, 34, 37]
 
 
+def test_a_cpu_has_no_flash_attention() -> None:
+    qkv = [tokens(HEADS, seed, torch.bfloat16).transpose(0, 1)[None] for seed in range(3)]
+    assert flash_attention(*qkv, layout("cpu"), 0.0, None, causal=False) is None
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
-def test_torch_takes_what_flash_attention_passes(key_heads: int, causal: bool) -> None:
-    """Shapes of output and gradients, from torch's kernel without its data."""
+def test_torch_has_the_operator(monkeypatch: pytest.MonkeyPatch, key_heads: int, causal: bool) -> None:
+    """With these arguments and a gradient. No more than shapes: they have no data."""
+    monkeypatch.setattr("runner.data.attention._HAVE_FLASH", ("meta",))
+    monkeypatch.setattr("runner.data.attention.can_use_flash_attention", lambda _: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)  # does not know this device
     qkv = [
-        tokens(heads, 0, torch.bfloat16).detach().to("meta").requires_grad_() for heads in (HEADS, key_heads, key_heads)
+        tokens(heads, 0, torch.bfloat16).detach().to("meta").transpose(0, 1)[None].requires_grad_()
+        for heads in (HEADS, key_heads, key_heads)
     ]
     output = flash_attention(*qkv, layout("meta"), 0.1, None, causal)
+    assert output is not None
     output.sum().backward()
-    assert output.shape == qkv[0].shape
+    assert output.shape == (1, sum(LENGTHS), HEADS, SIZE)
     assert [one.grad.shape for one in qkv if one.grad is not None] == [one.shape for one in qkv]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0), reason="needs a GPU with the kernel"
+)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 def test_flash_attention_on_a_gpu(key_heads: int, causal: bool) -> None:
@@ -83,9 +95,11 @@ def test_flash_attention_on_a_gpu(key_heads: int, causal: bool) -> None:
             tokens(heads, seed, torch.bfloat16).detach().to(device, dtype).requires_grad_()
             for seed, heads in enumerate((HEADS, key_heads, key_heads))
         ]
-        assert has_flash_attention(*(one.transpose(0, 1)[None] for one in qkv), 0.0, causal) == (device == "cuda")
         if device == "cuda":
-            output = flash_attention(*qkv, layout(device), 0.0, None, causal)
+            heads_first = [one.transpose(0, 1)[None] for one in qkv]
+            output = flash_attention(*heads_first, layout(device), 0.0, None, causal)
+            assert output is not None
+            output = output[0]
         else:
             output = padded_attention(*qkv, None, causal)
         output.sin().sum().backward()

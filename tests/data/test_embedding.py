@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner.data.embedding import keep_gradients
+from runner.data.embedding import GradientKeepingEmbedding, keep_gradients
 
 ROWS, WIDTH = 50, 24
 
@@ -74,6 +74,31 @@ def test_an_embedding_that_is_used_twice() -> None:
             hidden = model[0](torch.tensor([[1, 2, 1]])) * model[0](torch.tensor([[2, 3, 3]]))
             model[1](hidden).sum().backward()
         found.append(model[0].weight.grad)
+    assert found[0].any()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_sparse_gradient_that_is_made_dense(micro_batches: int, penalty: float) -> None:
+    """In two steps. A penalty uses the weight as a whole."""
+    found = []
+    for sparse in (False, True):
+        module = embedding()
+        if sparse:
+            keep_gradients(module)
+            module.sparse = True
+        for step in range(2):
+            module.zero_grad(set_to_none=True)
+            for number in range(micro_batches):
+                loss = module(torch.tensor([[1, 2, 1], [2, 7 + step, number]])).sin().sum()
+                (loss + penalty * module.weight.square().sum() if penalty else loss).backward()
+            if sparse:
+                assert module.weight.grad is not None
+                assert module.weight.grad.is_sparse == (penalty == 0)
+                assert isinstance(module, GradientKeepingEmbedding)
+                module.make_dense()
+        found.append(module.weight.grad)
     assert found[0].any()
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
 

@@ -50,21 +50,23 @@ def train_with_rows(backend: Backend, overrides: list[str], least_bytes: int) ->
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "workers"),
     [
-        ["accumulation.steps=3"],
-        ["sync.k=2", "sync.schedule=post_local"],
-        ["equivalence=exact", "recipe.model.dropout=0.1"],
+        (["accumulation.steps=3"], 2),
+        (["sync.k=2", "sync.schedule=post_local"], 2),
+        (["equivalence=exact", "recipe.model.dropout=0.1"], 2),
+        (["recipe._target_=tests.odd_recipe.Penalised", "trusted_packages=[recipes,tests]"], 2),
+        ([], 8),
     ],
-    ids=["accumulation", "then local", "exact"],
+    ids=["accumulation", "then local", "exact", "used as a whole", "without samples"],
 )
-def test_rows_of_embeddings_give_the_same_training(pool: WorkerPool, overrides: list[str]) -> None:
-    """Also with a tail that leaves some workers less to do, and after DDP has gone."""
-    rows, other = pool.run(2, train_with_rows, overrides, 0)
-    whole, _ = pool.run(2, train_with_rows, overrides, 2**40)
+def test_rows_of_embeddings_give_the_same_training(pool: WorkerPool, overrides: list[str], workers: int) -> None:
+    """Also for workers that have no samples in the last step of an epoch, and after DDP has gone."""
+    rows, other, *_ = pool.run(workers, train_with_rows, overrides, 0)
+    whole, *_ = pool.run(workers, train_with_rows, overrides, 2**40)
     assert largest_difference(rows["weights"], other["weights"]) == 0
-    assert largest_difference(rows["weights"], whole["weights"]) < 1e-15
-    assert rows["stats"].bytes < whole["stats"].bytes
+    assert largest_difference(rows["weights"], whole["weights"]) < (1e-15 if workers == 2 else 1e-12)
+    assert rows["stats"].bytes != whole["stats"].bytes
 
 
 @dataclass

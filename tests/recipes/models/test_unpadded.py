@@ -152,17 +152,48 @@ def flash_on_cpu(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *oth
     return [torch.cat(outputs)]
 
 
+def with_flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    kernel = Mock(side_effect=flash_on_cpu)
+    monkeypatch.setattr("runner.data.attention._HAVE_FLASH", ("cpu",))
+    monkeypatch.setattr("runner.data.attention.can_use_flash_attention", lambda _: True)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
+    return kernel
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "modernbert"])
 def test_flash_attention_gets_the_sequences(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """As on a GPU, with a stand-in for its kernel. One of ModernBERT's two layers attends to windows, with padding."""
     model, batch = small(kind), padded_batch()
     expected, gradients = run(model, batch, padded=True)
     unpad_layers(model)
-    kernel = Mock(side_effect=flash_on_cpu)
-    monkeypatch.setattr("recipes.models.unpadded.has_flash_attention", lambda *_: True)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
+    kernel = with_flash_on_cpu(monkeypatch)
     found, own = run(model, batch, padded=False)
     assert kernel.call_count == (1 if kind == "modernbert" else 2)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-7)
     for name, gradient in gradients.items():
         assert torch.allclose(own[name], gradient, rtol=1e-6, atol=1e-7), name
+
+
+def test_flash_attention_computes_in_the_precision_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama's rotary embeddings turn queries and keys into fp32, which the kernel does not take."""
+    model, batch = small("llama").float(), padded_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, _ = run(model, batch, padded=True)
+        unpad_layers(model)
+        kernel = with_flash_on_cpu(monkeypatch)
+        found, _ = run(model, batch, padded=False)
+    assert {one.dtype for call in kernel.call_args_list for one in call.args[:3]} == {torch.bfloat16}
+    assert torch.allclose(found, expected, rtol=0.05, atol=0.01)
+
+
+def test_flash_attention_is_not_for_every_size_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 26, as TinyBERT's, are padded by torch's attention for padded batches only."""
+    config = small("bert").config
+    config.hidden_size, config.num_attention_heads = 52, 2
+    model, batch = AutoModelForSequenceClassification.from_config(config).double().eval(), padded_batch()
+    expected, _ = run(model, batch, padded=True)
+    unpad_layers(model)
+    kernel = with_flash_on_cpu(monkeypatch)
+    found, _ = run(model, batch, padded=False)
+    assert kernel.call_count == 0
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
