@@ -171,8 +171,8 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     if backend.device.type == "cpu" and not config.compile:
         if not by_sample:
             draw_few_bits(model)
-        # DDP and the sum of shards hold gradients from one backward pass to the next (`Synchronous` takes large embeddings
-        # out of DDP); sharded ones are other tensors.
+        # DDP, without the large embeddings, and the sum of shards hold gradients from one backward pass to the next;
+        # sharded ones are other tensors.
         if policy.forward_model is model and job.plan.shards is None and sharded is None:
             keep_gradients(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)
