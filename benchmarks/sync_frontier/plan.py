@@ -13,7 +13,7 @@ from statistics import fmean
 from benchmarks.sync_frontier.rows import FINISHED, Row
 
 #: Of the comparison, and of the choice of a learning rate.
-SEEDS, TUNING_SEEDS = range(10), range(100, 102)
+SEEDS, TUNING_SEEDS = range(14), range(100, 102)
 #: A run that has failed this many times is not retried.
 MOST_FAILURES = 2
 
