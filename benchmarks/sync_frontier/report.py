@@ -133,12 +133,13 @@ def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, float]) -> 
             continue
         value, low, high = 0.0, 0.0, 0.0
         if result.difference is not None:
-            interval = result.difference.interval(0.95)
+            interval = result.difference.interval(0.9)
             value = result.difference.value
             low, high = (interval.low, interval.high) if math.isfinite(interval.low) else (value, value)
         axes.errorbar([speeds[name]], [value], yerr=[[value - low], [high - value]], fmt="o", capsize=3)
         axes.annotate(name, (speeds[name], value), xytext=(4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel("samples/s against one worker, 1 Gbit/s")
-    axes.set_ylabel(f"{task.metric} minus one worker's, 95% interval")
+    axes.set_ylabel(f"{task.metric} minus one worker's, 90% interval")
     axes.set_title(task.name)
+    axes.margins(x=0.25)  # room for names
     axes.legend(loc="lower left")
