@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from statistics import fmean
 
 from benchmarks.sync_frontier.rows import FINISHED, Row
 
-#: Of the comparison, and of the choice of a learning rate.
-SEEDS, TUNING_SEEDS = range(14), range(100, 102)
+#: Of the choice of a learning rate.
+TUNING_SEEDS = range(100, 102)
 #: A run that has failed this many times is not retried.
 MOST_FAILURES = 2
 
@@ -22,15 +21,20 @@ MOST_FAILURES = 2
 class Task:
     """`margin`: points of the metric within which setups count as equivalent; written down before any run.
 
-    `rates`: learning rates that are tried, in ascending order. `overrides`: without data and model. With `held_out=n`
-    every n-th line of the training data is evaluated instead of trained: with few evaluated samples a metric is noise.
+    `rates`: learning rates that are tried, by number of workers, in ascending order. `seeds`: of the comparison.
+    `overrides`: without data and model. `train_samples`: at most as many are trained, and `tuning_samples` in the runs
+    that choose a learning rate; None: all. With `held_out=n` every n-th line of the training data is evaluated instead
+    of trained: with few evaluated samples a metric is noise.
     """
 
     name: str
     metric: str
     margin: float
-    rates: tuple[float, ...]
+    rates: Mapping[int, tuple[float, ...]]
+    seeds: range
     overrides: tuple[str, ...]
+    train_samples: int | None = None
+    tuning_samples: int | None = None
     held_out: int | None = None
 
 
@@ -41,7 +45,8 @@ TASKS = {
             "cola",
             "matthews",
             2.0,
-            (3e-5, 6e-5, 1.2e-4),
+            {1: (3e-5, 6e-5, 1.2e-4), 2: (3e-5, 6e-5, 1.2e-4)},
+            range(14),
             ("recipe=cola", "batch.micro_batch=16", "epochs=3"),
             held_out=4,
         ),
@@ -49,11 +54,14 @@ TASKS = {
             "squad",
             "f1",
             1.0,
-            (5e-5, 1e-4, 2e-4),
+            {1: (5e-5, 1e-4, 2e-4), 2: (1e-4, 2e-4, 4e-4)},
+            range(10),
             (
                 *("recipe=squad", "recipe.max_length=128", "recipe.doc_stride=32"),
                 *("batch.micro_batch=8", "epochs=1"),
             ),
+            train_samples=3500,
+            tuning_samples=1500,
         ),
     )
 }
@@ -104,6 +112,9 @@ class Job:
         fixed = ["batch=per_device", "scaling=none", "precision=bf16", "tracking=none", "checkpoint=none"]
         # Evaluated at its end only. More steps than a run has, and a multiple of every k.
         fixed.append(f"evaluation.every_steps={2**20}")
+        samples = self.task.tuning_samples if self.seed in TUNING_SEEDS else self.task.train_samples
+        if samples is not None:
+            fixed.append(f"recipe.data.max_train_samples={samples}")
         return [
             *self.task.overrides,
             *fixed,
@@ -114,7 +125,7 @@ class Job:
 
     def digest(self, data: str) -> str:
         """Of everything but the seed."""
-        same = dataclasses.replace(self, seed=0).overrides
+        same = [*self.overrides[:-1], "seed=0"]
         return hashlib.sha256(json.dumps([data, *same]).encode()).hexdigest()[:12]
 
 
@@ -130,9 +141,10 @@ def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
         ours = row["task"] == task.name and row["setup"] == setup and int(row["seed"]) in TUNING_SEEDS
         if ours and row["status"] == FINISHED:
             found.setdefault(float(row["lr"]), []).append(float(row["metric"]))
-    if any(len(found.get(lr, ())) < len(TUNING_SEEDS) for lr in task.rates):
+    rates = task.rates[SETUPS[setup].workers]
+    if any(len(found.get(lr, ())) < len(TUNING_SEEDS) for lr in rates):
         return None
-    return max(task.rates, key=lambda lr: fmean(found[lr]))
+    return max(rates, key=lambda lr: fmean(found[lr]))
 
 
 def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str) -> list[Job]:
@@ -152,9 +164,9 @@ def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str)
 
 def _wanted(task: Task, setups: Sequence[str], rates: Mapping[str, float | None]) -> Iterator[Job]:
     for name in setups:
-        for lr in task.rates if rates[name] is None else ():
+        for lr in task.rates[SETUPS[name].workers] if rates[name] is None else ():
             yield from (Job(task, name, lr, seed) for seed in TUNING_SEEDS)
-    for seed in SEEDS:
+    for seed in task.seeds:
         for name in setups:
             if (lr := rates[name]) is not None:
                 yield Job(task, name, lr, seed)

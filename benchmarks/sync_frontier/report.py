@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import runner.compare
 from benchmarks.slow_link import records
 from benchmarks.slow_link.table import ratios
-from benchmarks.sync_frontier.plan import ONE, SEEDS, SETUPS, TASKS, TUNING_SEEDS, Task
+from benchmarks.sync_frontier.plan import ONE, SETUPS, TASKS, TUNING_SEEDS, Task
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
 from runner.compare.results import Block, SetupResult
@@ -50,7 +50,7 @@ def _speeds(rate: str) -> dict[str, float]:
 
 def _block(task: Task, rows: Sequence[Row]) -> Block | None:
     own = [row for row in rows if row["task"] == task.name and row["status"] == FINISHED]
-    runs = [_run(task, number, row) for number, row in enumerate(own) if int(row["seed"]) in SEEDS]
+    runs = [_run(task, number, row) for number, row in enumerate(own) if int(row["seed"]) in task.seeds]
     if not any(run.setup == ONE for run in runs):
         return None
     (block,) = compare_runs(newest_of_each_seed(FoundRuns(runs)), ONE, task.margin).blocks
@@ -84,7 +84,7 @@ def _section(task: Task, block: Block, rows: Sequence[Row], speeds: Mapping[str,
     for result in block.rows:
         name, shown = result.setup.name, row_text(block, result)
         rates = {f"{float(row['lr']):g}" for row in rows if row["task"] == task.name and row["setup"] == name
-                 and int(row["seed"]) in SEEDS}  # fmt: skip
+                 and int(row["seed"]) in task.seeds}  # fmt: skip
         at = [f"{found[name]:.2f}" if name in found else "" for found in speeds.values()]
         difference = " ".join(part for part in shown.difference if part) if result.difference else ""
         cells = [f"`{name}`", ", ".join(sorted(rates)), shown.seeds, _metric(result), difference, shown.verdict, *at]
@@ -101,10 +101,11 @@ def _metric(result: SetupResult) -> str:
 
 def _tuning(task: Task, rows: Sequence[Row]) -> str:
     """What each learning rate gave with the tuning seeds."""
-    lines = [["setup", *(f"{lr:g}" for lr in task.rates)], ["---", *("--:" for _ in task.rates)]]
+    rates = sorted({lr for tried in task.rates.values() for lr in tried})
+    lines = [["setup", *(f"{lr:g}" for lr in rates)], ["---", *("--:" for _ in rates)]]
     own = [row for row in rows if row["task"] == task.name and int(row["seed"]) in TUNING_SEEDS and row["metric"]]
     for setup in dict.fromkeys(row["setup"] for row in own):
-        found = [[float(r["metric"]) for r in own if r["setup"] == setup and float(r["lr"]) == lr] for lr in task.rates]
+        found = [[float(r["metric"]) for r in own if r["setup"] == setup and float(r["lr"]) == lr] for lr in rates]
         lines.append([f"`{setup}`", *(", ".join(number(value, 1) for value in values) for values in found)])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{task.metric} of two other seeds, by learning rate:\n\n{table}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.sync_frontier import __main__ as command
-from benchmarks.sync_frontier.plan import SEEDS, SETUPS, TASKS, TUNING_SEEDS, Job, chosen_rate, next_jobs
+from benchmarks.sync_frontier.plan import SETUPS, TASKS, TUNING_SEEDS, Job, chosen_rate, next_jobs
 from benchmarks.sync_frontier.report import write_report
 from benchmarks.sync_frontier.rows import append_row, read_rows
 from benchmarks.sync_frontier.train import Material
@@ -32,7 +32,7 @@ def metric_of(job: Job) -> float:
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("task", TASKS)
 def test_every_job_is_a_valid_command(task: str, setup: str) -> None:
-    job = Job(TASKS[task], setup, TASKS[task].rates[0], 3)
+    job = Job(TASKS[task], setup, 0.1, 3)
     config = configured(job.overrides)
     assert (config.sync.k, config.seed) == (SETUPS[setup].k, 3)
 
@@ -47,11 +47,11 @@ def test_learning_rates_are_chosen_before_seeds_are_compared(tmp_path: Path) -> 
         append_row(path, {**row(job, metric_of(job)), **({"status": "FAILED", "metric": None} if failed else {})})
     tuning = [job for job in ran if job.seed in TUNING_SEEDS]
     assert ran[: len(tuning)] == tuning
-    assert {(job.setup, job.lr) for job in tuning} == {(setup, lr) for setup in ("one", "k16") for lr in COLA.rates}
+    assert {(job.setup, job.lr) for job in tuning} == {(setup, lr) for setup in ("one", "k16") for lr in COLA.rates[1]}
     compared = ran[len(tuning) :]
     assert [(job.setup, job.seed) for job in compared[:4]] == [("one", 0), ("k16", 0), ("one", 1), ("k16", 1)]
     assert all(job.lr == BEST[job.setup] for job in compared)
-    assert len(compared) == 2 * len(SEEDS) + 1  # the failure, twice
+    assert len(compared) == 2 * len(COLA.seeds) + 1  # the failure, twice
     assert chosen_rate(COLA, "k16", read_rows(path)) == 1.2e-4
 
 
@@ -88,4 +88,4 @@ def test_an_interrupted_benchmark_continues_with_the_same_data(tmp_path: Path, m
         command.main(arguments)
     command.main(arguments)
     assert ran[2] == ran[3]
-    assert len(set(ran)) == len(ran) - 1 == len(COLA.rates) * len(TUNING_SEEDS) + len(SEEDS)
+    assert len(set(ran)) == len(ran) - 1 == len(COLA.rates[1]) * len(TUNING_SEEDS) + len(COLA.seeds)
