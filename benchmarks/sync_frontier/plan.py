@@ -129,6 +129,12 @@ class Job:
         return hashlib.sha256(json.dumps([data, *same]).encode()).hexdigest()[:12]
 
 
+def is_planned(row: Row) -> bool:
+    """Whether this is a run of the present plan, which may have changed since."""
+    job = Job(TASKS[row["task"]], row["setup"], float(row["lr"]), int(row["seed"]))
+    return job.digest(row["data"]) == row["digest"]
+
+
 def digest_of(files: Sequence[Path]) -> str:
     """Of the files' contents."""
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:12]
@@ -149,7 +155,7 @@ def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
 
 def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str) -> list[Job]:
     """The runs that can be made now: those that choose learning rates, then seed by seed. `data`: its files' digest."""
-    rows = [row for row in rows if row["data"] == data]
+    rows = [row for row in rows if row["data"] == data and is_planned(row)]
     done: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         done.setdefault((row["digest"], row["seed"]), []).append(row["status"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import runner.compare
 from benchmarks.slow_link import records
 from benchmarks.slow_link.table import ratios
-from benchmarks.sync_frontier.plan import ONE, SETUPS, TASKS, TUNING_SEEDS, Task
+from benchmarks.sync_frontier.plan import ONE, SETUPS, TASKS, TUNING_SEEDS, Task, is_planned
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
 from runner.compare.results import Block, SetupResult
@@ -27,7 +27,8 @@ _STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:
-    """Write both files for the tasks of which one worker has run, with the runs on each task's newest data."""
+    """Write both files for the tasks of which one worker has run, with the planned runs on each task's newest data."""
+    rows = [row for row in rows if is_planned(row)]
     newest = {row["task"]: row["data"] for row in rows if row["status"] == FINISHED}
     rows = [row for row in rows if row["data"] == newest.get(row["task"])]
     blocks = {task.name: block for task in TASKS.values() if (block := _block(task, rows)) is not None}

@@ -38,8 +38,9 @@ def test_every_job_is_a_valid_command(task: str, setup: str) -> None:
 
 
 def test_learning_rates_are_chosen_before_seeds_are_compared(tmp_path: Path) -> None:
-    """A run that fails twice is left out; nothing that has finished is run again."""
+    """A run that fails twice is left out; nothing that has finished is run again; runs of another plan do not count."""
     path, ran = tmp_path / "runs.csv", list[Job]()
+    append_row(path, {**row(Job(COLA, "one", 3e-5, 100), 99.0), "digest": "of another plan"})
     while jobs := next_jobs(COLA, ["one", "k16"], read_rows(path), "d"):
         job = jobs[0]
         ran.append(job)
