@@ -1,7 +1,8 @@
 """Which sync policy is fast and keeps the metric? One worker and two, on CoLA (Matthews) and SQuAD (F1), with MiniLM.
 
 `python -m benchmarks.sync_frontier run TASK TRAIN DEV` first chooses the learning rate of each setup, with seeds that
-are used for nothing else, and then trains more seeds of each. It can be stopped at any time; the same command continues.
+are used for nothing else, and then trains other seeds of each. It can be stopped at any time; the same command
+continues.
 `report` writes table and plot: the metric against one worker's, over the speed of docs/results/slow-link.
 """
 
