@@ -25,10 +25,18 @@ from runner.train.result import RunResult
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """Of workers, `described` in sentences. `lost_s`: seconds of the command until the last of them; 0 without any."""
+
+    described: Sequence[str]
+    lost_s: float
+
+
+@dataclass(frozen=True)
 class RunCloser:
     """Records how a run ended, in its folder, in the tracking store and on the terminal.
 
-    `started_at`: when the run's command started, in seconds since the epoch. `restarts`: of its workers, in sentences.
+    `started_at`: when the run's command started, in seconds since the epoch.
     """
 
     experiment: Experiment
@@ -37,7 +45,7 @@ class RunCloser:
     console: Console
     role: Role
     tracker: Tracker
-    restarts: Sequence[str]
+    restarts: Restarts
 
     def close(self, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
         """Write `summary.json` and return its content. `result`: None if training did not reach its end.
@@ -47,10 +55,12 @@ class RunCloser:
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
         run_id = self.tracker.wait_until_open(status)
-        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts)
+        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts.described)
         if failure is not None:
             summary |= failure_of(failure)
-        summary |= speed_of(experiment, result, summary["wall_s"], self.folder, self.role.at_once)
+        began = self.experiment.certificate.segments[-1].after_step
+        wall_s, lost_s = summary["wall_s"], self.restarts.lost_s
+        summary |= speed_of(experiment, result, wall_s, self.folder, self.role.at_once, began, lost_s)
         summary["prediction"] = scored(experiment, summary, self.started_at)
         if not _ledger_is_sound(self.folder):
             summary["certificate"] = NOT_COMPARABLE

@@ -30,7 +30,7 @@ from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.earlier import summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import environments
-from runner.run.finish import RunCloser
+from runner.run.finish import Restarts, RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.resume import Resumption, may_change, prepare_resume, restarted, still_running
@@ -157,7 +157,8 @@ def run(
         raise
     finally:
         with signals_ignored():
-            closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
+            restarts = Restarts(training.restarts, training.started_at - started_at)
+            closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, restarts)
             summary = _close(closer, status, result, failure)
     report(summary, training.experiment, folder, console)
     assert result is not None
@@ -174,6 +175,11 @@ class _Training:
         self.experiment, self.restarts = experiment, list[str]()
         self._job, self._train, self._console = job, train, console
         self._lost = 0
+
+    @property
+    def started_at(self) -> float:
+        """When the newest workers were started, or the command if they are the first: seconds since the epoch."""
+        return self._job.started_at
 
     def run(self) -> RunResult:
         """Raises WorkerLost when `launch.max_restarts` is used up, OutOfMemory if micro-batches cannot be smaller."""

@@ -190,6 +190,13 @@ def _slow_products(run: RunNumbers) -> Iterator[Diagnosis]:
 
 def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
     """Parts of a run that are not training."""
+    share = run.of_wall(run.lost_s)
+    if share >= STANDS_OUT:
+        sentence = (
+            f"{share:.0%} of this run had passed ({run.lost_s:.1f} of {run.wall_s:.1f} s) when its workers were last "
+            "started again, from the newest checkpoint (see notes); frequent checkpoints lose less"
+        )
+        yield Diagnosis("restarted", sentence, share)
     share = run.of_wall(run.first_step_s)
     if share >= FIXED_COST_STANDS_OUT:
         compiling = f", {run.first_step_compile_s:.1f} s of them compiling" if run.first_step_compile_s else ""

@@ -73,13 +73,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def speed_of(
-    experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int
+    experiment: Experiment,
+    result: RunResult,
+    wall_s: float,
+    folder: Path,
+    jobs_at_once: int,
+    began_after: int = 0,
+    lost_s: float = 0.0,
 ) -> dict[str, Any]:
     """The entries `speed_key`, `speed`, `diagnosis` and `diagnoses` of `summary.json`.
 
-    `wall_s`: seconds of the whole run. `jobs_at_once`: jobs of a sweep that share this machine.
+    `wall_s`: seconds of the whole run, of which `lost_s` before its workers were started again. `jobs_at_once`: jobs of
+    a sweep that share this machine. `began_after`: the optimizer step from which the workers continued.
     """
-    numbers = _numbers(experiment, result, wall_s, folder, jobs_at_once)
+    numbers = _numbers(experiment, result, wall_s, folder, jobs_at_once, began_after)
+    numbers = dataclasses.replace(numbers, lost_s=lost_s)
     key = None
     if result.machine is not None:
         key, one_worker = (speed_key(setup, result.machine) for setup in (experiment.setup, experiment.one_worker))
@@ -101,13 +109,16 @@ def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, o
     return find_baseline(folder, one_worker, experiment.one_worker.plan.micro_batch)
 
 
-def _numbers(experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int) -> RunNumbers:
+def _numbers(
+    experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int, began_after: int
+) -> RunNumbers:
     config, plan, placement = experiment.config, experiment.plan, experiment.placement
     rate, compiled = result.samples_per_s, result.compilations
     pads_to = config.recipe.get("padding")
     training_s = None
     if rate and result.optimizer_steps is not None:
-        training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(1)) / rate
+        first_step = began_after + 1
+        training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(first_step)) / rate
     return RunNumbers(
         device=placement.label,
         rehearsed=placement.rehearsed,
@@ -182,6 +193,7 @@ def _as_json(run: RunNumbers) -> dict[str, Any]:
         "start_up_share": _share(run, run.first_step_s),
         "evaluation_share": _share(run, run.evaluation_s),
         "ending_share": _share(run, run.ending_s),
+        "restart_share": _share(run, run.lost_s or None),
         "compile_share": _share(run, run.compile_s),
         "padding_share": run.tokens.padding_share if run.tokens is not None else None,
         "tokens": dataclasses.asdict(run.tokens) if run.tokens is not None else None,

@@ -53,3 +53,4 @@ def test_a_stopped_worker_is_named_and_replaced(tmp_path: Path) -> None:
     summary = read(only_folder(tmp_path), "summary.json")
     assert summary["status"] == "FINISHED"
     assert any("worker 1 did not answer" in note for note in summary["notes"])
+    assert 8 <= summary["speed"]["restart_share"] * summary["wall_s"] <= summary["wall_s"]

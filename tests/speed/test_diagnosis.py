@@ -86,6 +86,7 @@ CASES: list[tuple[dict[str, Any], str, str, float]] = [
     ({"first_step_s": 140.0, "training_s": 50.0}, "start-up", "140.0 of 200.0 s", 0.7),
     ({"first_step_s": 140.0, "training_s": 50.0, "first_step_compile_s": 9.0}, "start-up", "9.0 s of them compil", 0.7),
     ({"training_s": 50.0}, "ending", "120.0 of 200.0 s", 0.6),
+    ({"lost_s": 60.0}, "restarted", "60.0 of 200.0 s", 0.3),
     ({"compile_s": 80.0}, "compiling", "device.length_buckets", 0.4),
     ({"compile_s": 80.0, "compiled": True}, "compiling", "compile=true", 0.4),
     ({"evaluation_s": 50.0}, "evaluation", "evaluation.every_steps", 0.25),
