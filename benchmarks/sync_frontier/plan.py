@@ -60,7 +60,7 @@ TASKS = {
                 *("recipe=squad", "recipe.max_length=128", "recipe.doc_stride=32"),
                 *("batch.micro_batch=8", "epochs=1"),
             ),
-            train_samples=3500,
+            train_samples=2200,
             tuning_samples=1500,
         ),
     )
