@@ -21,18 +21,20 @@ MOST_FAILURES = 2
 class Task:
     """`margin`: points of the metric within which setups count as equivalent; written down before any run.
 
-    `rates`: learning rates that are tried, by number of workers, in ascending order. `seeds`: of the comparison.
-    `overrides`: without data and model. `train_samples`: at most as many are trained, and `tuning_samples` in the runs
-    that choose a learning rate; None: all. With `held_out=n` every n-th line of the training data is evaluated instead
-    of trained: with few evaluated samples a metric is noise.
+    `rates`: learning rates that are tried, in ascending order. `seeds`: of the comparison. `recipe`: overrides without
+    data and model. `batch`: of each worker, by number of workers. `train_samples`: at most as many are trained, and
+    `tuning_samples` in the runs that choose a learning rate; None: all. With `held_out=n` every n-th line of the
+    training data is evaluated instead of trained: with few evaluated samples a metric is noise.
     """
 
     name: str
     metric: str
     margin: float
-    rates: Mapping[int, tuple[float, ...]]
+    rates: tuple[float, ...]
     seeds: range
-    overrides: tuple[str, ...]
+    recipe: tuple[str, ...]
+    batch: Mapping[int, int]
+    epochs: int
     train_samples: int | None = None
     tuning_samples: int | None = None
     held_out: int | None = None
@@ -45,22 +47,23 @@ TASKS = {
             "cola",
             "matthews",
             2.0,
-            {1: (3e-5, 6e-5, 1.2e-4), 2: (3e-5, 6e-5, 1.2e-4)},
+            (3e-5, 6e-5, 1.2e-4),
             range(14),
-            ("recipe=cola", "batch.micro_batch=16", "epochs=3"),
+            ("recipe=cola",),
+            {1: 16, 2: 16},
+            epochs=3,
             held_out=4,
         ),
         Task(
             "squad",
             "f1",
             1.0,
-            {1: (5e-5, 1e-4, 2e-4), 2: (1e-4, 2e-4, 4e-4)},
+            (5e-5, 1e-4, 2e-4),
             range(10),
-            (
-                *("recipe=squad", "recipe.max_length=128", "recipe.doc_stride=32"),
-                *("batch.micro_batch=8", "epochs=1"),
-            ),
-            train_samples=2200,
+            ("recipe=squad", "recipe.max_length=128", "recipe.doc_stride=32"),
+            {1: 8, 2: 4},
+            epochs=1,
+            train_samples=2000,
             tuning_samples=1500,
         ),
     )
@@ -83,7 +86,7 @@ class Setup:
 
 ONE = "one"
 _OVERLAP = ("sync.overlap=true", "sync.compress=bf16")
-#: By name. All have the same batch per worker, and no scaling of the learning rate, which is chosen for each.
+#: By name. The learning rate is chosen for each, so it is not scaled.
 SETUPS = {
     ONE: Setup(1, 1, "one"),
     "k16": Setup(2, 16, "runner_k16"),
@@ -109,6 +112,8 @@ class Job:
     @property
     def overrides(self) -> list[str]:
         """Without data, model and folder."""
+        setup = SETUPS[self.setup]
+        size = [f"batch.micro_batch={self.task.batch[setup.workers]}", f"epochs={self.task.epochs}"]
         fixed = ["batch=per_device", "scaling=none", "precision=bf16", "tracking=none", "checkpoint=none"]
         # Evaluated at its end only. More steps than a run has, and a multiple of every k.
         fixed.append(f"evaluation.every_steps={2**20}")
@@ -116,9 +121,10 @@ class Job:
         if samples is not None:
             fixed.append(f"recipe.data.max_train_samples={samples}")
         return [
-            *self.task.overrides,
+            *self.task.recipe,
+            *size,
             *fixed,
-            *SETUPS[self.setup].overrides,
+            *setup.overrides,
             f"optimizer.lr={self.lr:g}",
             f"seed={self.seed}",
         ]
@@ -147,10 +153,9 @@ def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
         ours = row["task"] == task.name and row["setup"] == setup and int(row["seed"]) in TUNING_SEEDS
         if ours and row["status"] == FINISHED:
             found.setdefault(float(row["lr"]), []).append(float(row["metric"]))
-    rates = task.rates[SETUPS[setup].workers]
-    if any(len(found.get(lr, ())) < len(TUNING_SEEDS) for lr in rates):
+    if any(len(found.get(lr, ())) < len(TUNING_SEEDS) for lr in task.rates):
         return None
-    return max(rates, key=lambda lr: fmean(found[lr]))
+    return max(task.rates, key=lambda lr: fmean(found[lr]))
 
 
 def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str) -> list[Job]:
@@ -170,7 +175,7 @@ def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str)
 
 def _wanted(task: Task, setups: Sequence[str], rates: Mapping[str, float | None]) -> Iterator[Job]:
     for name in setups:
-        for lr in task.rates[SETUPS[name].workers] if rates[name] is None else ():
+        for lr in task.rates if rates[name] is None else ():
             yield from (Job(task, name, lr, seed) for seed in TUNING_SEEDS)
     for seed in task.seeds:
         for name in setups:

@@ -102,11 +102,10 @@ def _metric(result: SetupResult) -> str:
 
 def _tuning(task: Task, rows: Sequence[Row]) -> str:
     """What each learning rate gave with the tuning seeds."""
-    rates = sorted({lr for tried in task.rates.values() for lr in tried})
-    lines = [["setup", *(f"{lr:g}" for lr in rates)], ["---", *("--:" for _ in rates)]]
+    lines = [["setup", *(f"{lr:g}" for lr in task.rates)], ["---", *("--:" for _ in task.rates)]]
     own = [row for row in rows if row["task"] == task.name and int(row["seed"]) in TUNING_SEEDS and row["metric"]]
     for setup in dict.fromkeys(row["setup"] for row in own):
-        found = [[float(r["metric"]) for r in own if r["setup"] == setup and float(r["lr"]) == lr] for lr in rates]
+        found = [[float(r["metric"]) for r in own if r["setup"] == setup and float(r["lr"]) == lr] for lr in task.rates]
         lines.append([f"`{setup}`", *(", ".join(number(value, 1) for value in values) for values in found)])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{task.metric} of two other seeds, by learning rate:\n\n{table}"

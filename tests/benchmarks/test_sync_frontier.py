@@ -48,7 +48,7 @@ def test_learning_rates_are_chosen_before_seeds_are_compared(tmp_path: Path) -> 
         append_row(path, {**row(job, metric_of(job)), **({"status": "FAILED", "metric": None} if failed else {})})
     tuning = [job for job in ran if job.seed in TUNING_SEEDS]
     assert ran[: len(tuning)] == tuning
-    assert {(job.setup, job.lr) for job in tuning} == {(setup, lr) for setup in ("one", "k16") for lr in COLA.rates[1]}
+    assert {(job.setup, job.lr) for job in tuning} == {(setup, lr) for setup in ("one", "k16") for lr in COLA.rates}
     compared = ran[len(tuning) :]
     assert [(job.setup, job.seed) for job in compared[:4]] == [("one", 0), ("k16", 0), ("one", 1), ("k16", 1)]
     assert all(job.lr == BEST[job.setup] for job in compared)
@@ -89,4 +89,4 @@ def test_an_interrupted_benchmark_continues_with_the_same_data(tmp_path: Path, m
         command.main(arguments)
     command.main(arguments)
     assert ran[2] == ran[3]
-    assert len(set(ran)) == len(ran) - 1 == len(COLA.rates[1]) * len(TUNING_SEEDS) + len(COLA.seeds)
+    assert len(set(ran)) == len(ran) - 1 == len(COLA.rates) * len(TUNING_SEEDS) + len(COLA.seeds)
