@@ -21,6 +21,7 @@ from torch import nn
 from recipes.models.published_shapes import SHAPES, published_shape
 from recipes.models.trained_tokenizer import KINDS, special_ids, trained_tokenizer
 from recipes.sources.hub import go_offline_if_unreachable
+from runner.backends.memory import is_out_of_memory
 from runner.errors import Unavailable, UserError, first_line, require
 
 #: What a local folder must contain, as file patterns; for random weights the configuration is enough.
@@ -141,7 +142,17 @@ class Pretrained:
         folder = self._folder
         if self._random or folder is None or not (folder / _ADAPTER_CONFIG).exists():
             return None
-        return str(json.loads((folder / _ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path"))
+        return str(self._read_json(folder / _ADAPTER_CONFIG).get("base_model_name_or_path"))
+
+    def _read_json(self, file: Path) -> dict[str, Any]:
+        """Raises UserError."""
+        try:
+            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"recipe.model.name={self.name} has a {file.name} that is not JSON ({first_line(error)}); copy it again"
+            ) from error
+        return content
 
     def _check_base(self) -> None:
         base = self._base
@@ -177,7 +188,7 @@ class Pretrained:
         index, shapes = folder / "model.safetensors.index.json", dict[str, list[int]]()
         names = {"model.safetensors"}
         if not (folder / "model.safetensors").exists() and index.exists():
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            names = set(self._read_json(index)["weight_map"].values())
         for file in sorted(folder / name for name in names if index.exists() or (folder / name).exists()):
             try:
                 with safe_open(file, framework="numpy") as weights:
@@ -252,11 +263,7 @@ class Pretrained:
             return published_shape(self.name) or {}
         if not file.exists():
             return {}  # `check` refuses the folder
-        try:
-            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"recipe.model.name={self.name} has a config.json that is not JSON: {error}") from error
-        return content
+        return self._read_json(file)
 
     def _config_file(self) -> Path | None:
         """config.json in the folder or the Hub's cache; None if random weights use the published sizes instead."""
@@ -284,9 +291,11 @@ class Pretrained:
             else:
                 other = "give a folder with config.json, weights and tokenizer"
                 other += "; recipe.model.init=random needs none, for timing" if published_shape(self.name) else ""
+            known = isinstance(error, (EntryNotFoundError, HFValidationError))
+            why = "" if known else f" ({first_line(error)})"
             raise Unavailable(
-                f"recipe.model.name={self.name} is neither a local folder nor available from the Hugging Face Hub: "
-                f"check the name, go online, or {other}"
+                f"recipe.model.name={self.name} is neither a local folder nor available from the Hugging Face Hub"
+                f"{why}: check the name, go online, or {other}"
             ) from error
 
     def _tokenizer_file(self) -> Path | None:
@@ -408,6 +417,8 @@ class Pretrained:
         except UserError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
         known = getattr(model.config, "vocab_size", vocabulary)
         if vocabulary > known:
@@ -440,7 +451,7 @@ class Pretrained:
             )
         missing, mismatched = sorted(loading["missing_keys"]), sorted(loading["mismatched_keys"])
         if base is not None:
-            model, missing, mismatched = *self._with_adapter(auto, model, missing), []
+            model, missing, mismatched = self._with_adapter(auto, model, missing, mismatched)
         for key, found, wanted in mismatched:
             raise self._other_shape(key, found, wanted)
         if self.complete and missing:
@@ -449,8 +460,10 @@ class Pretrained:
         loaded: nn.Module = model
         return loaded
 
-    def _with_adapter(self, auto: Any, model: Any, missing: Sequence[str]) -> tuple[Any, list[str]]:
-        """The base model with its adapter, and which weights neither of them has. `missing`: in the base model."""
+    def _with_adapter(
+        self, auto: Any, model: Any, missing: Sequence[str], mismatched: Sequence[tuple[str, Any, Any]]
+    ) -> tuple[Any, list[str], list[tuple[str, Any, Any]]]:
+        """The base model with its adapter, and of `missing` and `mismatched` what the adapter does not bring."""
         from peft import PeftConfig, PeftModel  # takes a second, and few models need it
 
         settings = PeftConfig.from_pretrained(self._location)
@@ -472,11 +485,12 @@ class Pretrained:
                 raise self._lacks(key, model) from warning
         ends = tuple(f".{name}." for name in getattr(settings, "modules_to_save", None) or ())
         missing = [key for key in missing if not any(end in f".{key}" for end in ends)]
+        mismatched = [one for one in mismatched if not any(end in f".{one[0]}" for end in ends)]
         if self.complete:
-            return adapted, missing
+            return adapted, missing, mismatched
         merged = adapted.merge_and_unload().requires_grad_(True)
         merged.name_or_path = ""  # it is in no folder, which an adapter could name
-        return merged, missing
+        return merged, missing, mismatched
 
     def _lacks(self, weight: str, model: nn.Module) -> UserError:
         rule = "choose the recipe that it was trained with"

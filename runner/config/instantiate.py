@@ -16,6 +16,8 @@ from runner.errors import UserError, did_you_mean, require
 
 #: Keys of a recipe that describe the experiment and are not arguments of its class.
 EXPERIMENT_KEYS = ("name", "metric", "goal", "tuned")
+#: Keys of a recipe on which training does not depend; of the data the content counts, by its digest.
+NOT_TRAINED_WITH = ("tuned", "metric", "goal", "data", "metrics_shown")
 #: Keys of `recipe.tuned`, from which conf/ takes the defaults of settings.
 TUNED_KEYS = (
     "lr",

@@ -12,10 +12,13 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 LOCK_FILE = ".lock"
 #: Seconds that jobs have to end without a signal (as after Ctrl-C), and then after SIGTERM.
 _GRACE_S, _SIGTERM_S = 5.0, 60.0
+#: Attempts at a lock: `is_locked` of another process holds it for a moment.
+_TRIES = 5
 
 
 @contextlib.contextmanager
@@ -23,7 +26,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock a folder for this process. Raises BlockingIOError if another process holds the lock."""
     # Opened without truncating it: until the lock is ours the file names its owner.
     with (folder / LOCK_FILE).open("ab", buffering=0) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock)
         owner = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -34,6 +37,17 @@ def locked(folder: Path) -> Iterator[None]:
             lock.truncate(0)
             lock.write(json.dumps(owner).encode())
         yield
+
+
+def _take(lock: IO[bytes]) -> None:
+    for remaining in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not remaining:
+                raise
+            time.sleep(0.01)
 
 
 def is_locked(folder: Path) -> bool:

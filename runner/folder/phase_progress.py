@@ -12,7 +12,7 @@ from runner.errors import RunFailed
 from runner.folder.files import write_json
 
 #: Hidden files are not uploaded to a tracking store.
-_FILE = ".progress"
+FILE_NAME = ".progress"
 #: Seconds between two updates; a shorter phase writes nothing.
 _NOTE_EVERY = 1.0
 
@@ -41,14 +41,14 @@ class PhaseProgress:
             return
         with contextlib.suppress(RunFailed, OSError):  # progress that cannot be shown ends no run
             if done == total:
-                (self._folder / _FILE).unlink(missing_ok=True)
+                (self._folder / FILE_NAME).unlink(missing_ok=True)
             elif now >= self._next:
                 self._next = now + _NOTE_EVERY
-                write_json(self._folder / _FILE, Phase(self._name, done, total, self._unit))
+                write_json(self._folder / FILE_NAME, Phase(self._name, done, total, self._unit))
 
 
 def phase_under_way(folder: Path) -> Phase | None:
     """The phase that rank 0 is in; None unless it is a long one."""
     with contextlib.suppress(FileNotFoundError):
-        return Phase(*json.loads((folder / _FILE).read_text()))
+        return Phase(*json.loads((folder / FILE_NAME).read_text()))
     return None

@@ -30,13 +30,14 @@ class Requests:
     """What signals have asked of this process.
 
     `exits`: handlers exit, because there is nothing to close. `waiting`, `training`: who looks for requests, so that
-    handlers need not raise. `at_once`: to end without saving. `preempted_at`: when it was first asked to save and end,
-    on the monotonic clock.
+    handlers need not raise. `grace_s`: seconds that it has to save and end. `at_once`: to end without saving.
+    `preempted_at`: when it was first asked to save and end, on the monotonic clock.
     """
 
     exits: bool = False
     waiting: bool = False
     training: bool = False
+    grace_s: float = 0.0
     at_once: bool = False
     preempted_at: float | None = None
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from runner.config.schema import Launch
 from runner.errors import Preempted, UserError, printable
 from runner.folder.lock import LOCK_FILE
 from runner.launch.local import WorkerFailed, WorkerLost
@@ -151,8 +150,9 @@ def _end_with_agent(agent: int) -> None:
     while os.getppid() == agent and _may_be_agent(agent):
         time.sleep(_AGENT_POLL_S)
     if requests.training:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(Launch.grace_s)
+        if not requests.preempted():  # a second request would end this process without saving
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(requests.grace_s)
     os._exit(EXIT_PREEMPTED)
 
 

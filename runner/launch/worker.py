@@ -55,7 +55,7 @@ def run(
     def watched(loop: Loop) -> Iterator[None]:
         with Watchdog(loop, store, job.config.launch.timeout_s, give_up):
             if job.config.checkpoint.on_preemption:
-                requests.training = True
+                requests.training, requests.grace_s = True, job.config.launch.grace_s
                 tell_training()
             yield
 

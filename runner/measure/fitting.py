@@ -19,13 +19,18 @@ _FIRST = 32
 
 
 def with_fitting_micro_batches(
-    experiment: Experiment, started: float, progress: Progress, say: Callable[[str], None], measures: bool = True
+    experiment: Experiment,
+    started: float,
+    progress: Progress,
+    say: Callable[[str], None],
+    measures: bool = True,
+    jobs_at_once: int = 1,
 ) -> Experiment:
     """With `accumulation=fit` the experiment with the largest micro-batch that fits, else the same.
 
     `started`: when the command began, on the monotonic clock. `say`: called with a sentence for each measurement and
-    choice. `measures`: whether what is not known may be measured. Raises UserError if that is not possible, or one
-    sample does not fit.
+    choice. `measures`: whether what is not known may be measured. `jobs_at_once`: of a sweep, that share the memory of
+    this machine. Raises UserError if that is not possible, or one sample does not fit.
     """
     accumulation, placement = experiment.config.accumulation, experiment.placement
     if accumulation.mode is not AccumulationMode.fit:
@@ -36,7 +41,8 @@ def with_fitting_micro_batches(
     instead = "use accumulation=fixed or auto"
     if (reason := why_not(experiment)) is not None:
         raise UserError(f"accumulation=fit is not possible: {reason}; {instead}")
-    available = available_memory(placement.device_type, placement.local_workers)
+    sharing = jobs_at_once if placement.device_type == "cpu" else 1
+    available = available_memory(placement.device_type, placement.local_workers * sharing)
     if available is None:
         raise UserError(f"accumulation=fit is not possible: this system does not tell its free memory; {instead}")
     assert accumulation.memory_share is not None

@@ -154,7 +154,8 @@ def scored(experiment: Experiment, summary: Mapping[str, Any], started_at: float
 
     `summary`: the content of `summary.json`. `started_at`: of the run; later measurements are not used.
     """
-    disturbed = summary["jobs_at_once"] > 1 or summary["resumed_after"] or summary["stopped_early"]
+    restarted = summary["resumed_after"] or summary["speed"]["restart_share"]
+    disturbed = summary["jobs_at_once"] > 1 or restarted or summary["stopped_early"]
     if disturbed or summary["status"] != "FINISHED" or not summary["samples_per_s"]:
         return None
     prediction = predicted(experiment, before=started_at)

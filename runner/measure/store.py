@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.backends.machine import available_cores, describe_machine, threads_per_worker
 from runner.config.choices import SyncPolicyName
+from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Sync
 from runner.folder.files import check_folder, write_json
@@ -17,8 +18,6 @@ from runner.plan.prediction import Measurement
 
 #: Raise it when a measurement means something else than before.
 _VERSION = 3
-#: Settings of a recipe that do not change the time of a step. Data do so by the lengths of their rows only.
-_NO_EFFECT = ("tuned", "metric", "goal", "data", "metrics_shown")
 
 
 def threads_of(experiment: Experiment, at_once: int = 1) -> int:
@@ -35,7 +34,7 @@ def measurement_path(experiment: Experiment, threads: int) -> Path:
     config, placement = experiment.config, experiment.placement
     content: dict[str, Any] = {
         "version": _VERSION,
-        "recipe": {name: value for name, value in config.recipe.items() if name not in _NO_EFFECT},
+        "recipe": {name: value for name, value in config.recipe.items() if name not in NOT_TRAINED_WITH},
         "machine": describe_machine(placement.device_type, available_cores()),
         "device": [placement.device_type, config.device.length_buckets],
         "versions": dict(experiment.setup.versions),

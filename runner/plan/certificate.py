@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.config.choices import AdapterKind, Compress, ShardingKind
+from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.schema import Adapter, Config, Sync
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
@@ -215,7 +216,7 @@ _PADDINGS = ("none", "longest", "max_length")
 
 def _recipe(setup: RunSetup) -> str:
     """Model and data, by name and hash; neither padding nor the values that the learning rate was tuned with count."""
-    excluded = ["tuned", "metric", "goal", "data"]
+    excluded = [*NOT_TRAINED_WITH]
     if setup.config.recipe.get("padding") in _PADDINGS:  # a recipe of the user's may mean something else by it
         excluded.append("padding")
     recipe = {key: value for key, value in setup.config.recipe.items() if key not in excluded}

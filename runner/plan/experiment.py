@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner.backends.machine import available_cores, library_versions, local_devices, processor
 from runner.config.choices import (
@@ -42,8 +43,9 @@ from runner.plan.sync_steps import sync_steps
 class Experiment:
     """`absent`: a sentence for each missing data set or model of an experiment that was only planned.
 
-    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`. `changed`:
-    code and libraries that are not those of the checkpoint that it continues from.
+    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`.
+    `began_after`: the optimizer step of the checkpoint that it continues from, 0 without one. `changed`: code and
+    libraries that are not those of that checkpoint.
     """
 
     config: Config
@@ -55,6 +57,7 @@ class Experiment:
     absent: tuple[str, ...] = ()
     varied: tuple[str, ...] = ()
     typed: tuple[str, ...] = ()
+    began_after: int = 0
     changed: tuple[str, ...] = ()
 
     @property
@@ -72,11 +75,18 @@ class Experiment:
     @property
     def setup_digest(self) -> str:
         """Equal for runs that differ only in the seed and in where they are logged and cached."""
-        config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
-        config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         segments = self.certificate.segments
         mixed = len({segment.setup for segment in segments}) > 1
-        parts = [[segment.after_step, *segment.setup] for segment in segments] if mixed else []
+        return self._digest(*([segment.after_step, *segment.setup] for segment in segments if mixed))
+
+    @property
+    def job_digest(self) -> str:
+        """Equal for runs with the same settings, seed included, whatever has happened to them."""
+        return self._digest(self.config.seed)
+
+    def _digest(self, *parts: Any) -> str:
+        config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
+        config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         content = json.dumps([config, self.placement.label, self.facts.digest, *parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -120,21 +130,22 @@ class Experiment:
         if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
             notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
         if self.changed:
-            step = self.certificate.segments[-1].after_step
-            notes.append(f"changed since step {step:,}, from which the run continues: {', '.join(self.changed)}")
+            what, step = ", ".join(self.changed), f"step {self.began_after:,}"
+            notes.append(f"changed since {step}, from which the run continues: {what}")
         return (*notes, *self.recipe.notes, *self.facts.notes)
 
     def continuing(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
         """The same for a run that continues after `step`, whose `earlier` segments ended there."""
         now = dataclasses.replace(self.certificate.segments[-1], after_step=step)
         certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
-        return dataclasses.replace(self, certificate=certificate)
+        return dataclasses.replace(self, certificate=certificate, began_after=step)
 
     def accumulating(self, accumulation_steps: int) -> Experiment:
         """The same experiment, from its first step, with this number of micro-batches in each worker's step."""
         plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
         other = _experiment(self.config, self.recipe, self.placement, self.facts, self.absent, plan)
-        return dataclasses.replace(other, varied=self.varied, typed=self.typed, changed=self.changed)
+        kept = {name: getattr(self, name) for name in ("varied", "typed", "began_after", "changed")}
+        return dataclasses.replace(other, **kept)
 
     def after_changes(self, changed: tuple[str, ...]) -> Experiment:
         """The same with what has changed since the checkpoint that it continues from."""
@@ -279,7 +290,7 @@ def _experiment(
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
     _check_sync(config, plan, placement.device_type)
-    _check_profile(config, plan)
+    check_profile(config, plan)
     setup = RunSetup(
         config=config,
         plan=plan,
@@ -330,11 +341,11 @@ def _check_sharding(config: Config) -> None:
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
 
 
-def _check_profile(config: Config, plan: Plan) -> None:
-    steps, skip = config.profile.steps, config.profile.skip
-    left = max(plan.optimizer_steps - skip, 0)
-    rule = f"after profile.skip={skip} the run has {left} optimizer steps: use fewer of both"
-    require(steps is None or skip + steps <= plan.optimizer_steps, "profile.steps", steps, rule)
+def check_profile(config: Config, plan: Plan, done: int = 0) -> None:
+    """Refuse to profile steps that do not come. `done`: steps before the command. Raises UserError."""
+    steps, skip, ahead = config.profile.steps, config.profile.skip, plan.optimizer_steps - done
+    rule = f"after profile.skip={skip} the run has {max(ahead - skip, 0)} optimizer steps: use fewer of both"
+    require(steps is None or skip + steps <= ahead, "profile.steps", steps, rule)
 
 
 def _check_sync(config: Config, plan: Plan, device_type: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,14 @@ from runner.train.result import RunResult
 
 @dataclass(frozen=True)
 class Restarts:
-    """Of workers, `described` in sentences. `lost_s`: seconds of the command until the last of them; 0 without any."""
+    """Of the workers of one command, described in `sentences`.
 
-    described: Sequence[str]
-    lost_s: float
+    `earlier_s`: seconds until the last of them. `lost_s`: of these, the ones whose work no checkpoint kept.
+    """
+
+    sentences: tuple[str, ...] = ()
+    earlier_s: float = 0.0
+    lost_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,13 @@ class RunCloser:
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
         run_id = self.tracker.wait_until_open(status)
-        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts.described)
+        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts.sentences)
         if failure is not None:
             summary |= failure_of(failure)
-        began = self.experiment.certificate.segments[-1].after_step
-        wall_s, lost_s = summary["wall_s"], self.restarts.lost_s
-        summary |= speed_of(experiment, result, wall_s, self.folder, self.role.at_once, began, lost_s)
+        wall_s, restarts = summary["wall_s"], self.restarts
+        summary |= speed_of(
+            experiment, result, wall_s, self.folder, self.role.at_once, restarts.earlier_s, restarts.lost_s
+        )
         summary["prediction"] = scored(experiment, summary, self.started_at)
         if not _ledger_is_sound(self.folder):
             summary["certificate"] = NOT_COMPARABLE

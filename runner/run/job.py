@@ -33,7 +33,7 @@ from runner.run.environment import environments
 from runner.run.finish import Restarts, RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
-from runner.run.resume import Resumption, may_change, prepare_resume, restarted, still_running
+from runner.run.resume import Resumption, changes_execution, prepare_resume, restarted, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
@@ -69,7 +69,7 @@ def run_single(
         if summary_of_run(earlier).get("status") == FINISHED:  # a worker was killed after that
             console.print(f"The run in {escape(str(earlier))} has finished.", soft_wrap=True)
             return None
-        overrides = [*filter(may_change, options.overrides), f"device.workers={world.world_size}"]
+        overrides = [*filter(changes_execution, options.overrides), f"device.workers={world.world_size}"]
         resumed = prepare_resume(str(earlier), overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     else:
@@ -157,8 +157,7 @@ def run(
         raise
     finally:
         with signals_ignored():
-            restarts = Restarts(training.restarts, training.started_at - started_at)
-            closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, restarts)
+            closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
             summary = _close(closer, status, result, failure)
     report(summary, training.experiment, folder, console)
     assert result is not None
@@ -166,20 +165,12 @@ def run(
 
 
 class _Training:
-    """Trains, and starts the workers again from the newest checkpoint when one was lost or had too little memory.
-
-    `restarts`: in sentences.
-    """
+    """Trains, and starts the workers again from the newest checkpoint when one was lost or had too little memory."""
 
     def __init__(self, experiment: Experiment, job: Job, train: Callable[[Job], RunResult], console: Console) -> None:
-        self.experiment, self.restarts = experiment, list[str]()
+        self.experiment, self.restarts = experiment, Restarts()
         self._job, self._train, self._console = job, train, console
         self._lost = 0
-
-    @property
-    def started_at(self) -> float:
-        """When the newest workers were started, or the command if they are the first: seconds since the epoch."""
-        return self._job.started_at
 
     def run(self) -> RunResult:
         """Raises WorkerLost when `launch.max_restarts` is used up, OutOfMemory if micro-batches cannot be smaller."""
@@ -218,9 +209,15 @@ class _Training:
         write_json(self._job.folder / "plan.json", plan.as_json())
         write_json(self._job.folder / "certificate.json", self.experiment.certificate.as_json())
         checkpoint = saved.folder.resolve() if saved is not None else None
-        self._job = dataclasses.replace(self._job, plan=plan, checkpoint=checkpoint, started_at=time.time())
+        began, now = self._job.started_at, time.time()
+        kept_until = began if saved is None else max(began, saved.written_at)
         again = f"started again from step {saved.step if saved is not None else 0:,}"
-        self.restarts.append(f"{one_line(error)}; {again}{smaller}")
+        self.restarts = Restarts(
+            (*self.restarts.sentences, f"{one_line(error)}; {again}{smaller}"),
+            self.restarts.earlier_s + now - began,
+            self.restarts.lost_s + max(now - kept_until, 0.0),
+        )
+        self._job = dataclasses.replace(self._job, plan=plan, checkpoint=checkpoint, started_at=now)
 
 
 def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
@@ -266,8 +263,7 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     plain = without_credentials(to_plain(experiment.config))
     write_json(folder / "plan.json", experiment.plan.as_json())
     write_json(folder / "certificate.json", experiment.certificate.as_json())
-    began = experiment.certificate.segments[-1].after_step
-    write_json(folder / ENVIRONMENT, environments(folder, experiment.config, began))
+    write_json(folder / ENVIRONMENT, environments(folder, experiment.config, experiment.began_after))
     # Last: it makes the folder one of a run, which can be resumed.
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain)))
 

@@ -183,7 +183,7 @@ class Lines:
             return
         if phase is not None:
             self._print(f"step {self._latest.step:>6,}  {phase.name}  {phase.done:,} of {phase.total:,} {phase.unit}")
-        elif self._latest.step > self._shown:
+        elif self._latest.step != self._shown:  # less, after a restart
             self._shown = self._latest.step
             self._print(f"step {self._shown:>6,} of {self._total:,}  {self._latest.text()}")
 

@@ -24,20 +24,21 @@ from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics
+from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
-from runner.plan.experiment import Experiment, prepare_resumed
+from runner.plan.experiment import Experiment, check_profile, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
 from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
-from runner.track.secrets import masked
+from runner.track.secrets import masked, masked_keys, names_a_secret
 from runner.track.store import check_tracking
 from runner.train.build import CODE, code_of
-from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, sync_digest
+from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, set_aside, sync_digest
 
 LATEST = "latest"
 #: Unfinished runs that are listed where none of the given name is found.
@@ -67,6 +68,7 @@ class Resumption:
         """Set the folder, which is locked, back to the checkpoint. Each change can be made again after a crash."""
         _refuse_ended(self.folder)  # now that no other process can end it
         for folder, problem in self.damaged.items():
+            set_aside(folder)
             warning = f"{folder.name} is damaged ({problem}) and is left out"
             console.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
         if self.saved is None:
@@ -75,7 +77,7 @@ class Resumption:
             workers = f"{self.saved.workers} worker{'s' * (self.saved.workers != 1)}"
             step = f"{self.saved.step:,}"
             console.print(f"Resuming {escape(str(self.folder))} after step {step}, which {workers} had saved.")
-        for name in ("summary.json", "ledger.json"):  # of the end that it had
+        for name in ("summary.json", "ledger.json", PROGRESS_FILE):  # of the end that it had
             (self.folder / name).unlink(missing_ok=True)
         remove_drafts(self.folder)
         cut_metrics(self.folder, self.saved.step if self.saved is not None else 0)
@@ -103,6 +105,7 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
             experiment = with_fitting_micro_batches(experiment, started, progress, say_aside)
     if saved is not None:
         _check(experiment, folder, saved)
+        check_profile(config, plan, saved.step)
         experiment = experiment.continuing(_segments(folder), saved.step)
         experiment = experiment.after_changes(_changes(experiment, saved))
     check_tracking(config.tracking)
@@ -110,12 +113,11 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
 
 
 def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
-    """The unfinished run of exactly this experiment in `folder`, if it has a checkpoint to continue from."""
+    """The unfinished run of this experiment in `folder`, if it has a checkpoint to continue from."""
     if summary_of_run(folder).get("status") == FINISHED or not saved_folders(folder) or is_locked(folder):
         return None
-    card, saved_with = RunCard.read(folder), (experiment.setup_digest, str(experiment.config.seed))
     saved, damaged = newest(folder)
-    if saved is None or (card.tags.get("setup.digest"), card.params.get("seed")) != saved_with:
+    if saved is None:
         return None
     steps = _accumulation_steps(experiment.plan, saved)
     if steps != experiment.plan.accumulation_steps:
@@ -200,15 +202,27 @@ def may_change(override: str) -> bool:
     return key in _SETTINGS or key.partition(".")[0] in _GROUPS
 
 
+def changes_execution(override: str) -> bool:
+    """Whether workers that torchrun starts again need this override: of the others `config.yaml` has the values.
+
+    It also has how many micro-batches there were, or have become for lack of memory, but no secrets.
+    """
+    key = _key(override)
+    return names_a_secret(key.rpartition(".")[2]) or (may_change(override) and not key.startswith("accumulation"))
+
+
 def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]) -> Config:
     """The run's settings with the command's changes. Raises UserError for those that change the experiment."""
     saved, trusted = saved_settings(folder)
+    secret = set(masked_keys(saved))
     for override in overrides:
-        if not may_change(override):
+        if not may_change(override) and _key(override) not in secret:
             raise UserError(
                 f"{override} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
                 f"and can change only {', '.join((*_GROUPS, *_SETTINGS))}; leave it out, or start a new run"
             )
+    if withheld := sorted(secret.difference(map(_key, overrides))):
+        raise UserError(f"{RESUME}={folder} was saved without the value of {withheld[0]}: add {withheld[0]}=VALUE")
     config = settings(compose(overrides, config_dirs, saved))
     if missing := sorted(set(trusted) - set(config.trusted_packages)):
         raise UserError(

@@ -193,8 +193,8 @@ def _fixed_costs(run: RunNumbers) -> Iterator[Diagnosis]:
     share = run.of_wall(run.lost_s)
     if share >= STANDS_OUT:
         sentence = (
-            f"{share:.0%} of this run had passed ({run.lost_s:.1f} of {run.wall_s:.1f} s) when its workers were last "
-            "started again, from the newest checkpoint (see notes); frequent checkpoints lose less"
+            f"{share:.0%} of this run ({run.lost_s:.1f} of {run.wall_s:.1f} s) was lost when its workers had to be "
+            "started again: see notes"
         )
         yield Diagnosis("restarted", sentence, share)
     share = run.of_wall(run.first_step_s)

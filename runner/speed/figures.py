@@ -11,6 +11,7 @@ from typing import Any
 
 from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
+from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import to_plain
 from runner.folder.files import started_ms
 from runner.plan.certificate import RunSetup
@@ -22,9 +23,6 @@ from runner.train.result import RunResult
 #: Caches can make n workers a little more than n times as fast as one; beyond that the baseline was slowed down.
 _IMPLAUSIBLE = 1.1
 
-#: Settings of a recipe that do not change its speed. The data are identified by their digest.
-_NO_EFFECT = ("tuned", "metric", "goal", "data")
-
 
 def speed_key(setup: RunSetup, machine: str) -> str:
     """Equal for runs that should be equally fast: the same work in the same pieces on the same machine.
@@ -33,7 +31,7 @@ def speed_key(setup: RunSetup, machine: str) -> str:
     """
     config, plan = setup.config, setup.plan
     content = {
-        "recipe": {name: value for name, value in config.recipe.items() if name not in _NO_EFFECT},
+        "recipe": {name: value for name, value in config.recipe.items() if name not in NOT_TRAINED_WITH},
         "data": setup.data,
         "device": [setup.device_type, machine, config.device.length_buckets],
         "versions": dict(setup.versions),
@@ -78,16 +76,15 @@ def speed_of(
     wall_s: float,
     folder: Path,
     jobs_at_once: int,
-    began_after: int = 0,
+    earlier_s: float = 0.0,
     lost_s: float = 0.0,
 ) -> dict[str, Any]:
     """The entries `speed_key`, `speed`, `diagnosis` and `diagnoses` of `summary.json`.
 
-    `wall_s`: seconds of the whole run, of which `lost_s` before its workers were started again. `jobs_at_once`: jobs of
-    a sweep that share this machine. `began_after`: the optimizer step from which the workers continued.
+    `wall_s`: seconds of the whole run. `jobs_at_once`: jobs of a sweep that share this machine. `earlier_s`: seconds
+    before its workers were last started again, `lost_s` of which without effect.
     """
-    numbers = _numbers(experiment, result, wall_s, folder, jobs_at_once, began_after)
-    numbers = dataclasses.replace(numbers, lost_s=lost_s)
+    numbers = _numbers(experiment, result, folder, jobs_at_once, wall_s, earlier_s, lost_s)
     key = None
     if result.machine is not None:
         key, one_worker = (speed_key(setup, result.machine) for setup in (experiment.setup, experiment.one_worker))
@@ -110,14 +107,20 @@ def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, o
 
 
 def _numbers(
-    experiment: Experiment, result: RunResult, wall_s: float, folder: Path, jobs_at_once: int, began_after: int
+    experiment: Experiment,
+    result: RunResult,
+    folder: Path,
+    jobs_at_once: int,
+    wall_s: float,
+    earlier_s: float,
+    lost_s: float,
 ) -> RunNumbers:
     config, plan, placement = experiment.config, experiment.plan, experiment.placement
     rate, compiled = result.samples_per_s, result.compilations
     pads_to = config.recipe.get("padding")
     training_s = None
     if rate and result.optimizer_steps is not None:
-        first_step = began_after + 1
+        first_step = experiment.began_after + 1
         training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(first_step)) / rate
     return RunNumbers(
         device=placement.label,
@@ -140,6 +143,8 @@ def _numbers(
         pads_to=str(pads_to) if pads_to not in (None, "none") else None,
         compiled=config.compile,
         wall_s=wall_s,
+        earlier_s=earlier_s,
+        lost_s=lost_s,
         training_s=training_s,
         first_step_s=result.first_step_s,
         evaluation_s=result.evaluation_s,

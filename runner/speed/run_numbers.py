@@ -54,10 +54,11 @@ class RunNumbers:
     the settings leave no choice. `few_lengths`: batches are padded to one of a few lengths. `can_unpad`: of the recipe.
     `pads_to`: its setting `padding`, unless it is none. `compiled`: by `compile=true`.
 
-    Seconds: `wall_s` of the whole run, `lost_s` of which before its workers were started again, `training_s` of their
-    steps after the first, `first_step_s` from their start until the end of that, `evaluation_s` of evaluation and of
-    the ledger, `compile_s` of compiling programs, `first_step_compile_s` of which until the end of the first step;
-    `step_s`: of an optimizer step on rank 0, by phase. `samples_per_s`: over all workers.
+    Seconds: `wall_s` of the whole run, `earlier_s` of which before its workers were last started again, `lost_s` of
+    which without effect; `training_s` of their steps after the first, `first_step_s` until the end of that,
+    `evaluation_s` of evaluation and of the ledger, `compile_s` of compiling programs, `first_step_compile_s` of which
+    until the end of the first step; `step_s`: of an optimizer step on rank 0, by phase. `samples_per_s`: over all
+    workers.
 
     `samples_seen`: of which `tokens` are. `flops_per_sample`: floating-point operations of forward and backward pass;
     `peak_flops_per_s`: of the devices of all workers. `peak_memory_bytes`: of each worker, by rank.
@@ -81,6 +82,7 @@ class RunNumbers:
     pads_to: str | None
     compiled: bool
     wall_s: float
+    earlier_s: float = 0.0
     lost_s: float = 0.0
     training_s: float | None = None
     first_step_s: float | None = None
@@ -118,7 +120,7 @@ class RunNumbers:
         if self.first_step_s is None:
             return None
         later_compile_s = (self.compile_s or 0.0) - (self.first_step_compile_s or 0.0)
-        known = (self.lost_s, self.first_step_s, self.training_s, self.evaluation_s, later_compile_s)
+        known = (self.earlier_s, self.first_step_s, self.training_s, self.evaluation_s, later_compile_s)
         return max(self.wall_s - sum(seconds or 0.0 for seconds in known), 0.0)
 
     @property

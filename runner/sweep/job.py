@@ -56,11 +56,13 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     try:
         labels, typed = setting_labels(overrides, sweep.varied)
         experiment = prepare(settings(cfg), varied=labels, typed=typed)
-        finished = finished_run(Path(sweep.folder), experiment.setup_digest, experiment.config.seed)
+        finished = finished_run(Path(sweep.folder), experiment.job_digest)
         if finished is not None:
             add_name(finished, job_name(overrides))
             return objective(read_summary(finished))
-        experiment = with_fitting_micro_batches(experiment, time.monotonic(), silent, say_aside)
+        experiment = with_fitting_micro_batches(
+            experiment, time.monotonic(), silent, say_aside, jobs_at_once=sweep.at_once
+        )
     except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
         invalid = error
     resumed = None if experiment is None else _interrupted(Path(sweep.folder), experiment)
@@ -69,7 +71,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         varied = sweep.varied_by(overrides)
         shown = ", ".join(f"{key}={value}" for key, value in varied.items()) or "the job"
         started_at = time.time()
-        write_job(folder, job_name(overrides), shown, started_at)
+        write_job(folder, job_name(overrides), shown, started_at, experiment.job_digest if experiment else None)
         console.rule(f"[bold]{escape(shown)}[/]")
         console.print(sweep_progress(sweep), style="dim")
         role = Role(
@@ -102,7 +104,8 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
 
 def _interrupted(sweep_folder: Path, experiment: Experiment) -> Resumption | None:
     """The latest attempt at this job that was interrupted and has a checkpoint."""
-    found = (continuation(state.folder, experiment) for state in reversed(attempts(sweep_folder)))
+    own = [state.folder for state in attempts(sweep_folder) if state.digest == experiment.job_digest]
+    found = (continuation(folder, experiment) for folder in reversed(own))
     return next((resumed for resumed in found if resumed is not None), None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from runner.config.schema import Config
 from runner.data.cache import Progress
 from runner.errors import UserError
 from runner.folder.files import check_folder
+from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import predicted
 from runner.plan.experiment import Experiment, prepare
-from runner.run.preflight import reading_data
+from runner.run.preflight import reading_data, say_aside
 from runner.sweep.command import SweepRequest
 from runner.sweep.grid import Grid, at_once, grid_of, on_this_machine, sweeper_overrides
 from runner.sweep.resume import find_sweep
@@ -34,6 +36,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     Every value that is swept is checked, and every job of a grid: as far as a run's preflight can if the jobs run on
     this machine, else the settings only. An optimizing sweeper's jobs are checked when they start.
     """
+    started = time.monotonic()
     for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
         _refuse_written_secret(override, meant.value())
 
@@ -63,7 +66,8 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
     with reading_data() as progress:
-        experiments = _checked_jobs(grid, composed, on_this_machine(hydra), progress)
+        here, parallel = on_this_machine(hydra), at_once(hydra, grid.total)
+        experiments = _checked_jobs(grid, composed, here, parallel, started, progress)
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
@@ -73,7 +77,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
-        predicted_s=_predicted(experiments, at_once(hydra, grid.total)),
+        predicted_s=_predicted(experiments, parallel),
     )
 
 
@@ -89,12 +93,13 @@ def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None
 
 
 def _checked_jobs(
-    grid: Grid, composed: Callable[..., DictConfig], here: bool, progress: Progress
+    grid: Grid, composed: Callable[..., DictConfig], here: bool, parallel: int, started: float, progress: Progress
 ) -> Sequence[Experiment]:
     """The experiments of a grid's jobs, any seed for those that differ in the seed only; none if they run elsewhere.
 
-    `composed`: the configuration for some overrides. `here`: the jobs' data and devices are this machine's. Raises
-    UserError if one cannot run.
+    `composed`: the configuration for some overrides. `here`: the jobs' data and devices are this machine's, on which
+    `parallel` of them run at once. `started`: when the command began, on the monotonic clock. Raises UserError if one
+    cannot run.
     """
     checked: list[tuple[Config, Experiment]] = []
     experiments: list[Experiment] = []
@@ -106,7 +111,10 @@ def _checked_jobs(
                 continue
             known = next((experiment for other, experiment in checked if other == any_seed), None)
             if known is None:
-                known = prepare(config, progress)
+                # Here, a measurement is not disturbed by other jobs.
+                known = with_fitting_micro_batches(
+                    prepare(config, progress), started, progress, say_aside, jobs_at_once=parallel
+                )
                 checked.append((any_seed, known))
             experiments.append(known)
         except UserError as error:

@@ -73,7 +73,8 @@ class JobState:
     """One attempt at a job.
 
     `names`: its overrides; several if different overrides mean the same settings. `shown`: the settings that vary.
-    `started_at`: seconds since the epoch. `wall_s`, `error`, `user_error`: once it has ended.
+    `started_at`: seconds since the epoch. `digest`: of its settings and data, None if it had invalid ones. `wall_s`,
+    `error`, `user_error`: once it has ended.
     """
 
     folder: Path
@@ -81,6 +82,7 @@ class JobState:
     shown: str
     started_at: float
     status: str
+    digest: str | None = None
     wall_s: float | None = None
     error: str | None = None
     user_error: bool = False
@@ -95,9 +97,9 @@ class JobState:
         return steps[-1] / max(1, int(json.loads(plan.read_text())["optimizer_steps"])) if steps else 0.0
 
 
-def write_job(folder: Path, name: str, shown: str, started_at: float) -> None:
+def write_job(folder: Path, name: str, shown: str, started_at: float, digest: str | None) -> None:
     """Write `job.json`, which makes a folder an attempt at a job."""
-    write_json(folder / JOB_FILE, {"names": [name], "shown": shown, "started_at": started_at})
+    write_json(folder / JOB_FILE, {"names": [name], "shown": shown, "started_at": started_at, "digest": digest})
 
 
 def add_name(folder: Path, name: str) -> None:
@@ -119,6 +121,7 @@ def attempts(sweep_folder: Path) -> list[JobState]:
                 shown=content["shown"],
                 started_at=content["started_at"],
                 status=summary.get("status", RUNNING),
+                digest=content.get("digest"),
                 wall_s=summary.get("wall_s"),
                 error=summary.get("error"),
                 user_error=bool(summary.get("user_error")),
@@ -151,11 +154,7 @@ def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobSta
     return list(by_name.values())
 
 
-def finished_run(sweep_folder: Path, setup_digest: str, seed: int) -> Path | None:
+def finished_run(sweep_folder: Path, digest: str) -> Path | None:
     """The folder of a finished job with exactly these settings and data."""
-    for state in attempts(sweep_folder):
-        if state.status == FINISHED:
-            summary = read_summary(state.folder)
-            if (summary.get("setup_digest"), summary.get("seed")) == (setup_digest, seed):
-                return state.folder
-    return None
+    found = (state for state in attempts(sweep_folder) if (state.status, state.digest) == (FINISHED, digest))
+    return next((state.folder for state in found), None)

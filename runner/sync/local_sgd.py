@@ -140,6 +140,8 @@ class LocalSGD(SyncPolicy):
         self._backend.mark_step()
 
     def _start(self, fragment: Fragment, applied_after: int) -> None:
+        if fragment.applied_after is not None:  # rounds are long enough, except the first after a resumption
+            self._finish(fragment)
         if self._moments is not None:
             self._moments.collect()
         known = (self._last_drift_per_step, float(self._delay.proposal)) if self._workers_decide else ()

@@ -64,11 +64,15 @@ class Synchronous(SyncPolicy):
         self._row_bytes, self._row_seconds = 0, 0.0
         if backend.world_size > 1 and not backend.compiles:
             self._low_rank = LowRankGradients(self._trainable, rank) if rank is not None else None
-            if sends_rows:
+            # DDP needs at least one parameter.
+            if sends_rows and any(p.nbytes < _SENT_AS_ROWS_BYTES for p in parameters):
                 self._embeddings = _without_ddp(model)
             self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         self._steps = 0
+        #: Of a run that this one continues: its steps, and the seconds in which gradients were in flight, and in which
+        #: the backward pass waited for them.
+        self._earlier = (0, 0.0, 0.0)
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
     @property
@@ -152,13 +156,20 @@ class Synchronous(SyncPolicy):
             return self._final_stats
         if not isinstance(self.forward_model, _DataParallel):
             return SyncStats(self._steps, self._bytes, None, None)
-        # torch's own timers, in nanoseconds, averaged over the steps it sampled.
-        timing = self.forward_model._get_ddp_logging_data()
-        in_flight = timing.get("avg_backward_comm_time", 0) / 1e9
+        in_flight, in_backward = self._ddp_seconds()
+        rows = self._row_seconds
+        return SyncStats(self._steps, self._bytes, in_flight + rows, in_backward + rows, in_backward)
+
+    def _ddp_seconds(self) -> tuple[float, float]:
+        """In which gradients were in flight, and of which the backward pass waited for them."""
+        earlier_steps, in_flight, in_backward = self._earlier
+        if not isinstance(self.forward_model, _DataParallel):
+            return in_flight, in_backward
+        # torch's own timers, in nanoseconds, averaged over the steps it sampled in this process.
+        timing, steps = self.forward_model._get_ddp_logging_data(), self._steps - earlier_steps
+        each = timing.get("avg_backward_comm_time", 0) / 1e9
         overlapped = timing.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
-        in_backward, rows = self._steps * max(in_flight - overlapped, 0.0), self._row_seconds
-        seconds = self._steps * in_flight + rows
-        return SyncStats(self._steps, self._bytes, seconds, in_backward + rows, in_backward)
+        return in_flight + steps * each, in_backward + steps * max(each - overlapped, 0.0)
 
     @property
     def _bytes(self) -> int:
@@ -179,12 +190,19 @@ class Synchronous(SyncPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         low_rank = self._low_rank.state_dict() if self._low_rank is not None else None
-        rows = (self._row_bytes, self._row_seconds)
-        return {"steps": self._steps, "rows": rows, "initial_buffers": self._statistics.initial, "low_rank": low_rank}
+        return {
+            "steps": self._steps,
+            "ddp_seconds": self._ddp_seconds(),
+            "rows": (self._row_bytes, self._row_seconds),
+            "initial_buffers": self._statistics.initial,
+            "low_rank": low_rank,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
-        self._row_bytes, self._row_seconds = state.get("rows", (0, 0.0))  # older checkpoints have none
+        # Older checkpoints have neither of these.
+        self._earlier = (self._steps, *state.get("ddp_seconds", (0.0, 0.0)))
+        self._row_bytes, self._row_seconds = state.get("rows", (0, 0.0))
         self._statistics.load(state["initial_buffers"])
         if self._low_rank is not None:
             self._low_rank.load_state_dict(state["low_rank"])

@@ -42,7 +42,7 @@ class TreeSynchronous(SyncPolicy):
         self._sent_early: tuple[StepFacts, int | None] | None = None
         self._started: float | None = None
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._has_gradient(bucket))
+            parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._on_gradient(bucket))
             for bucket in self._buckets
             for parameter in bucket.parameters.values()
             if backend.world_size > 1
@@ -72,7 +72,7 @@ class TreeSynchronous(SyncPolicy):
             if self._sent_early is not None:
                 self._start(bucket, facts)
 
-    def _has_gradient(self, bucket: _Bucket) -> None:
+    def _on_gradient(self, bucket: _Bucket) -> None:
         """Called for each parameter. Buckets start in the same order on all workers."""
         bucket.missing -= 1
         if self._sent_early is None:

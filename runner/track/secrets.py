@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # `user:password@` up to the last @ of the line, since a password may hold an @, a slash or a blank; but not beyond the
 # next URL, and not from a port. Or a user name or token alone.
 _USERINFO = re.compile(r"(\w[\w+.-]*://)(?:[^\s/:@]+:(?!\d{1,5}(?:\s|$))(?:(?!\w[\w+.-]*://).)*|[^\s/]*)@")
 _QUERY = re.compile(r"([?&][^=&\s]*(?:password|secret|token|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+#: In place of a credential.
+MASK = "***"
 _SECRET_KEY = re.compile(
     r"(^|_)(passw(or)?d|secret|credential|(api|access|private|secret)_?key|(auth|access|api|hf|bearer)_token)s?$|^tokens?$",
     re.IGNORECASE,
@@ -18,7 +20,7 @@ _SECRET_KEY = re.compile(
 
 def masked(text: str) -> str:
     """`text` with `***` for the user part of every URL and for secrets in its query."""
-    return _QUERY.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
+    return _QUERY.sub(rf"\1{MASK}", _USERINFO.sub(rf"\1{MASK}@", text))
 
 
 def names_a_secret(key: str) -> bool:
@@ -30,9 +32,21 @@ def without_credentials(value: Any) -> Any:
     """A copy of JSON-like data with credentials masked: in URLs, and under keys that name a secret."""
     if isinstance(value, Mapping):
         return {
-            key: "***" if names_a_secret(str(key)) and item is not None else without_credentials(item)
+            key: MASK if names_a_secret(str(key)) and item is not None else without_credentials(item)
             for key, item in value.items()
         }
     if isinstance(value, list):
         return [without_credentials(item) for item in value]
     return masked(value) if isinstance(value, str) else value
+
+
+def masked_keys(settings: Any, key: str = "") -> Iterator[str]:
+    """The keys of plain settings, such as `recipe.api_key`, whose values were masked."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from masked_keys(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from masked_keys(value, key)
+    elif isinstance(settings, str) and MASK in settings:
+        yield key

@@ -88,7 +88,8 @@ class WorkerJob:
 class Job(WorkerJob):
     """A training job, in the folder of its run.
 
-    `started_at`: of the command, in seconds since the epoch. `checkpoint`: the folder of the one to continue from.
+    `started_at`: of the command, or of workers that were started again, in seconds since the epoch. `checkpoint`: the
+    folder of the one to continue from.
     """
 
     plan: Plan
@@ -171,8 +172,8 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     if backend.device.type == "cpu" and not config.compile:
         if not by_sample:
             draw_few_bits(model)
-        # DDP, without the large embeddings, and the sum of shards hold gradients from one backward pass to the next;
-        # sharded ones are other tensors.
+        # Not with DDP or the sum of shards, which refer to gradients from one backward pass to the next, and not with
+        # sharded weights, which are other tensors.
         if policy.forward_model is model and job.plan.shards is None and sharded is None:
             keep_gradients(model)
     loop = Loop(config, job.plan, recipe, prepared, model, optimizer, policy, backend, precision, dropout, log)

@@ -74,6 +74,11 @@ class Saved:
         """Whether all workers had the same weights, so that another number of workers can take over."""
         return "model" in self.equal
 
+    @property
+    def written_at(self) -> float:
+        """When it was completed, in seconds since the epoch."""
+        return (self.folder / _MANIFEST).stat().st_mtime
+
     def damage(self) -> str | None:
         """What is wrong with the files, in words; None if they are as they were written."""
         return damage(self.folder, self.files)
@@ -245,8 +250,6 @@ class Checkpoints:
         write_json(draft / _MANIFEST, {**manifest, "files": files})
         sync_folder(draft)
         final = self._folder / _name(manifest["step"])
-        if final.exists():  # damaged: the run was resumed from an earlier one
-            shutil.rmtree(final)
         draft.rename(final)
         sync_folder(self._folder)
         for old in saved_folders(self._folder.parent)[self._config.keep :]:
@@ -287,6 +290,13 @@ def read_manifest(folder: Path) -> Saved:
     files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
     equal, steps = tuple(content["equal"]), content.get("accumulation_steps")
     return Saved(folder, content["step"], content["workers"], equal, content["identity"], files, steps)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a damaged checkpoint, so that it counts neither as one to continue from nor as one to keep."""
+    aside = folder.with_name(f"damaged-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def remove_drafts(run: Path, before: int | None = None) -> None:

@@ -480,7 +480,7 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """`state`: of a loop with the same plan. A part that is None in it starts anew."""
+        """`state`: of a loop with the same plan. A part that is None or empty in it starts anew."""
         weights = changing_state(self.model)
         load_changing_state(self.model, restored({**state["model"], **state["buffers"]}, weights))
         groups = self.optimizer.state_dict()["param_groups"]  # the settings are the configuration's
@@ -490,8 +490,9 @@ class Loop:
             on_cpu = {name: torch.empty_like(tensor, device="cpu") for name, tensor in weights.items()}
             state = {**state, "best": {**best, "weights": restored(best["weights"], on_cpu)}}
         for name in _STATEFUL:
-            if state[name] is not None:
+            if state[name]:  # that of the scaler is empty in any precision but fp16
                 getattr(self, name).load_state_dict(state[name])
+        self._stalled_before = self.policy.stats().backward_stall_seconds
         self.optimizer_step = state["optimizer_step"]
         self.synchronisations = list(state["synchronisations"])
         self.smaller_micro_batches = [SmallerMicroBatches(*one) for one in state.get("smaller_micro_batches", ())]

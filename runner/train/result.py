@@ -28,17 +28,17 @@ class RunResult:
 
     `optimizer_steps`, `samples_seen`: completed. `applied_steps`, `skipped_steps`: optimizer steps that changed the
     weights, and those that the fp16 loss scaler skipped. `samples_per_s`: over all workers, after the first step.
-    `first_step_s`: from the start of the command to the end of the first step, in `first_step_compile_s` of which
-    programs were compiled. `comm_*`: of this worker's collectives for training. `checkpoint_stall_s`: for which
-    training stood still to save. `sync`: statistics of local phases. `step_s`: seconds of an optimizer step by phase.
-    `evaluation_s`: of all evaluations. `flops_per_sample`: operations to train a sample, `peak_flops_per_s`: what the
-    devices of all workers could do (see train/flops.py). `peak_memory_bytes`: of each worker, by rank. `compilations`:
-    of the whole run. `train_loss`: mean over the run. `eval`: the metrics of the saved weights. `best`: the step and
-    value of the best evaluation. `batch_statistics`: whether the model has batch normalisation. `parameters`: of the
-    model, with those of an adapter, and how many of them are trained. `truncated`: how many texts the recipe has
-    truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`: of the weights that were
-    trained, before an adapter is merged, where any number of workers must have the same. `smaller_micro_batches`: than
-    planned, for lack of memory.
+    `first_step_s`: from the start of the command, or of workers that were started again, to the end of the first step,
+    in `first_step_compile_s` of which programs were compiled. `comm_*`: of this worker's collectives for training.
+    `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases. `step_s`: seconds
+    of an optimizer step by phase. `evaluation_s`: of all evaluations. `flops_per_sample`: operations to train a sample,
+    `peak_flops_per_s`: what the devices of all workers could do (see train/flops.py). `peak_memory_bytes`: of each
+    worker, by rank. `compilations`: of the whole run. `train_loss`: mean over the run. `eval`: the metrics of the saved
+    weights. `best`: the step and value of the best evaluation. `batch_statistics`: whether the model has batch
+    normalisation. `parameters`: of the model, with those of an adapter, and how many of them are trained. `truncated`:
+    how many texts the recipe has truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`:
+    of the weights that were trained, before an adapter is merged, where any number of workers must have the same.
+    `smaller_micro_batches`: than planned, for lack of memory.
     """
 
     optimizer_steps: int | None = None

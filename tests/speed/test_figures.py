@@ -197,9 +197,10 @@ def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     shares = speed_of(of, compiling, 10.0, tmp_path / "own", 1)["speed"]
     assert shares["compile_share"] == 0.3
     assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
-    # Two of the steps, of 24 samples, were trained by workers that were lost.
-    restarted = speed_of(of, RESULT, 13.0, tmp_path / "own", 1, began_after=2, lost_s=3.0)["speed"]
-    assert restarted["restart_share"] == pytest.approx(3 / 13)
+    # Two of the steps, of 24 samples, were trained by workers that were lost, and kept by a checkpoint.
+    continued = dataclasses.replace(of, began_after=2)
+    restarted = speed_of(continued, RESULT, 13.0, tmp_path / "own", 1, earlier_s=3.0, lost_s=1.0)["speed"]
+    assert restarted["restart_share"] == pytest.approx(1 / 13)
     assert 13 * restarted["ending_share"] == pytest.approx(10 * speed["ending_share"] + 48 / 150)
     names = ("scaling_efficiency", "padding_share", "model_flops_utilization", "tokens_per_s")
     metrics = {f"speed/{name}": speed[name] for name in names}

@@ -27,11 +27,13 @@ def sweep_in(folder: Path, **changes: Any) -> Sweep:
     return Sweep(**{**content, **changes})
 
 
-def job_in(sweep: Path, number: str, name: str, started_at: float = 100.0, **summary: Any) -> Path:
+def job_in(
+    sweep: Path, number: str, name: str, started_at: float = 100.0, digest: str | None = None, **summary: Any
+) -> Path:
     """A job's folder; without a summary the job is running."""
     folder = sweep / number
     folder.mkdir(parents=True)
-    write_job(folder, name, name, started_at)
+    write_job(folder, name, name, started_at, digest)
     if summary:
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -20,7 +20,7 @@ from tests.sweep.gated import wait_until
 
 
 def state(status: str, wall_s: float | None = None) -> JobState:
-    return JobState(Path("nowhere"), ("job",), "job", 0.0, status, wall_s)
+    return JobState(Path("nowhere"), ("job",), "job", 0.0, status, wall_s=wall_s)
 
 
 class HalfDone(JobState):

@@ -45,9 +45,9 @@ def test_attempts(tmp_path: Path) -> None:
     (tmp_path / "compare").mkdir()
     (tmp_path / "sweep.json").write_text("{}")
     assert attempts(tmp_path) == [
-        JobState(tmp_path / "2", ("seed=0",), "seed=0", 10.0, "FINISHED", 2.5),
+        JobState(tmp_path / "2", ("seed=0",), "seed=0", 10.0, "FINISHED", wall_s=2.5),
         JobState(tmp_path / "10", ("seed=10",), "seed=10", 20.0, "RUNNING"),
-        JobState(tmp_path / "0", ("seed=2",), "seed=2", 30.0, "FAILED", 4.0, "out of memory", True),
+        JobState(tmp_path / "0", ("seed=2",), "seed=2", 30.0, "FAILED", None, 4.0, "out of memory", True),
     ]
 
 
@@ -92,10 +92,9 @@ def test_share_done(tmp_path: Path) -> None:
 
 
 def test_a_finished_job_is_found_by_its_settings(tmp_path: Path) -> None:
-    job_in(tmp_path, "0", "a", 1.0, status="FAILED", setup_digest="x", seed=0)
-    job_in(tmp_path, "1", "b", 2.0, status="FINISHED", setup_digest="x", seed=1)
-    job_in(tmp_path, "2", "c", 3.0, status="FINISHED", setup_digest="y", seed=0)
-    assert finished_run(tmp_path, "x", 0) is None
-    assert finished_run(tmp_path, "x", 1) == tmp_path / "1"
-    job_in(tmp_path, "0-2", "a", 5.0, status="FINISHED", setup_digest="x", seed=0)
-    assert finished_run(tmp_path, "x", 0) == tmp_path / "0-2"
+    job_in(tmp_path, "0", "a", 1.0, "x", status="FAILED")
+    job_in(tmp_path, "1", "b", 2.0, "y", status="FINISHED")
+    assert finished_run(tmp_path, "x") is None
+    assert finished_run(tmp_path, "y") == tmp_path / "1"
+    job_in(tmp_path, "0-2", "a", 5.0, "x", status="FINISHED")
+    assert finished_run(tmp_path, "x") == tmp_path / "0-2"
