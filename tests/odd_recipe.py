@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,3 +98,15 @@ class OtherOnEachWorker(SequenceClassification):
     def build_model(self, prepared: Prepared) -> nn.Module:
         torch.seed()
         return super().build_model(prepared)
+
+
+@dataclass(frozen=True)
+class OnlyAnEmbedding(SequenceClassification):
+    """Trains the words' vectors and nothing else."""
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        model: Any = super().build_model(prepared)
+        model.requires_grad_(False)
+        model.get_input_embeddings().requires_grad_(True)
+        built: nn.Module = model
+        return built

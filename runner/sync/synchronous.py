@@ -64,8 +64,8 @@ class Synchronous(SyncPolicy):
         self._row_bytes, self._row_seconds = 0, 0.0
         if backend.world_size > 1 and not backend.compiles:
             self._low_rank = LowRankGradients(self._trainable, rank) if rank is not None else None
-            # DDP needs at least one parameter.
-            if sends_rows and any(p.nbytes < _SENT_AS_ROWS_BYTES for p in parameters):
+            tables = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding)}
+            if sends_rows and not tables.issuperset(parameters):  # DDP needs at least one parameter
                 self._embeddings = _without_ddp(model)
             self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]

@@ -274,6 +274,9 @@ def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert cli.evaluate_main(["run"]) == cli.EXIT_USER_ERROR
     assert f"its base model {base} does not exist" in capsys.readouterr().err
+    save_bert(base, rows, positions=64)
+    assert cli.evaluate_main(["run"]) == cli.EXIT_USER_ERROR
+    assert "position_embeddings.weight has [64, 16]" in capsys.readouterr().err
 
 
 def test_questions(here: Path) -> None:

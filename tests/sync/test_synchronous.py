@@ -69,6 +69,39 @@ def test_rows_of_embeddings_give_the_same_training(pool: WorkerPool, overrides: 
     assert rows["stats"].bytes != whole["stats"].bytes
 
 
+def test_a_model_of_embeddings_alone_is_averaged(pool: WorkerPool) -> None:
+    """DDP would refuse to have none of its weights."""
+    alone = ["recipe._target_=tests.odd_recipe.OnlyAnEmbedding", "trusted_packages=[recipes,tests]"]
+    rows, other = pool.run(2, train_with_rows, alone, 0)
+    assert largest_difference(rows["weights"], other["weights"]) == 0
+
+
+def test_seconds_of_a_run_that_is_continued(pool: WorkerPool) -> None:
+    """They stay those of the steps in which they were measured."""
+    for before, loaded, after in pool.run(2, seconds_of_a_continued_run, ["sync.k=1"]):
+        assert loaded == before
+        assert all(0 <= now - earlier < 1 for now, earlier in zip(after, loaded, strict=True))
+
+
+def seconds_of_a_continued_run(backend: Backend, overrides: list[str]) -> list[tuple[float, float]]:
+    """Of communication and of stalls: saved, loaded by a new run, and after one more step."""
+    first = make_loop(backend, overrides)
+    first.train(until=3)
+    state = first.state_dict()
+    state["policy"] = {**state["policy"], "steps": 3, "ddp_seconds": (7.0, 2.0)}
+    first.policy.close()
+    found = [(7.0, 2.0)]
+    second = make_loop(backend, overrides)
+    second.load_state_dict(state)
+    for until in (3, 4):
+        second.train(until=until)
+        stats = second.policy.stats()
+        assert stats.seconds is not None
+        found.append((stats.seconds, stats.backward_stall_seconds))
+    second.policy.close()
+    return found
+
+
 @dataclass
 class LowRank:
     """By parameter, over a run: sums of a worker's gradients and of those that were applied, the last that was applied,

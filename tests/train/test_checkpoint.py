@@ -16,7 +16,16 @@ from runner.backends import Backend
 from runner.config.choices import SyncPolicyName
 from runner.config.schema import Checkpoint, Sharding, Sync
 from runner.train import checkpoint
-from runner.train.checkpoint import FOLDER, Checkpoints, load, newest, remove_drafts, saved_folders, sync_digest
+from runner.train.checkpoint import (
+    FOLDER,
+    Checkpoints,
+    load,
+    newest,
+    remove_drafts,
+    saved_folders,
+    set_aside,
+    sync_digest,
+)
 from tests.faulty_recipes import fill
 from tests.resumed import same
 
@@ -120,7 +129,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("words", DAMAGE)
 def test_a_damaged_checkpoint_is_left_out(tmp_path: Path, words: str) -> None:
-    """The one before is taken, and what is wrong is known; the same step can be saved again."""
+    """The one before is taken, and what is wrong is known; once set aside, it takes nobody's place."""
     save(tmp_path, 5, 10)
     DAMAGE[words](tmp_path / FOLDER / "step-00000010")
     saved, damaged = newest(tmp_path)
@@ -129,6 +138,9 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path: Path, words: str) -> None:
     ((folder, problem),) = damaged.items()
     assert folder.name == "step-00000010"
     assert words in problem
+    set_aside(folder)
+    save(tmp_path, 7, keep=1)
+    assert [path.name for path in saved_folders(tmp_path)] == ["step-00000007"]
     save(tmp_path, 10)
     assert newest(tmp_path)[1] == {}
 

@@ -195,6 +195,22 @@ def test_another_sync_policy_continues_a_run(pool: WorkerPool, tmp_path: Path) -
     assert largest_difference(outer[0]["weights"], synchronous[0]["weights"]) > 1e-6
 
 
+def test_another_precision_continues_a_run(pool: WorkerPool, tmp_path: Path) -> None:
+    """Only in fp16 has the loss scaler a state."""
+    for precision, until in (("fp32", 3), ("fp16", 6), ("bf16", None)):
+        (result,) = pool.run(1, train_part, [*ADAMW, f"precision={precision}"], tmp_path, until)
+    assert [(epoch["missing"], epoch["duplicated"]) for epoch in result["ledger"]] == [(0, 0), (0, 0)]
+
+
+def test_fragments_begin_in_the_middle_of_a_round(pool: WorkerPool, tmp_path: Path) -> None:
+    """All start at once, where one worker stopped, and some of them again before that average is due."""
+    overrides = [*ADAMW, "sync.k=4", "sync.fragments=4", "sync.overlap=true", "sync.delay=4"]
+    pool.run(1, train_part, overrides, tmp_path, 3)
+    results = pool.run(2, train_part, overrides, tmp_path, None)
+    assert [(epoch["missing"], epoch["duplicated"]) for epoch in results[0]["ledger"]] == [(0, 0), (0, 0)]
+    assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
+
+
 def test_optimizer_state_of_other_workers_is_their_mean(pool: WorkerPool) -> None:
     """A worker that has not stepped yet counts nowhere; open ledger entries and counts go to worker 0."""
     states = [
