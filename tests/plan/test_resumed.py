@@ -9,7 +9,7 @@ import pytest
 from runner.config.compose import compose, settings
 from runner.errors import UserError
 from runner.plan.certificate import Segment
-from runner.plan.experiment import Experiment, prepare, prepare_resumed
+from runner.plan.experiment import Experiment, check_profile, prepare, prepare_resumed
 from tests.replicas import TINY
 
 
@@ -65,6 +65,24 @@ def test_more_workers_than_samples_in_a_batch_are_refused() -> None:
         resumed(experiment("device=cpu"), "device.workers=25")
 
 
+def test_a_job_is_the_same_after_smaller_micro_batches() -> None:
+    """For lack of memory. Its settings are what a sweep finds it by; its setup was another from there on."""
+    start = experiment("device=cpu2")
+    smaller = start.accumulating(2).continuing(start.certificate.segments, 3)
+    assert smaller.setup_digest != start.setup_digest
+    assert smaller.job_digest == start.job_digest
+    others = (experiment("device=cpu2", changed) for changed in ("seed=1", "sync.k=2", "accumulation.steps=2"))
+    assert all(other.job_digest != start.job_digest for other in others)
+
+
+def test_profiled_steps_must_be_left() -> None:
+    """Ten steps in all."""
+    start = experiment("profile.steps=3", "profile.skip=2")
+    check_profile(start.config, start.plan, done=5)
+    with pytest.raises(UserError, match=r"profile.steps=3.*2 optimizer steps"):
+        check_profile(start.config, start.plan, done=6)
+
+
 def test_shards_stay_on_other_workers() -> None:
     start = experiment("device=cpu2", "equivalence=identical")
     other = resumed(start, "device.workers=3", "equivalence=identical")
@@ -88,4 +106,5 @@ def test_the_certificate_lists_the_segments() -> None:
     assert other.certificate.level == "comparable"
     assert other.setup_name.startswith("cpu2 → cpu")
     assert other.setup_digest not in (start.setup_digest, experiment("device=cpu", "sync.k=2").setup_digest)
+    assert other.began_after == other.accumulating(2).began_after == 3
     assert Segment.from_json(other.certificate.as_json()["segments"][0]) == first

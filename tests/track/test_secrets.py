@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.track.secrets import masked, without_credentials
+from runner.track.secrets import masked, masked_keys, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,9 @@ def test_masked(text: str, expected: str) -> None:
 @pytest.mark.parametrize("value", ["abc", {"of": "abc"}])
 def test_keys_that_name_a_secret(key: str, value: Any) -> None:
     """At any depth, whatever the value is."""
-    assert without_credentials({"a": [{"b": {key: value}}]}) == {"a": [{"b": {key: "***"}}]}
+    written = without_credentials({"a": [{"b": {key: value}}]})
+    assert written == {"a": [{"b": {key: "***"}}]}
+    assert list(masked_keys(written)) == [f"a.b.{key}"]
 
 
 def test_other_data_are_kept() -> None:
