@@ -85,7 +85,7 @@ def check_installed(packages: Sequence[str]) -> None:
     for package in packages:
         if not _is_installed(package):
             raise UserError(
-                f"tracking={package} needs a package that is not installed: pip install 'finetune-runner[{package}]'"
+                f"tracking={package} needs a package that is not installed: pip install -e '.[{package}]' in a checkout"
             )
 
 

@@ -255,7 +255,7 @@ def test_a_missing_package(
     assert run(f"tracking={package}", base=TRACKED) == 2
     shown = capsys.readouterr().err
     assert f"tracking={package}" in shown
-    assert f"finetune-runner[{package}]" in shown
+    assert f"pip install -e '.[{package}]'" in shown
     assert not (here / "outputs").exists()
 
 
