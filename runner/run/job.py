@@ -69,8 +69,8 @@ def run_single(
         if summary_of_run(earlier).get("status") == FINISHED:  # a worker was killed after that
             console.print(f"The run in {escape(str(earlier))} has finished.", soft_wrap=True)
             return None
-        again = [override.lstrip("+") for override in filter(changes_execution, options.overrides)]
-        overrides = [*again, f"device.workers={world.world_size}"]
+        repeated = [override.lstrip("+") for override in filter(changes_execution, options.overrides)]
+        overrides = [*repeated, f"device.workers={world.world_size}"]
         resumed = prepare_resume(str(earlier), overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     else:
