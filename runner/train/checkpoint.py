@@ -250,6 +250,8 @@ class Checkpoints:
         write_json(draft / _MANIFEST, {**manifest, "files": files})
         sync_folder(draft)
         final = self._folder / _name(manifest["step"])
+        if final.exists():  # the run was continued from it, and asked to end before the next step
+            shutil.rmtree(final)
         draft.rename(final)
         sync_folder(self._folder)
         for old in saved_folders(self._folder.parent)[self._config.keep :]:
