@@ -35,7 +35,7 @@ from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
-from runner.track.secrets import masked, masked_keys, names_a_secret
+from runner.track.secrets import MASK, masked, masked_keys, names_a_secret
 from runner.track.store import check_tracking
 from runner.train.build import CODE, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, set_aside, sync_digest
@@ -247,7 +247,7 @@ def _tracking(tracking: Tracking, folder: Path) -> Tracking:
     store, environment = RunCard.read(folder).store, os.environ.get("MLFLOW_TRACKING_URI")
     if store is None or (environment is not None and store == masked(environment)):
         return tracking
-    if "***" in store:
+    if MASK in store:
         raise UserError(f"tracking.uri={store} was given with credentials: put the address into MLFLOW_TRACKING_URI")
     return dataclasses.replace(tracking, uri=store)
 

@@ -48,5 +48,5 @@ def masked_keys(settings: Any, key: str = "") -> Iterator[str]:
     elif isinstance(settings, list):
         for value in settings:
             yield from masked_keys(value, key)
-    elif isinstance(settings, str) and MASK in settings:
+    elif isinstance(settings, str) and (settings == MASK or f"{MASK}@" in settings or f"={MASK}" in settings):
         yield key

@@ -47,6 +47,11 @@ def test_keys_that_name_a_secret(key: str, value: Any) -> None:
     assert list(masked_keys(written)) == [f"a.b.{key}"]
 
 
+def test_masked_addresses_are_found_and_other_asterisks_are_not() -> None:
+    written = without_credentials({"a": "http://me:word@h", "b": "http://h/?token=word", "c": "*** {text} ***"})
+    assert list(masked_keys(written)) == ["a", "b"]
+
+
 def test_other_data_are_kept() -> None:
     """Numbers and null keep value and type; keys that only resemble a secret's are readable; the input is unchanged."""
     data = {"a": 1, "c": None, "d": True, "token": None, "tokenizer": "x", "keys": ["y", 0.5], "password_file": "z"}
