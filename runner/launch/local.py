@@ -7,6 +7,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import sys
@@ -117,6 +118,16 @@ def _forkserver_pid() -> int | None:
     return pid
 
 
+def _forkserver_runs() -> bool:
+    """Whether this process's forkserver holds its end of the pipe by which it notices the end of this process."""
+    alive: int | None = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
+    if alive is None:
+        return False
+    poll = select.poll()
+    poll.register(alive, 0)  # errors are reported in any case
+    return not poll.poll(0)
+
+
 def leave_nothing() -> None:
     """Remove the temporary folder and end the forkserver, which may still be importing, before this process exits.
 
@@ -136,13 +147,15 @@ def start_forkserver(several_jobs: bool = False) -> None:
     It imports torch and the model code while the parent composes the configuration, so that a worker starts with
     everything imported. It never runs a kernel: a process that has run one cannot be forked safely.
     """
+    if _forkserver_runs():
+        return
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
     multiprocessing.set_forkserver_preload([*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_jobs else ())])
     own = {FOLDER: str(_own_folder(os.getpid())), **{key: _MALLOC[key] for key in _MALLOC.keys() - os.environ.keys()}}
     os.environ.update(own)
     resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.
-    # Workers change back to this process's folder.
+    # Workers change back to this process's folder. Commands come here before they start threads, which would see it.
     here = os.getcwd()
     os.chdir(Path(__file__).parents[2])
     # It inherits the mask: the parent answers what is sent to all processes, and a worker unblocks its signals once it

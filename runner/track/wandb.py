@@ -57,7 +57,7 @@ class WeightsAndBiases:
             job_type="evaluation" if EVALUATED_TAG in card.tags else "training",
             tags=_labels(card),
             config={**tags, **card.typed_params()},
-            dir=self._folder,
+            dir=self._folder.absolute(),  # wherever W&B's own process was started
             mode=_mode(),
             reinit="create_new",  # the process may have another W&B run
             # Nothing is captured, watched or collected: the run's folder has all of that already, without secrets.

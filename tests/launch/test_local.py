@@ -55,6 +55,14 @@ def test_the_result_of_rank_0() -> None:
     assert (job, rank, size, local_rank, len(text)) == ({"a": 1}, 0, 3, "0", 1_000_000)
 
 
+def test_a_launch_stays_in_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers write to relative paths meanwhile, in threads and processes of their own."""
+    visited: list[object] = []
+    monkeypatch.setattr(os, "chdir", visited.append)
+    launch(entries.rank_and_size, None, 1)
+    assert visited == []
+
+
 def test_workers_collect_garbage_though_their_forkserver_does_not() -> None:
     assert launch(entries.collects_garbage, None, 1) == (True, True)
 

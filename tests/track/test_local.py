@@ -41,6 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     home = here.parent / f"{here.name}-home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("MPLCONFIGDIR", str(here.parent / f"{here.name}-fonts"))  # or a first import would write them
 
 
 @pytest.fixture
