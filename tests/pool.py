@@ -83,6 +83,6 @@ class WorkerPool:
     def close(self) -> None:
         for process, connection in self._workers:
             connection.close()
-            process.terminate()
+            process.kill()  # one that waits for others in gloo does not answer SIGTERM
             process.join()
         self._workers = []

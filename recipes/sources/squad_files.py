@@ -45,13 +45,12 @@ class SquadData(Source):
 
 
 def _articles(name: str, setting: str, answered: bool) -> Iterator[_Row]:
-    """The questions of a file in SQuAD's own format, which is no table."""
-    (text,) = read_texts(name, setting)
+    """The questions of files in SQuAD's own format, which is no table."""
     try:
-        for article in json.loads(text)["data"]:
-            for paragraph in article["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    yield asked["id"], asked["question"], paragraph["context"], asked["answers"] if answered else ()
+        articles = [article for text in read_texts(name, setting) for article in json.loads(text)["data"]]
+        for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
+            for asked in paragraph["qas"]:
+                yield asked["id"], asked["question"], paragraph["context"], asked["answers"] if answered else ()
     except json.JSONDecodeError as error:
         raise UserError(f"{setting} is not JSON ({error}): give a file in SQuAD 1.1's format") from error
     except (KeyError, TypeError) as error:

@@ -166,7 +166,8 @@ class TextFiles(Source):
         notes: tuple[str, ...] = ()
         if columns is None:
             by_label = labelled and not flags
-            require(not positions or len(given) > by_label, "recipe.data.label_column", None, "give its position")
+            has_label = "label" in given or not (positions and by_label)
+            require(has_label, "recipe.data.label_column", None, "give its position")
             others = rows.dataset.remove_columns(list(flags))
             columns = given if positions else infer_columns(others, setting, self._kind, by_label, given)
             if inferred := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:

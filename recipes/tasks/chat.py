@@ -206,7 +206,7 @@ class Chat(TextGeneration):
             lost += not count
             ends = ends or not writer.special.isdisjoint(labels.tolist())
             if count or evaluated:
-                texts.append(row.texts)
+                texts += [row.texts] * evaluated
                 values = [ids, labels, len(ids), count, *([row.prompt[-self.max_length :]] if evaluated else [])]
                 for name, value in zip(names, values, strict=True):
                     columns[name].append(value)
@@ -218,7 +218,7 @@ class Chat(TextGeneration):
             fate = "have no loss" if evaluated else "are left out"
             what = f"{lost:,} of {len(chats):,} {kind} conversations"
             notes.append(f"{what} have no token to learn within {limit} tokens, and {fate}")
-        if texts and chats.answered and not ends:
+        if columns["length"] and chats.answered and not ends:
             notes.append(f"no {kind} conversation has a special token to learn: the model may not learn where to stop")
         return _Columns(columns, texts, truncated, notes)
 

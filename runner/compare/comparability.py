@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.compare.runs import CertificateProperty, Run
+from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, worst
 
-IDENTICAL, EQUIVALENT, COMPARABLE, NOT_COMPARABLE = "identical", "equivalent", "comparable", "not comparable"
-_LEVELS = (IDENTICAL, EQUIVALENT, COMPARABLE, NOT_COMPARABLE)
 #: Longer values are hashes and lists: the name of the property says more.
 _SHORT = 16
 _SEED_IN_VALUE = re.compile(r"\bseed \d+,? ?")
@@ -53,7 +52,7 @@ def comparability(setup: Sequence[Run], baseline: Sequence[Run]) -> Comparabilit
     if reasons:
         level = NOT_COMPARABLE
     elif len(levels) == len(results):
-        level = max(levels, key=_rank)
+        level = worst(levels, IDENTICAL)
     unknown = dict.fromkeys(name for one in results for name in one.unknown)
     differs = dict.fromkeys(words for one in results for words in one.differs)
     return Comparability(level, tuple(differs), tuple(reasons), tuple(unknown))
@@ -94,7 +93,7 @@ def _of_pair(run: Run, partner: Run, by_seed: bool) -> Comparability:
         and _without_seed(own[name].value, by_seed) != _without_seed(other[name].value, by_seed)
     ]
     return Comparability(
-        level=max((own[name].allows for name in differing), key=_rank, default=_best(own)),
+        level=worst((own[name].allows for name in differing), _best(own)),
         differs=tuple(_in_a_word(name, own, other) for name in differing if own[name].allows == COMPARABLE),
         reasons=tuple(
             f"{name} {_formatted(own[name].value)}, baseline {_formatted(other[name].value)}"
@@ -109,10 +108,6 @@ def _best(certificate: Mapping[str, CertificateProperty]) -> str:
     """The level of two runs with this certificate: the same bits, if not even other workers change them."""
     workers = certificate.get("world_size")
     return IDENTICAL if workers is not None and workers.allows == IDENTICAL else EQUIVALENT
-
-
-def _rank(allows: str) -> int:
-    return _LEVELS.index(allows) if allows in _LEVELS else len(_LEVELS)  # a level of a newer version: the worst
 
 
 def _without_seed(value: Any, by_seed: bool = False) -> Any:

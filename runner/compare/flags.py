@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from runner.compare.comparability import EQUIVALENT, IDENTICAL, comparability
+from runner.compare.comparability import comparability
 from runner.compare.results import Block, Flag, SetupResult
 from runner.compare.runs import SINGLE, Run
 from runner.compare.setups import SetupRuns
 from runner.compare.statistics import NORMAL_MAD, difference, mean, modified_z, speed_up
 from runner.compare.verdict import DIFFERENT, decide
+from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: Iglewicz & Hoaglin (1993): a modified z above this is a potential outlier, among at least this many values.
 OUTLIER_Z, OUTLIER_FROM = 3.5, 3

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from runner.compare.comparability import EQUIVALENT, IDENTICAL
 from runner.compare.runs import (
     ACCUMULATION,
     LOWER_IS_BETTER,
@@ -30,6 +29,7 @@ from runner.config.schema import NOT_THE_SETUP
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
+from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: The files of a run's folder that are read.
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
@@ -212,9 +212,10 @@ def _training_seconds(summary: Mapping[str, Any]) -> float | None:
 
 
 def _phases(summary: Mapping[str, Any], training: float | None) -> Phases | None:
+    """None for a resumed run too: the training counted is that of all its commands, all else that of the last."""
     names = ("first_step_s", "wall_s", "comm_stall_s", "step_s", "evaluation_s")
     first, wall, stalled, step, evaluation = (summary.get(name) for name in names)
-    if training is None or not first or not wall:
+    if training is None or not first or not wall or summary.get("resumed_after"):
         return None
     return Phases(first, training, wall, stalled, step, evaluation)
 

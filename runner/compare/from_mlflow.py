@@ -16,7 +16,7 @@ from runner.compare.runs import FoundRuns, SkippedRun
 from runner.errors import UserError, did_you_mean
 from runner.track.card import DIVERGED_TAG, EVALUATED_TAG
 from runner.track.secrets import masked
-from runner.track.store import default_store, error_summary
+from runner.track.store import database_of, default_store, error_summary
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 _PARENT, _SWEEP, _JOBS = "mlflow.parentRunId", "sweep.id", "sweep.jobs"
@@ -31,9 +31,9 @@ def store_uri(option: str | None) -> str:
 
 def store_exists(uri: str) -> bool:
     """Whether a local store is there: MLflow would create it. True for a server."""
-    if uri.startswith("sqlite:///"):
-        return Path(uri.removeprefix("sqlite:///")).is_file()
-    if "://" in uri and not uri.startswith("file:"):
+    if (database := database_of(uri)) is not None:
+        return database.is_file()
+    if uri.startswith("databricks") or ("://" in uri and not uri.startswith("file:")):
         return True
     return Path(uri.removeprefix("file:").removeprefix("//")).is_dir()
 

@@ -56,7 +56,6 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
     """Write the plots for which there are data; their paths."""
     import matplotlib
 
-    matplotlib.use("Agg")
     drawings: dict[str, Callable[[RunComparison], Figure | None]] = {
         "metric_vs_speed.png": metric_vs_speed,
         "loss_vs_samples.png": loss_vs_samples,

@@ -49,7 +49,9 @@ class Estimate:
     pairs: tuple[float, ...] = ()
 
     def interval(self, level: float) -> Interval:
-        """The two-sided t interval at `level`."""
+        """The two-sided t interval at `level`; unlimited where a side has one value, whose spread is not known."""
+        if self.how == SINGLE_VALUE:
+            return Interval(-math.inf, math.inf)
         error, df = standard_error(self.how, self.spreads, self.sizes)
         half = float(t_quantile(level, df) * error)
         half = math.inf if math.isnan(half) else half
@@ -124,11 +126,11 @@ class SpeedUp:
     interval: Interval
 
 
-def speed_up(setup: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> SpeedUp:
-    """exp of the mean of log(baseline ÷ setup) of seconds by seed, paired or Welch as for the metric."""
+def speed_up(setup: Mapping[int, float], baseline: Mapping[int, float]) -> SpeedUp:
+    """exp of the mean of log(baseline ÷ setup) of seconds by seed, paired or Welch as for the metric; 95% interval."""
     logs = [{seed: -math.log(seconds) for seed, seconds in side.items()} for side in (setup, baseline)]
     estimate = difference(*logs)
-    interval = estimate.interval(level)
+    interval = estimate.interval(0.95)
     return SpeedUp(math.exp(estimate.value), Interval(float(np.exp(interval.low)), float(np.exp(interval.high))))
 
 

@@ -71,7 +71,8 @@ def take_resume(overrides: list[str], key: str = RESUME_SWEEP) -> tuple[list[str
     if not given:
         return overrides, None
     value = given[0].partition("=")[2].strip("'\"")
-    if len(given) > 1 or not value or "," in value:
+    several = len(given) > 1 or ("," in value and not Path(value).exists())
+    if several or not value:
         raise UserError(f"{' '.join(given)} is invalid: give one {'run' if key == RESUME else 'sweep'}, {key}=…")
     return [override for override in overrides if override not in given], value
 

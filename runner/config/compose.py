@@ -109,7 +109,8 @@ def compose(
         defaults = ["schema", "_self_", *({group: None} for group in (*groups, "device"))]
         ConfigStore.instance().store(name=_SAVED, node={"defaults": defaults, **saved})
     if config_dirs:
-        folders = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
+        quoted = (str(Path(folder).resolve()).replace("'", r"\'") for folder in config_dirs)
+        folders = ",".join(f"'file://{folder}'" for folder in quoted)
         overrides = [f"hydra.searchpath=[{folders}]", *overrides]
     try:
         with _conf():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -30,7 +29,7 @@ from runner.evaluate.result import card_of, write_result
 from runner.evaluate.worker import PREDICTIONS, EvaluationJob, run_launched
 from runner.folder.files import check_folder, strict_json
 from runner.folder.phase_progress import phase_under_way
-from runner.launch.local import launch
+from runner.launch.local import launch, temporary_folder
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.run.progress import Background, progress_bar
 
@@ -102,7 +101,7 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
     card = card_of(evaluation, "runner.evaluate" if output is None else "runner.predict")
     if banner := evaluation.placement.banner():
         console.print(banner)
-    with tempfile.TemporaryDirectory(prefix="runner-evaluate-") as work:
+    with temporary_folder() as work:
         with _progress(Path(work), console):
             result = launch(
                 run_launched, evaluation_job(evaluation, Path(work), output).as_json(), evaluation.placement.workers
@@ -156,13 +155,16 @@ def _write_predictions(evaluation: Evaluation, predictions: np.ndarray, output: 
     prepared = Prepared.load(recipe.prepare(cache, evaluation.facts))
     table = pandas.DataFrame(recipe.prediction_columns(torch.from_numpy(predictions), prepared.eval))
     draft = output.with_name(f".{output.name}-{os.getpid()}")
-    if output.suffix.lower() == ".csv":
-        lists = table.map(lambda cell: strict_json(cell, ensure_ascii=False) if isinstance(cell, list) else cell)
-        lists.to_csv(draft, index=False, float_format="%.6g")
-    else:
-        lines = (strict_json(row, ensure_ascii=False) + "\n" for row in table.to_dict("records"))
-        draft.write_text("".join(lines), encoding="utf-8")
-    draft.rename(output)
+    try:
+        if output.suffix.lower() == ".csv":
+            lists = table.map(lambda cell: strict_json(cell, ensure_ascii=False) if isinstance(cell, list) else cell)
+            lists.to_csv(draft, index=False, float_format="%.6g")
+        else:
+            lines = (strict_json(row, ensure_ascii=False) + "\n" for row in table.to_dict("records"))
+            draft.write_text("".join(lines), encoding="utf-8")
+        draft.rename(output)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _report(

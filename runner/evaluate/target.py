@@ -19,6 +19,7 @@ from runner.folder.lock import is_locked
 from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
+from runner.track.secrets import is_masked
 from runner.track.store import database_of
 
 #: The settings that an evaluation has. The others are those of a training run.
@@ -114,6 +115,10 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
     if target.run is not None:
         saved, _ = saved_settings(target.run)
         saved["tracking"] |= {"run_name": None, "log_model": False}
+        # Nothing is trained: no setting of the training may be at odds with one that is given now.
+        saved["sync"] = {"policy": "periodic", "k": 1}
+        if any(one.key_or_group.partition(".")[0] in ("sharding", "compile") for one in given):
+            saved["equivalence"] = {"mode": "standard"}
         if chooses_recipe:
             del saved["recipe"]
     return compose([folder, *overrides], config_dirs, saved)
@@ -126,7 +131,7 @@ def tracking_for(target: Target, tracking: Tracking) -> Tracking:
         return tracking
     database = database_of(card.store)
     missing = "does not exist" if database is not None and not database.exists() else ""
-    if "***@" in card.store or "=***" in card.store:
+    if is_masked(card.store):
         missing = "needs credentials, which its folder does not hold"
     if missing:
         raise UserError(

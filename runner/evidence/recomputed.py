@@ -126,6 +126,8 @@ def _result(run: Recorded, model: Path, overrides: Sequence[str], config_dirs: S
         except (UserError, RunFailed, WorkerFailed) as error:
             return Finding("result", CLAIMED, f"it cannot be computed here ({first_line(error)})")
     claimed = run.summary["eval"]
+    if unknown := sorted(set(claimed) - set(found)):
+        return Finding("result", DIFFERENT, f"{unknown[0]} is claimed, and the recipe computes no such metric")
     rounding = max(_METRICS, _ROUNDING[evaluation.config.precision.name])
     flips = 100 * _FLIPS / evaluation.facts.eval_samples  # percent
     for name, value in claimed.items():

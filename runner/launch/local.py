@@ -57,6 +57,8 @@ _FORKSERVER_KILLED = "the process that starts the workers (multiprocessing's for
 #: Seconds between two looks at the parent's signals, and in which the cause of a failure is looked for: when a worker
 #: is killed, the others fail at their next collective, and may be noticed first.
 _POLL_S, _CAUSE_S = 0.1, 1.0
+#: Of the names of temporary folders: one that nobody gives to a run, whose folder has a lock too.
+_PREFIX = "runner-of-process-"
 #: Seconds after which a temporary folder that no process has locked was left behind.
 _ABANDONED_S = 60.0
 
@@ -100,17 +102,22 @@ Entry = Callable[[Any, Place], Any]
 
 @functools.cache
 def _own_folder(pid: int) -> Path:
-    """A temporary folder of this process, for the forkserver's socket and for its launches."""
-    for path in Path(tempfile.gettempdir()).glob("runner-*"):  # of processes that were killed
+    """A temporary folder of this process, for the forkserver's socket, its launches and other short-lived files."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # of processes that were killed
         with contextlib.suppress(OSError):
             old = time.time() - path.stat().st_mtime > _ABANDONED_S and (path / LOCK_FILE).exists()
             if old and not is_locked(path):
                 shutil.rmtree(path, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="runner-"))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     _lock.enter_context(locked(folder))
     multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
     atexit.register(leave_nothing)
     return folder
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder, as a context. If this process is killed, another command removes it."""
+    return tempfile.TemporaryDirectory(dir=_own_folder(os.getpid()), ignore_cleanup_errors=True)
 
 
 def _forkserver_pid() -> int | None:
@@ -208,7 +215,7 @@ def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
     """
     start_forkserver()
     killed_before = _killed_for_memory()
-    with tempfile.TemporaryDirectory(dir=_own_folder(os.getpid()), ignore_cleanup_errors=True) as rendezvous:
+    with temporary_folder() as rendezvous:
         launched: list[_Worker] = []
         try:
             for rank in range(workers):
@@ -294,14 +301,15 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
     while running := [worker for worker in workers if worker.exit_code is None]:
         pipes = [worker.pipe for worker in running if not worker.closed]
         connection.wait([*(worker.process.sentinel for worker in running), *pipes], _POLL_S)
+        preempted = [worker for worker in workers if worker.preempted]  # looked up first: all that they sent is there
         for worker in workers:
             worker.listen()
         if any(worker.exit_code not in (None, 0) and not worker.preempted for worker in workers):
             return _wait_for_cause(workers)
-        ended_early = any(worker.preempted and _SAVED not in worker.messages for worker in workers)
+        ended_early = any(_SAVED not in worker.messages for worker in preempted)
         if requests.at_once or ended_early:
             break
-        if any(worker.preempted for worker in workers) and not requests.preempted():
+        if preempted and not requests.preempted():
             requests.preempted_at, forwarded = time.monotonic(), True  # the workers have agreed without this process
         if requests.preempted_at is None:
             continue

@@ -36,6 +36,23 @@ def run_launched(job: dict[str, Any], place: Place) -> RunResult | None:
     return run(training, place.rank, place.workers, place.rank, store, place.tell_training, place.give_up)
 
 
+@contextlib.contextmanager
+def told_to_parent(rank: int, instead: str) -> Iterator[None]:
+    """Errors of a worker's libraries, as the parent understands them. `instead`: what to use if memory is too small.
+
+    Raises WorkerLost where the other workers cannot be reached or the device failed, and RunFailed for lack of memory.
+    """
+    try:
+        with enough_for(f"on worker {rank}", instead):
+            yield
+    except (RuntimeError, dist.DistError) as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's errors have no special type
+            raise WorkerLost(f"worker {rank} lost the others: {first_line(error)}") from None
+        if isinstance(error, torch.AcceleratorError):
+            raise WorkerLost(f"the device of worker {rank} failed: {first_line(error)}") from error
+        raise
+
+
 def run(
     job: Job,
     rank: int,
@@ -48,7 +65,7 @@ def run(
     """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
 
     `tell_training`: called when this worker begins to train, from where it can save its state. `give_up`: ends this
-    process with a sentence, from any thread. Raises WorkerLost where the others cannot be reached or the device failed.
+    process with a sentence, from any thread. Raises what `told_to_parent` raises.
     """
 
     @contextlib.contextmanager
@@ -59,15 +76,8 @@ def run(
                 tell_training()
             yield
 
-    try:
+    with told_to_parent(rank, "sharding=fsdp, precision=bf16 or a smaller model"):
         backend = connect(job, rank, world_size, local_rank, store)
-        with enough_for(f"on worker {rank}", "sharding=fsdp, precision=bf16 or a smaller model"):
-            result = train(job, backend, watched, requests.preempted)
+        result = train(job, backend, watched, requests.preempted)
         backend.close()
-        return result
-    except (RuntimeError, dist.DistError) as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's errors have no special type
-            raise WorkerLost(f"worker {rank} lost the others: {first_line(error)}") from None
-        if isinstance(error, torch.AcceleratorError):
-            raise WorkerLost(f"the device of worker {rank} failed: {first_line(error)}") from error
-        raise
+    return result

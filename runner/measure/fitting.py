@@ -9,13 +9,10 @@ from runner.backends.memory import available_memory
 from runner.config.choices import AccumulationMode, BatchMode
 from runner.data.cache import Progress
 from runner.errors import OutOfMemory, UserError
-from runner.measure.predicted import Measuring, predicted, why_not
+from runner.measure.predicted import FIRST_ROWS, Measuring, predicted, why_not
 from runner.measure.store import load, measurement_path, threads_of
 from runner.measure.tables import gib
 from runner.plan.experiment import Experiment
-
-#: Samples of the largest micro-batch that is measured first, on a device of which nothing is known.
-_FIRST = 32
 
 
 def with_fitting_micro_batches(
@@ -47,7 +44,7 @@ def with_fitting_micro_batches(
         raise UserError(f"accumulation=fit is not possible: this system does not tell its free memory; {instead}")
     assert accumulation.memory_share is not None
     limit, path = accumulation.memory_share * available, measurement_path(experiment, threads_of(experiment))
-    known, measuring = load(path), Measuring(time.monotonic() - started, progress)
+    known, prepared_s = load(path), time.monotonic() - started
     if known is None and not measures:
         raise UserError("accumulation=fit needs a measurement: add measure=true; a run measures by itself")
 
@@ -55,6 +52,7 @@ def with_fitting_micro_batches(
         """Whether there was enough memory to measure micro-batches of this size."""
         words = f"micro-batches of {candidate.plan.micro_batch}"
         say(f"accumulation=fit: measuring what {words} need, about 20 s …")
+        measuring = Measuring(prepared_s, progress)  # each its own: it would measure the size that did not fit again
         measuring.announce([candidate])
         try:
             measuring.predicted(candidate)
@@ -67,7 +65,7 @@ def with_fitting_micro_batches(
     candidates = [experiment.accumulating(steps) for steps in range(1, share + 1) if share % steps == 0]
     while candidates:
         if known is None:
-            first = next(one for one in candidates if one.plan.micro_batch <= _FIRST or one is candidates[-1])
+            first = next(one for one in candidates if one.plan.micro_batch <= FIRST_ROWS or one is candidates[-1])
             if not measured(first):
                 candidates = [one for one in candidates if one.plan.micro_batch < first.plan.micro_batch]
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy as np
 from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
 from runner.config.schema import Config, Profile, Sync, Tracking
-from runner.launch.local import launch
+from runner.launch.local import launch, temporary_folder
 from runner.measure.store import threads_of
 from runner.measure.worker import Measured, MeasuringJob, run_launched
 from runner.plan.experiment import Experiment
-from runner.plan.prediction import Link, Measurement, fitted
+from runner.plan.prediction import Measurement, fitted
 from runner.plan.work import Shapes, evaluation_work
 from runner.train.throughput import PHASES
 
@@ -46,7 +45,7 @@ def measure(
     parts = _evaluations(evaluation.lengths, config.evaluation.micro_batch, plan.world_size)
     steps = sum(map(len, groups)) + 1
     threads = threads_of(experiment)
-    with tempfile.TemporaryDirectory(prefix="runner-measure-") as work:
+    with temporary_folder() as work:
         job = MeasuringJob(
             config=_for_measuring(config),
             facts=experiment.facts,
@@ -73,7 +72,15 @@ def _for_measuring(config: Config) -> Config:
     sync: Sync = config.sync
     if not sync.always_synchronous:
         sync = dataclasses.replace(
-            sync, k=_K, delay=None, schedule=SyncSchedule.constant, synchronous_share=None, qsr_alpha=None
+            sync,
+            k=_K,
+            delay=None,
+            fragments=1,
+            schedule=SyncSchedule.constant,
+            synchronous_share=None,
+            qsr_alpha=None,
+            drift_target=None,
+            rounds=None,
         )
     evaluation = dataclasses.replace(config.evaluation, every_steps=None, keep_best=False, patience=None)
     # Losses are reduced when a group of steps has ended.
@@ -178,7 +185,6 @@ def _fit(
         evaluation_memory=float(measured.evaluation_memory),
         error=float(np.sqrt(np.mean(errors**2))),
         oversubscription=oversubscription,
-        link=Link(*measured.link) if measured.link is not None else None,
         flops_per_token=measured.flops_per_token,
         peak_flops_per_s=measured.peak_flops_per_s,
         parameters=measured.parameters,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runner.backends.memory import available_memory
-from runner.config.choices import AccumulationMode, DeviceKind, SyncPolicyName, SyncSchedule
+from runner.config.choices import AccumulationMode, BatchMode, DeviceKind, SyncPolicyName, SyncSchedule
 from runner.config.schema import Accumulation, Device, Hardware, Sync
 from runner.data.cache import Cache, Progress
 from runner.data.layout import layout
@@ -38,6 +38,8 @@ from runner.plan.work import Shapes, Work, evaluation_work, planned_work
 
 #: The largest micro-batch has this many times the rows of the smallest one that is measured.
 _FEWER_ROWS = 4
+#: Rows of the largest micro-batch that is measured first, on a device of which nothing is known.
+FIRST_ROWS = 32
 
 
 def why_not(experiment: Experiment) -> str | None:
@@ -133,7 +135,12 @@ def one_worker_here(experiment: Experiment) -> Experiment:
         accumulation=Accumulation(AccumulationMode.fixed, steps=1),
         hardware=Hardware(),
     )
-    return foresee(alone)
+    whole = foresee(alone)
+    if config.batch.mode is BatchMode.per_device:
+        return whole
+    # A batch of many devices may be more than this machine can hold.
+    rows = whole.plan.replica_batch
+    return whole.accumulating(next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= FIRST_ROWS))
 
 
 def _work_elsewhere(experiment: Experiment) -> Work:

@@ -31,8 +31,6 @@ from runner.train.sharding import local
 
 #: Seconds that evaluating all data may take, to time computing the metrics.
 _WHOLE_EVALUATION_S = 20.0
-#: Elements of the large all-reduce, and how often it and the tiny one are repeated.
-_LARGE, _LARGE_TIMES, _TINY_TIMES = 2**22, 5, 50
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class Measured:
     `memory`: bytes of the worker that needed most, after each group; `gradient_memory`: of the gradients that exist
     from the second micro-batch of a step on; `evaluation_memory`: that evaluation and its libraries have added.
     `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long. `metrics_s`: of computing
-    metrics, twice. `first_step_s`: from the start of the command to the end of the first step. `link`: seconds of a
-    tiny all-reduce, and bytes per second of a large one.
+    metrics, twice. `first_step_s`: from the start of the command to the end of the first step.
     """
 
     groups: list[dict[str, float]]
@@ -66,7 +63,6 @@ class Measured:
     metrics_s: list[float]
     first_step_s: float
     ending_s: float
-    link: list[float] | None
     flops_per_token: float | None
     peak_flops_per_s: float | None
     parameters: int
@@ -142,7 +138,6 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
         groups.append(dict(loop.meter.step_seconds))
         memory.append(backend.peak_memory_bytes() or 0)
     loop.policy.finish()
-    link = _probe(backend) if backend.world_size > 1 else None
     evaluations = [_seconds_of_evaluation(loop, rows) for rows in job.evaluations]
     whole, metrics_s = _evaluate_all(loop, job.evaluations, evaluations)
     memory.append(backend.peak_memory_bytes() or 0)
@@ -150,8 +145,10 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
     started = time.perf_counter()
     known, _ = measure_utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
+    model = loop.sharded.whole() if loop.sharded is not None else loop.model
     if backend.rank == 0:
-        loop.recipe.save(loop.model, loop.prepared, job.folder / "model")
+        assert model is not None  # as on worker 0
+        loop.recipe.save(model, loop.prepared, job.folder / "model")
         shutil.rmtree(job.folder / "model")
     per_sample = known.get("flops_per_sample")
     assert loop.first_step_at is not None
@@ -165,7 +162,6 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
         metrics_s=metrics_s,
         first_step_s=loop.first_step_at - job.started_at,
         ending_s=time.perf_counter() - started,
-        link=link,
         flops_per_token=per_sample
         and per_sample / float(_lengths(loop.prepared.train)[loop.order.epoch_permutation(0)].mean()),
         peak_flops_per_s=known.get("peak_flops_per_s"),
@@ -185,17 +181,6 @@ def _gradient_memory(loop: Loop) -> int:
 
 def _lengths(table: Table) -> np.ndarray:
     return np.asarray(table.column("length"))
-
-
-def _probe(backend: Backend) -> list[float]:
-    """Seconds of a tiny all-reduce, and bytes per second of a large one; medians."""
-
-    def seconds(elements: int, times: int) -> float:
-        tensor = torch.zeros(elements, device=backend.device)
-        taken = [backend.start_all_reduce([tensor], async_op=False)() or 0.0 for _ in range(times + 1)]
-        return float(np.median(taken[1:]))
-
-    return [seconds(1, _TINY_TIMES), 4 * _LARGE / seconds(_LARGE, _LARGE_TIMES)]
 
 
 def _seconds_of_evaluation(loop: Loop, rows: Sequence[int]) -> float:

@@ -15,11 +15,8 @@ from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.schema import Adapter, Config, Sync
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
+from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, worst
 from runner.plan.schedule import lr_multiplier
-
-#: The best level that a run can have when a property differs from the baseline's.
-_IDENTICAL, _EQUIVALENT, _COMPARABLE, NOT_COMPARABLE = "identical", "equivalent", "comparable", "not comparable"
-_LEVELS = (_IDENTICAL, _EQUIVALENT, _COMPARABLE, NOT_COMPARABLE)
 
 #: In a checkpoint's identity: what computed.
 PROCESSOR = "processor"
@@ -95,7 +92,7 @@ class Segment:
             return self
         # Other code is not surely equivalent; another processor rounds differently.
         only_processor = all(name.startswith(PROCESSOR) for name in changed)
-        level = max(self.level, _EQUIVALENT if only_processor else _COMPARABLE, key=_LEVELS.index)
+        level = worst((self.level, EQUIVALENT if only_processor else COMPARABLE), IDENTICAL)
         return dataclasses.replace(self, level=level, differs=(*self.differs, *changed))
 
     def split(self, after_step: int, accumulation_steps: int) -> tuple[Segment, Segment]:
@@ -104,7 +101,7 @@ class Segment:
             self,
             after_step=after_step,
             accumulation_steps=accumulation_steps,
-            level=max(self.level, _EQUIVALENT, key=_LEVELS.index),
+            level=worst((self.level, EQUIVALENT), IDENTICAL),
             differs=tuple(dict.fromkeys((*self.differs, "accumulation_steps"))),
         )
         return dataclasses.replace(self, until_step=after_step), then
@@ -190,7 +187,7 @@ def _certificate(properties: tuple[CertifiedProperty, ...], segments: tuple[Segm
 def worst_level(levels: Sequence[str], properties: Sequence[CertifiedProperty]) -> str:
     """The level of a certificate with these `properties`, given what its differences and its segments allow."""
     by_shards = any(p.name == "summation" and p.value == p.baseline != _BY_WORKER for p in properties)
-    return max(levels, key=_LEVELS.index, default=_IDENTICAL if by_shards else _EQUIVALENT)
+    return worst(levels, IDENTICAL if by_shards else EQUIVALENT)
 
 
 def _ratio(value: Any, baseline: Any) -> str:
@@ -394,7 +391,7 @@ class _Row:
         same_bits = (
             self.only_sums and setup.config.equivalence.is_identical and baseline.config.equivalence.is_identical
         )
-        allows = _IDENTICAL if same_bits else self.allows
+        allows = IDENTICAL if same_bits else self.allows
         if compared(setup) == compared(baseline):
             return CertifiedProperty(self.name, value, reference, True, allows, "", "")
         change = self.change(setup, baseline) if self.change else _ratio(value, reference)
@@ -408,26 +405,26 @@ _NO_EFFECT = "none: the same bits"
 _ROWS = (
     _Row("recipe", _recipe, NOT_COMPARABLE, "a different model or different data"),
     _Row("adapter", _adapter, NOT_COMPARABLE, "other weights are trained"),
-    _Row("global_batch", lambda s: s.plan.global_batch, _COMPARABLE, _batch_effect),
+    _Row("global_batch", lambda s: s.plan.global_batch, COMPARABLE, _batch_effect),
     _Row("samples_seen", lambda s: s.plan.total_samples, NOT_COMPARABLE, "more or less training"),
-    _Row("data_order", _data_order, _COMPARABLE, "global batches contain different samples"),
-    _Row("batch_statistics", _batch_statistics, _COMPARABLE, "activations are normalised over different samples"),
-    _Row("loss_normalisation", _loss, _COMPARABLE, "samples on workers with fewer labels get a larger weight"),
+    _Row("data_order", _data_order, COMPARABLE, "global batches contain different samples"),
+    _Row("batch_statistics", _batch_statistics, COMPARABLE, "activations are normalised over different samples"),
+    _Row("loss_normalisation", _loss, COMPARABLE, "samples on workers with fewer labels get a larger weight"),
     _Row(
         "learning_rate",
         lambda s: s.plan.lr,
-        _COMPARABLE,
+        COMPARABLE,
         "a different step size at the same sample",
         _lr_curve,
         _lr_change,
     ),
-    _Row("schedule", _schedule, _COMPARABLE, "the learning rate follows a different curve"),
+    _Row("schedule", _schedule, COMPARABLE, "the learning rate follows a different curve"),
     _Row("optimizer", _optimizer, NOT_COMPARABLE, "a different update rule"),
     _Row("clipping", _clipping, NOT_COMPARABLE, "gradients are clipped differently"),
-    _Row("clipping_scope", _clipping_scope, _COMPARABLE, "each worker clips its local gradient"),
+    _Row("clipping_scope", _clipping_scope, COMPARABLE, "each worker clips its local gradient"),
     _Row("evaluation", _evaluation, NOT_COMPARABLE, "different weights are evaluated, or by another metric"),
-    _Row("sync", _sync, _COMPARABLE, "replicas diverge between synchronisations"),
-    _Row("wire", _wire, _COMPARABLE, "exchanged updates are rounded"),
+    _Row("sync", _sync, COMPARABLE, "replicas diverge between synchronisations"),
+    _Row("wire", _wire, COMPARABLE, "exchanged updates are rounded"),
     _Row(
         "seed",
         lambda s: s.config.seed,
@@ -435,29 +432,29 @@ _ROWS = (
         "different initial weights, data order and dropout",
         change=lambda *_: "",
     ),
-    _Row("dropout", _dropout, _COMPARABLE, "different units are dropped"),
-    _Row("precision", lambda s: s.config.precision.name.name, _COMPARABLE, "different rounding"),
-    _Row("gathered_weights", _gathered, _COMPARABLE, "all weights are rounded before they are used"),
-    _Row("compile", lambda s: s.config.compile, _COMPARABLE, "fused kernels round differently"),
+    _Row("dropout", _dropout, COMPARABLE, "different units are dropped"),
+    _Row("precision", lambda s: s.config.precision.name.name, COMPARABLE, "different rounding"),
+    _Row("gathered_weights", _gathered, COMPARABLE, "all weights are rounded before they are used"),
+    _Row("compile", lambda s: s.config.compile, COMPARABLE, "fused kernels round differently"),
     _Row(
         "gradient_checkpointing",
         lambda s: s.config.gradient_checkpointing,
-        _COMPARABLE,
+        COMPARABLE,
         "activations are recomputed in the backward pass",
     ),
-    _Row("versions", _versions, _COMPARABLE, "kernels and defaults may differ"),
-    _Row("summation", _summation, _EQUIVALENT, _ORDER_OF_SUMS),
-    _Row("evaluation_batches", _evaluation_batches, _EQUIVALENT, "last bits of predictions differ"),
-    _Row("world_size", lambda s: s.plan.world_size, _EQUIVALENT, _ORDER_OF_SUMS, only_sums=True),
-    _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, _EQUIVALENT, _ORDER_OF_SUMS, only_sums=True),
-    _Row("padding", _padding, _EQUIVALENT, _ORDER_OF_SUMS),
-    _Row("sharding", lambda s: s.config.sharding.kind.name, _EQUIVALENT, _ORDER_OF_SUMS),
-    _Row("device", lambda s: s.device_type, _EQUIVALENT, "different kernels: last bits differ"),
-    _Row("processor", lambda s: s.processor, _EQUIVALENT, "different kernels: last bits differ"),
+    _Row("versions", _versions, COMPARABLE, "kernels and defaults may differ"),
+    _Row("summation", _summation, EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("evaluation_batches", _evaluation_batches, EQUIVALENT, "last bits of predictions differ"),
+    _Row("world_size", lambda s: s.plan.world_size, EQUIVALENT, _ORDER_OF_SUMS, only_sums=True),
+    _Row("accumulation_steps", lambda s: s.plan.accumulation_steps, EQUIVALENT, _ORDER_OF_SUMS, only_sums=True),
+    _Row("padding", _padding, EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("sharding", lambda s: s.config.sharding.kind.name, EQUIVALENT, _ORDER_OF_SUMS),
+    _Row("device", lambda s: s.device_type, EQUIVALENT, "different kernels: last bits differ"),
+    _Row("processor", lambda s: s.processor, EQUIVALENT, "different kernels: last bits differ"),
     _Row(
         "rehearsed",
         lambda s: s.rehearsed,
-        _EQUIVALENT,
+        EQUIVALENT,
         "kernels of another device than the named one",
         only_sums=True,  # the baseline has the same kernels
     ),

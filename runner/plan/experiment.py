@@ -87,6 +87,7 @@ class Experiment:
     def _digest(self, *parts: Any) -> str:
         config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
+        config["device"] = {**config["device"], "file": None}  # what it says is among the other settings
         content = json.dumps([config, self.placement.label, self.facts.digest, *parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

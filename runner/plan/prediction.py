@@ -30,14 +30,6 @@ _FITS = 0.9
 
 
 @dataclass(frozen=True)
-class Link:
-    """An all-reduce between the workers: seconds of a tiny one, and bytes per second of a large one."""
-
-    latency_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class Measurement:
     """What some real optimizer steps of a setup's workers have cost.
 
@@ -71,7 +63,6 @@ class Measurement:
     evaluation_memory: float
     error: float
     oversubscription: float = 1.0
-    link: Link | None = None
     flops_per_token: float | None = None
     peak_flops_per_s: float | None = None
     parameters: int | None = None

@@ -15,25 +15,15 @@ from rich.markup import escape
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.measure.predicted import prediction_metrics, scored
-from runner.plan.certificate import NOT_COMPARABLE, after_stopping, after_training, ended_at, split_at, with_segments
+from runner.plan.certificate import after_stopping, after_training, ended_at, split_at, with_segments
 from runner.plan.experiment import Experiment, baseline_of
+from runner.plan.levels import NOT_COMPARABLE
 from runner.run.summary import FAILED, Role, failure_of, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
+from runner.speed.run_numbers import Restarts
 from runner.track.description import NOTE_TAG, run_description
 from runner.track.tracker import Tracker
 from runner.train.result import RunResult
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """Of the workers of one command, described in `sentences`.
-
-    `earlier_s`: seconds until the last of them. `lost_s`: of these, the ones whose work no checkpoint kept.
-    """
-
-    sentences: tuple[str, ...] = ()
-    earlier_s: float = 0.0
-    lost_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +52,7 @@ class RunCloser:
         summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts.sentences)
         if failure is not None:
             summary |= failure_of(failure)
-        wall_s, restarts = summary["wall_s"], self.restarts
-        summary |= speed_of(
-            experiment, result, wall_s, self.folder, self.role.at_once, restarts.earlier_s, restarts.lost_s
-        )
+        summary |= speed_of(experiment, result, summary["wall_s"], self.folder, self.role.at_once, self.restarts)
         summary["prediction"] = scored(experiment, summary, self.started_at)
         if not _ledger_is_sound(self.folder):
             summary["certificate"] = NOT_COMPARABLE

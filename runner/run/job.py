@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -16,6 +17,7 @@ from rich.markup import escape
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import RESUME, HydraOptions
+from runner.config.compose import parsed
 from runner.config.plain import to_plain
 from runner.config.schema import Tracking
 from runner.errors import Diverged, OutOfMemory, Preempted
@@ -30,11 +32,12 @@ from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.earlier import summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import environments
-from runner.run.finish import Restarts, RunCloser
+from runner.run.finish import RunCloser
 from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.resume import Resumption, changes_execution, prepare_resume, restarted, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
+from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker, warn
@@ -89,7 +92,7 @@ def run_single(
                 note_failure(folder, error)
             if (saved := saved_folders(folder)) or isinstance(error, KeyboardInterrupt):
                 what = f"saved after step {int(saved[0].name.rpartition('-')[2]):,}" if saved else "nothing was saved"
-                again = f"to {'resume' if saved else 'start again'}: python -m runner {RESUME}={folder}"
+                again = f"to {'resume' if saved else 'start again'}: python -m runner {quote(f'{RESUME}={folder}')}"
                 console.print(escape(f"{what}; {again}"), soft_wrap=True)
             raise
     console.print("\n".join(finished.how_to_open), soft_wrap=True, markup=False)
@@ -99,7 +102,7 @@ def run_single(
 def _run_of_this_torchrun(overrides: Sequence[str]) -> Path | None:
     """The folder of the run that torchrun has started before, if a worker has failed or a host has come or gone."""
     folders = [path.parent for path in Path("outputs").glob("*/*/config.yaml")]
-    folders += [Path(value) for key, _, value in (one.partition("=") for one in overrides) if key == "hydra.run.dir"]
+    folders += [Path(str(one.value())) for one in parsed(overrides) if one.key_or_group == "hydra.run.dir"]
     ours = (folder for folder in folders if belongs_to_this_torchrun(folder) and (folder / "config.yaml").exists())
     return next(ours, None)
 

@@ -35,7 +35,7 @@ from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
-from runner.track.secrets import MASK, masked, masked_keys, names_a_secret
+from runner.track.secrets import is_masked, masked, masked_keys, names_a_secret
 from runner.track.store import check_tracking
 from runner.train.build import CODE, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, set_aside, sync_digest
@@ -46,6 +46,8 @@ _SHOWN = 3
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
 _GROUPS = ("device", "accumulation", "precision", "sync", "sharding", "checkpoint", "launch", "profile", "tracking")
+#: Of these groups, what the run has given to its tracking store at its start.
+_GIVEN = ("tracking.experiment", "tracking.run_name")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("nonfinite_steps", "cache_dir", "trusted_packages"),
@@ -199,7 +201,7 @@ def may_change(override: str) -> bool:
     key = parsed_override.get_key_element().lstrip("+~")
     if parsed_override.is_delete() or parsed_override.is_add() or parsed_override.is_sweep_override():
         return False
-    return key in _SETTINGS or key.partition(".")[0] in _GROUPS
+    return key in _SETTINGS or (key.partition(".")[0] in _GROUPS and key not in _GIVEN)
 
 
 def changes_execution(override: str) -> bool:
@@ -219,7 +221,8 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
         if not may_change(override) and _key(override) not in secret:
             raise UserError(
                 f"{override} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
-                f"and can change only {', '.join((*_GROUPS, *_SETTINGS))}; leave it out, or start a new run"
+                f"and can change only {', '.join((*_GROUPS, *_SETTINGS))} (without {' and '.join(_GIVEN)}); "
+                "leave it out, or start a new run"
             )
     if withheld := sorted(secret.difference(map(_key, overrides))):
         raise UserError(f"{RESUME}={folder} was saved without the value of {withheld[0]}: add {withheld[0]}=VALUE")
@@ -247,7 +250,7 @@ def _tracking(tracking: Tracking, folder: Path) -> Tracking:
     store, environment = RunCard.read(folder).store, os.environ.get("MLFLOW_TRACKING_URI")
     if store is None or (environment is not None and store == masked(environment)):
         return tracking
-    if MASK in store:
+    if is_masked(store):
         raise UserError(f"tracking.uri={store} was given with credentials: put the address into MLFLOW_TRACKING_URI")
     return dataclasses.replace(tracking, uri=store)
 
@@ -260,7 +263,7 @@ def _check(experiment: Experiment, folder: Path, saved: Saved) -> None:
             "started; restore them, or start a new run"
         )
     workers = experiment.plan.world_size
-    why = "had different weights when they were saved (sync.overlap or sync.policy=gradients)"
+    why = "had different weights when they were saved (sync.overlap, sync.fragments or sync.policy=gradients)"
     if workers != saved.workers and not saved.for_any_workers:
         raise UserError(
             f"device.workers={workers} is invalid: the run's {saved.workers} workers {why}; use {saved.workers}"

@@ -17,11 +17,12 @@ from runner.folder.files import started_ms
 from runner.plan.certificate import RunSetup
 from runner.plan.experiment import Experiment
 from runner.speed.diagnosis import diagnose
-from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead, flops_words
+from runner.speed.run_numbers import Baseline, Collectives, Restarts, RunNumbers, SamplesRead, flops_words
 from runner.train.result import RunResult
 
 #: Caches can make n workers a little more than n times as fast as one; beyond that the baseline was slowed down.
 _IMPLAUSIBLE = 1.1
+_NO_RESTARTS = Restarts()
 
 
 def speed_key(setup: RunSetup, machine: str) -> str:
@@ -76,15 +77,13 @@ def speed_of(
     wall_s: float,
     folder: Path,
     jobs_at_once: int,
-    earlier_s: float = 0.0,
-    lost_s: float = 0.0,
+    restarts: Restarts = _NO_RESTARTS,
 ) -> dict[str, Any]:
     """The entries `speed_key`, `speed`, `diagnosis` and `diagnoses` of `summary.json`.
 
-    `wall_s`: seconds of the whole run. `jobs_at_once`: jobs of a sweep that share this machine. `earlier_s`: seconds
-    before its workers were last started again, `lost_s` of which without effect.
+    `wall_s`: seconds of the whole run. `jobs_at_once`: jobs of a sweep that share this machine.
     """
-    numbers = _numbers(experiment, result, folder, jobs_at_once, wall_s, earlier_s, lost_s)
+    numbers = _numbers(experiment, result, wall_s, folder, jobs_at_once, restarts)
     key = None
     if result.machine is not None:
         key, one_worker = (speed_key(setup, result.machine) for setup in (experiment.setup, experiment.one_worker))
@@ -109,11 +108,10 @@ def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, o
 def _numbers(
     experiment: Experiment,
     result: RunResult,
+    wall_s: float,
     folder: Path,
     jobs_at_once: int,
-    wall_s: float,
-    earlier_s: float,
-    lost_s: float,
+    restarts: Restarts,
 ) -> RunNumbers:
     config, plan, placement = experiment.config, experiment.plan, experiment.placement
     rate, compiled = result.samples_per_s, result.compilations
@@ -143,8 +141,8 @@ def _numbers(
         pads_to=str(pads_to) if pads_to not in (None, "none") else None,
         compiled=config.compile,
         wall_s=wall_s,
-        earlier_s=earlier_s,
-        lost_s=lost_s,
+        earlier_s=restarts.earlier_s,
+        lost_s=restarts.lost_s,
         training_s=training_s,
         first_step_s=result.first_step_s,
         evaluation_s=result.evaluation_s,

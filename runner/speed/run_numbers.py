@@ -18,6 +18,18 @@ def flops_words(per_s: float) -> str:
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """Of the workers of one command, described in `sentences`.
+
+    `earlier_s`: seconds until the last of them. `lost_s`: of these, the ones whose work no checkpoint kept.
+    """
+
+    sentences: tuple[str, ...] = ()
+    earlier_s: float = 0.0
+    lost_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class SamplesRead:
     """Samples read in one epoch, or in the trained part of it, over all workers. `expected`: as planned."""
 

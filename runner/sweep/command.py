@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -38,7 +39,7 @@ EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 class SweepRequest:
     """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one.
 
-    `predicted_s`: of all jobs; None if one of them was not measured.
+    `predicted_s`: of all jobs; None if one of them was not measured, or some have finished.
     """
 
     command: tuple[str, ...]
@@ -56,13 +57,13 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     """Run all jobs that are not finished; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
     handle_signals()
     console = Terminal(highlight=False)
-    parallel = at_once(request.hydra, request.grid.total)  # before anything is written: it may raise UserError
+    parallel = at_once(request.hydra, request.grid.total)
     request.folder.mkdir(parents=True, exist_ok=True)
     with sweep_lock(request.folder):
         mark_killed_jobs(request.folder)
         sweep, parent = _open(request, parallel)
         n = "jobs chosen by its sweeper" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
-        console.print(f"sweep [bold]{sweep.id}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
+        console.print(f"sweep [bold]{escape(sweep.id)}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
         if request.predicted_s is not None:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
             console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
@@ -75,7 +76,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
             status = FINISHED if complete else FAILED
         except KeyboardInterrupt:
             status = KILLED
-            console.print(f"to resume: the same command with [bold]{KEY}={sweep.id}[/]", soft_wrap=True)
+            console.print(f"to resume: the same command with [bold]{KEY}={escape(sweep.id)}[/]", soft_wrap=True)
             raise
         finally:
             if status != FINISHED and not sweep.in_process:
@@ -148,7 +149,7 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
     except Exception as error:  # noqa: BLE001 - database, network, disk: the jobs' results matter more
         warn(
             f"MLflow did not receive everything ({error_summary(error)}): "
-            f"python -m runner.track sync {os.path.relpath(folder)} sends what is missing"
+            f"python -m runner.track sync {quote(os.path.relpath(folder))} sends what is missing"
         )
 
 
@@ -159,7 +160,7 @@ def _report(sweep: Sweep, console: Console) -> int:
     total = len(states) if sweep.jobs is None else len(sweep.jobs)  # an optimizing sweeper may repeat a job
     not_started = total - len(states)
     console.print()
-    console.print(f"sweep [bold]{sweep.id}[/]: {escape(progress_line(states, total, sweep.at_once))}")
+    console.print(f"sweep [bold]{escape(sweep.id)}[/]: {escape(progress_line(states, total, sweep.at_once))}")
     if not not_started and not failed:
         return 0
     errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
@@ -182,5 +183,5 @@ def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
     try:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
     except Exception as error:  # noqa: BLE001 - the exit code is that of the jobs
-        repeat = f"python -m runner.compare {folder} repeats it"
+        repeat = f"python -m runner.compare {quote(folder)} repeats it"
         warn(f"the comparison is not complete ({masked(first_line(error))}): {repeat}")

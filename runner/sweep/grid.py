@@ -80,7 +80,9 @@ def sweeper_overrides(hydra: Any, goal: Goal, given: Sequence[str]) -> list[str]
 def at_once(hydra: Any, jobs: int | None) -> int:
     """How many jobs run in parallel on this machine, according to the launcher's settings. Raises UserError."""
     launcher = str(hydra.launcher["_target_"])
-    limit = jobs or available_cores()
+    # A sweeper may hand over its jobs a few at a time: Optuna's and the others have different names for that.
+    of_sweeper = [hydra.sweeper.get(name) for name in ("n_jobs", "max_batch_size")]
+    limit = min([jobs or available_cores(), *filter(None, of_sweeper)])
     if "joblib" in launcher:
         n_jobs = int(hydra.launcher.n_jobs)
         require(n_jobs != 0, "hydra.launcher.n_jobs", n_jobs, "use the number of parallel jobs, or -1 for one per core")

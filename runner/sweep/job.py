@@ -65,7 +65,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         )
     except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
         invalid = error
-    resumed = None if experiment is None else _interrupted(Path(sweep.folder), experiment)
+    resumed = None if experiment is None or invalid is not None else _interrupted(Path(sweep.folder), experiment)
     own_folder = resumed.folder if resumed is not None else free_folder(Path(hydra.runtime.output_dir))
     with _output(own_folder, sweep) as (folder, console), locked(folder):
         varied = sweep.varied_by(overrides)
@@ -82,9 +82,9 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             progress=lambda: sweep_progress(sweep),
         )
         try:
-            if experiment is None:
-                assert invalid is not None
+            if invalid is not None:
                 raise invalid
+            assert experiment is not None
             _check_not_obsolete(sweep, folder, job_name(overrides))
             if resumed is not None:
                 resumed.rewind(console)

@@ -77,7 +77,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
-        predicted_s=_predicted(experiments, parallel),
+        predicted_s=None if options.resumed else _predicted(experiments, parallel),
     )
 
 

@@ -25,8 +25,8 @@ from runner.folder.files import check_folder
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import Measuring, predicted, why_not
 from runner.measure.tables import gib, seconds_words
-from runner.plan.certificate import NOT_COMPARABLE
 from runner.plan.experiment import Experiment, foresee
+from runner.plan.levels import NOT_COMPARABLE
 from runner.plan.prediction import Prediction
 from runner.plan.tables import plain_table
 from runner.run.preflight import say_aside

@@ -144,12 +144,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobState]:
-    """For each job the attempt that finished, or else the last one. `jobs`: names to consider, None for all."""
+    """For each job the last attempt, but of those with the same settings and data the one that finished.
+
+    `jobs`: names to consider, None for all.
+    """
     by_name: dict[str, JobState] = {}
     for state in found:
         for name in state.names:
-            wanted = jobs is None or name in jobs
-            if wanted and (name not in by_name or by_name[name].status != FINISHED):
+            before = by_name.get(name)
+            counts = before is None or before.status != FINISHED or before.digest != state.digest
+            if counts and (jobs is None or name in jobs):
                 by_name[name] = state
     return list(by_name.values())
 

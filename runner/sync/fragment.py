@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from runner.backends import Backend
 from runner.sync.averaging import ALIGNMENT, VectorSum, WeightedAverage
 from runner.sync.optimizers import OuterSGD
 from runner.sync.protocol import LocalPhase
@@ -40,8 +41,8 @@ class Fragment:
         self,
         replica: Tensor,
         parts: Sequence[slice],
+        backend: Backend,
         make_sum: Callable[[Tensor], VectorSum],
-        make_average: Callable[[VectorSum], WeightedAverage],
         make_outer: Callable[[Tensor], OuterSGD] | None,
         accumulate: bool,
         in_place: bool,
@@ -64,7 +65,7 @@ class Fragment:
         self._outer = make_outer(self._common_parts[0]) if make_outer is not None else None
         self._accumulated = torch.zeros_like(self._common_parts[0]) if accumulate else None
         self._sum = make_sum(replica if in_place else replica.new_empty(sum(sizes)))
-        self._average = make_average(self._sum)
+        self._average = WeightedAverage(backend, self._sum, keeps_steps)
         self.phase = LocalPhase()
         #: The optimizer step after which the average in flight is applied; None: none is in flight.
         self.applied_after: int | None = None

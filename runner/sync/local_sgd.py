@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.config.choices import Compress
-from runner.sync.averaging import AllReduceSum, FlatTensors, VectorSum, WeightedAverage
+from runner.sync.averaging import AllReduceSum, FlatTensors, VectorSum
 from runner.sync.delay import Delay
 from runner.sync.fragment import Fragment, cut
 from runner.sync.optimizers import Moments, OuterSGD
@@ -75,8 +75,8 @@ class LocalSGD(SyncPolicy):
             Fragment(
                 replica,
                 own,
+                backend,
                 make_sum,
-                lambda vector_sum: WeightedAverage(backend, vector_sum, self.overlaps),
                 make_outer,
                 accumulate,
                 in_place,

@@ -119,14 +119,17 @@ def card_of(
 
 
 def continued(card: RunCard, folder: Path) -> RunCard:
-    """The card of a run that continues: the one in its folder, with the tags of the new `card`.
+    """The card of a run that continues: the one in its folder, with the tags and the store of the new `card`.
 
     A store does not let params change; they stay those of the start. Without a card in the folder it is the new one.
     """
     if not (folder / FILE_NAME).exists():
         return card
     open_again: dict[str, Any] = {"status": None, "ended": None, "last_tags": {}, "delivered": False}
-    return dataclasses.replace(RunCard.read(folder), tags=card.tags, store=card.store, **open_again)
+    before = RunCard.read(folder)
+    into_run = before.into_run if before.store == card.store else None
+    again = dataclasses.replace(before, into_run=into_run, **open_again)
+    return dataclasses.replace(again, tags=card.tags, store=card.store, log_model=card.log_model)
 
 
 def run_params(experiment: Experiment) -> dict[str, Any]:

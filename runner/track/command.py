@@ -19,7 +19,7 @@ from runner.folder.lock import is_locked
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
-from runner.track.secrets import masked
+from runner.track.secrets import is_masked, masked
 from runner.track.store import check_tracking, database_of, error_summary, experiment_page, store_of
 from runner.track.tracker import deliver_locally
 
@@ -32,8 +32,7 @@ def track(arguments: Sequence[str], console: Console) -> int:
 
 def _sync(options: Namespace, console: Console) -> int:
     failed = 0
-    given = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    folders = {folder: store_and_runs(folder, given) for folder in map(Path, options.folders)}
+    folders = {folder: store_and_runs(folder, options.tracking_uri) for folder in map(Path, options.folders)}
     for store in {store for store, _ in folders.values() if store is not None}:
         check_tracking(Tracking(mlflow=True, uri=store))
     for folder, (uri, runs) in folders.items():
@@ -77,10 +76,10 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Path]]:
-    """The store that the runs below a folder were logged to, and these runs; all of them if a store is given.
+    """The store for the runs below a folder, and these runs; all of them if a store is given.
 
-    Runs that were not logged to MLflow are sent to a given store only; None if only other trackers miss something.
-    Raises UserError.
+    Otherwise runs that were not logged to MLflow are left out, and the store is that of the environment, or else the
+    one that has them; None if only other trackers miss something. Raises UserError.
     """
     runs = runs_below(folder)
     if given:
@@ -99,16 +98,19 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Pa
     if not tracked:
         if any(card.undelivered for card in cards.values()):
             return None, []
-        raise UserError(f"{folder} was not tracked in MLflow: {fix}")
+        raise UserError(f"{folder} was not tracked in MLflow: choose a store with --tracking-uri")
+    tracked_or_invalid = [run for run in runs if run in tracked or run not in cards]
+    if environment := os.environ.get("MLFLOW_TRACKING_URI"):
+        return environment, tracked_or_invalid
     if len(set(tracked.values())) > 1:
         raise UserError(f"{folder} contains runs of several stores: {fix}")
     store = next(iter(tracked.values()))
     database = database_of(store)
     if database is not None and not database.exists():
         raise UserError(f"{folder} was logged to {store}, which does not exist: {fix}")
-    if "***@" in store or "=***" in store:
+    if is_masked(store):
         raise UserError(f"{folder} was logged to {store}, and credentials are not kept in its folder: {fix}")
-    return store, [run for run in runs if run in tracked or run not in cards]
+    return store, tracked_or_invalid
 
 
 def _ui(options: Namespace, console: Console) -> int:
@@ -179,7 +181,8 @@ def _parser() -> ArgumentParser:
         "sync", help="send metrics, files and status that are missing; nothing is sent twice", allow_abbrev=False
     )
     sync.add_argument("folders", nargs="+", metavar="FOLDER", help="of a run or a sweep, or one that contains them")
-    sync.add_argument("--tracking-uri", help="the store (default: the one that the runs were logged to)")
+    default = "MLFLOW_TRACKING_URI, else the one that the runs were logged to"
+    sync.add_argument("--tracking-uri", help=f"the store, also of runs that were not tracked (default: {default})")
     sync.add_argument("--killed", action="store_true", help="close runs that never ended as KILLED")
     ui = commands.add_parser("ui", help="serve MLflow's pages of these runs on this machine only", allow_abbrev=False)
     ui.add_argument("--tracking-uri", help="the store (default: outputs/mlflow.db below this folder)")

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from runner.track.secrets import names_a_secret
+from runner.track.secrets import masked, names_a_secret
 
 #: Groups and settings that other parts of a name show, or that do not change what is trained.
 _SHOWN_ELSEWHERE = re.compile(
@@ -66,7 +66,7 @@ def run_name(setup: str, recipe: Mapping[str, Any], varied: Collection[str], typ
 
 def short_value(value: str) -> str:
     """A value in few characters: a plain number, a path's last part that is not just `model`."""
-    value = re.sub(r"""['"\\]""", "", value)
+    value = masked(re.sub(r"""['"\\]""", "", value))
     try:
         return f"{float(value):.12g}"
     except ValueError:

@@ -28,6 +28,12 @@ def names_a_secret(key: str) -> bool:
     return _SECRET_KEY.search(key) is not None
 
 
+def masked_override(override: str) -> str:
+    """`override`, such as `recipe.api_key=…`, without the secret in it."""
+    key, _, _ = override.partition("=")
+    return f"{key}={MASK}" if names_a_secret(key.rpartition(".")[2]) else masked(override)
+
+
 def without_credentials(value: Any) -> Any:
     """A copy of JSON-like data with credentials masked: in URLs, and under keys that name a secret."""
     if isinstance(value, Mapping):
@@ -40,6 +46,11 @@ def without_credentials(value: Any) -> Any:
     return masked(value) if isinstance(value, str) else value
 
 
+def is_masked(text: str) -> bool:
+    """Whether a credential in `text` was masked, so that it cannot be used as it is."""
+    return text == MASK or f"{MASK}@" in text or f"={MASK}" in text
+
+
 def masked_keys(settings: Any, key: str = "") -> Iterator[str]:
     """The keys of plain settings, such as `recipe.api_key`, whose values were masked."""
     if isinstance(settings, Mapping):
@@ -48,5 +59,5 @@ def masked_keys(settings: Any, key: str = "") -> Iterator[str]:
     elif isinstance(settings, list):
         for value in settings:
             yield from masked_keys(value, key)
-    elif isinstance(settings, str) and (settings == MASK or f"{MASK}@" in settings or f"={MASK}" in settings):
+    elif isinstance(settings, str) and is_masked(settings):
         yield key

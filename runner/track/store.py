@@ -7,6 +7,7 @@ import http.client
 import importlib.util
 import os
 import re
+import ssl
 import sys
 import urllib.error
 import urllib.parse
@@ -126,6 +127,8 @@ def _check_server(uri: str, shown: str) -> None:
             ) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return  # MLflow may have settings for it, such as MLFLOW_TRACKING_SERVER_CERT_PATH
         raise UserError(f"{shown} does not answer ({reason}): {fix}") from error
 
 

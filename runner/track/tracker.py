@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 from runner.config.schema import Tracking
@@ -160,7 +161,7 @@ class Tracker:
         for sender in failed:
             warn(
                 f"{sender.destination.name} did not receive everything ({error_summary(sender.error)}); "
-                f"the run's folder has it: python -m runner.track sync {self._folder} sends what is missing"
+                f"the run's folder has it: python -m runner.track sync {quote(str(self._folder))} sends what is missing"
             )
         if self._local:
             missing = [name for name, sender in self._local.items() if sender in failed]

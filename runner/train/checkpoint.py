@@ -42,6 +42,8 @@ FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json
 _OTHERS_TIMEOUT_S = 300.0
 #: About how often workers ask each other whether to save. A collective of a few bytes in every step would be noticed.
 _AGREE_EVERY_S = 1.0
+#: Seconds between two signs of life while training waits for a save.
+_PROGRESS_EVERY_S = 1.0
 
 #: The tensors without whose values a checkpoint is worth nothing.
 _FINITE = ("/model/", "/optimizer/")
@@ -105,11 +107,15 @@ class Checkpoints:
         backend: Backend,
         identity: Mapping[str, str],
         preempted: Callable[[], bool] = lambda: False,
+        progress: Callable[[], object] = lambda: None,
     ) -> None:
-        """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end."""
+        """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end.
+
+        `progress`: called every second while training waits for a save.
+        """
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
-        self._backend, self._preempted = backend, preempted
+        self._backend, self._preempted, self._progress = backend, preempted, progress
         #: What the workers have asked each other for, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = self._agreed_at = time.monotonic()
@@ -187,9 +193,10 @@ class Checkpoints:
         """Wait until the save that is under way has ended."""
         while self._asked:
             self._asked.popleft()()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_PROGRESS_EVERY_S)
+            self._progress()
+        self._thread = None
 
     def warning(self) -> str | None:
         """One sentence if a checkpoint could not be written."""
@@ -201,6 +208,8 @@ class Checkpoints:
         step = manifest["step"]
         draft = self._folder / f".{_name(step)}"
         try:
+            if self._rank == 0:  # parts of an earlier save that failed take the room of this one
+                remove_drafts(self._folder.parent, before=step)
             self._write(draft, plain, tensors)
             if self._rank == 0:
                 self._complete(draft, manifest)
@@ -256,7 +265,6 @@ class Checkpoints:
         sync_folder(self._folder)
         for old in saved_folders(self._folder.parent)[self._config.keep :]:
             _remove(old)
-        remove_drafts(self._folder.parent, before=manifest["step"])
 
 
 class _OtherFailed(Exception):

@@ -52,7 +52,7 @@ LogMetrics = Callable[[int, dict[str, float]], None]
 _MAX_FAILURES = 10
 
 #: The parts of a loop that save and restore their own state; the model and the optimizer are saved besides.
-_STATEFUL = ("scaler", "learning_rate", "order", "policy", "ledger", "meter", "finite", "best")
+_STATEFUL = ("scaler", "order", "policy", "ledger", "meter", "finite", "best")
 
 
 class Loop:

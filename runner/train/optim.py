@@ -74,16 +74,3 @@ class LearningRate:
         for group in optimizer.param_groups:
             group["lr"] = lr
         return lr
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has to be equal for a run to continue; there is no state."""
-        return {
-            "peak": self._peak,
-            "total_samples": self._total,
-            "name": self._name,
-            "warmup_share": self._warmup_share,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state != self.state_dict():
-            raise ValueError(f"the saved schedule is {state}, this run's is {self.state_dict()}")

@@ -30,6 +30,7 @@ from runner.launch.signals import handle_signals
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.tables import certificate_table, plain_table
+from runner.track.secrets import masked_override
 from runner.train.build import Job
 from runner.verify.lockstep import frames_compared, run_launched
 from runner.verify.mismatch import Mismatch
@@ -86,7 +87,9 @@ def verify(arguments: Sequence[str], console: Console) -> int:
         result["finding"] = dataclasses.asdict(Mismatch(min(ends), "length", sentence))
     console.print(_report(result, time.time() - started_at))
     if options.json is not None:
-        content = {"common": options.common, "a": options.a, "b": options.b, "certificate": certificate.as_json()}
+        given = {name: " ".join(map(masked_override, _split(name, getattr(options, name)))) for name in ("a", "b")}
+        common = [masked_override(one) for one in options.common]
+        content = {"common": common, **given, "certificate": certificate.as_json()}
         options.json.write_text(strict_json({**content, **result}, indent=1))
     return EXIT_DIFFERENT if result["finding"] else EXIT_SAME
 

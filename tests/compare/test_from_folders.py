@@ -139,7 +139,7 @@ def test_a_run_that_diverged_leaves_its_setup_without_verdict(jobs: list[Path], 
 
 
 def test_optional_parts_may_be_missing(jobs: list[Path]) -> None:
-    """No certificate, no metrics, a half-written last line, too short to time, a diverged metric: still runs."""
+    """No certificate, no metrics, half a last line, too short to time, resumed, a diverged metric: still runs."""
     (jobs[0] / "certificate.json").unlink()
     (jobs[1] / "metrics.jsonl").unlink()
     with (jobs[2] / "metrics.jsonl").open("a") as file:
@@ -147,14 +147,10 @@ def test_optional_parts_may_be_missing(jobs: list[Path]) -> None:
     change(jobs[2], "summary.json", eval={"loss": math.nan})
     change(jobs[2], "certificate.json", withdrawn="the ledger is not sound")
     change(jobs[3], "summary.json", samples_per_s=None)
+    change(jobs[0], "summary.json", resumed_after=[2])
     a, b, c, d = read(*jobs).runs
-    assert (a.certificate, b.curve, c.withdrawn, d.seconds, d.phases) == (
-        None,
-        (),
-        "the ledger is not sound",
-        None,
-        None,
-    )
+    assert (a.certificate, b.curve, c.withdrawn, d.seconds) == (None, (), "the ledger is not sound", None)
+    assert [run.phases is None for run in (a, b, c, d)] == [True, False, False, True]
     assert len(c.curve) > 1
     assert math.isnan(c.metric)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from runner.config.choices import DeviceKind, PrecisionName
 from runner.config.compose import compose, settings
 from runner.config.schema import Config, Device, Precision
 from runner.errors import UserError
+from runner.plan.experiment import prepare
 from runner.plan.tables import accelerate_notes
 from tests.configured import configured
+from tests.replicas import TINY
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -117,6 +120,14 @@ def test_composed_with_choices_and_bundles() -> None:
     chosen = ["device=from_accelerate", f"device.file={write()}"]
     assert summary(settings(compose([*chosen, "setup=k4"]))) == ("gpu", 4, "bf16")
     assert summary(settings(compose(["precision=fp16", "setup=one", *chosen]))) == ("gpu", 1, "fp16")
+
+
+def test_the_place_of_the_file_does_not_make_another_setup(tmp_path: Path) -> None:
+    """A resumed run has none, and must be the same setup as the others."""
+    paths = (write(), str(shutil.copy(write(), tmp_path / "elsewhere.yaml")))
+    of_file = [["device=from_accelerate", f"device.file={path}"] for path in paths]
+    first, second = (prepare(configured([*TINY, *overrides])).setup_digest for overrides in of_file)
+    assert first == second
 
 
 def test_several_machines_get_their_torchrun_command(monkeypatch: pytest.MonkeyPatch) -> None:

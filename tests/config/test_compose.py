@@ -200,14 +200,15 @@ def test_runs_have_separate_folders() -> None:
     assert [cfg.hydra.run.dir[-4:] for cfg in composed] == [folder[-4:] for folder in folders]
 
 
-def test_config_dir(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mine", "für (uns), it's=1"])
+def test_config_dir(tmp_path: Path, name: str) -> None:
     """A folder given with --config-dir adds choices to a group, also to the suggestions for a misspelt name."""
-    (tmp_path / "device").mkdir()
-    (tmp_path / "device" / "workstation.yaml").write_text("kind: gpu\nworkers: 3\nrehearse: auto\n")
-    config = settings(compose(["device=workstation"], [str(tmp_path)]))
+    (tmp_path / name / "device").mkdir(parents=True)
+    (tmp_path / name / "device" / "workstation.yaml").write_text("kind: gpu\nworkers: 3\nrehearse: auto\n")
+    config = settings(compose(["device=workstation"], [str(tmp_path / name)]))
     assert (config.device.kind.name, config.device.workers) == ("gpu", 3)
     with pytest.raises(UserError, match="did you mean 'workstation'"):
-        compose(["device=workstatoin"], [str(tmp_path)])
+        compose(["device=workstatoin"], [str(tmp_path / name)])
     with pytest.raises(UserError, match="device=workstation is not a choice"):
         compose(["device=workstation"])
 

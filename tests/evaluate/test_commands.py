@@ -12,6 +12,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from transformers import (
     AutoConfig,
@@ -104,6 +105,20 @@ def test_a_sharded_model(trained: Path) -> None:
     overrides = ["device=cpu", "device.workers=3", "sharding=fsdp", "evaluation.micro_batch=2", "tracking=none"]
     assert cli.evaluate_main([str(trained), *overrides]) == 0
     assert read(result_of(trained), "summary.json")["eval"] == pytest.approx(read(trained, "summary.json")["eval"])
+
+
+def test_settings_that_its_training_could_not_have(trained: Path) -> None:
+    """A run with identical bits is evaluated with a sharded model."""
+    config = trained / "config.yaml"
+    before = config.read_text()
+    config.write_text(
+        yaml.safe_dump({**yaml.safe_load(before), "equivalence": {"mode": "identical", "shards": 8, "threads": 1}})
+    )
+    try:
+        summary = evaluated(trained, "sharding=fsdp", "tracking=none")
+        assert summary["eval"] == pytest.approx(read(trained, "summary.json")["eval"])
+    finally:
+        config.write_text(before)
 
 
 def test_predictions_in_the_order_of_samples(trained: Path, tmp_path: Path) -> None:

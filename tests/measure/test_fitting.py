@@ -9,7 +9,7 @@ import pytest
 
 from runner import cli
 from runner.data.cache import silent
-from runner.errors import UserError
+from runner.errors import OutOfMemory, UserError
 from runner.measure import fitting
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.store import load, measurement_path, save
@@ -89,6 +89,22 @@ def test_what_cannot_be_measured(overrides: list[str], why: str, tmp_path: Path)
     settings = [*SETTINGS, f"cache_dir={tmp_path}", "accumulation=fit", "device=cpu", *overrides]
     with pytest.raises(UserError, match=why):
         fit(prepare(configured(settings)))
+
+
+def test_a_size_that_did_not_fit_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[int, int]] = []
+
+    def measure(experiment: Experiment, rows: tuple[int, int], *_: object) -> Measurement:
+        measured.append(rows)
+        if rows[1] > 8:
+            raise OutOfMemory("no more")
+        return dataclasses.replace(MEASURED, rows=rows)
+
+    monkeypatch.setattr("runner.measure.predicted.measure", measure)
+    with_memory(monkeypatch, 1e9)
+    settings = [*SETTINGS, f"cache_dir={tmp_path}", "accumulation=fit", "device=cpu"]
+    assert fit(prepare(configured(settings)), measures=True).plan.micro_batch == 8
+    assert measured == [(6, 24), (3, 12), (2, 8)]
 
 
 def test_a_run_measures_what_it_needs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,13 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "setup", [["device=cpu"], ["device=cpu2"], ["device=cpu2", "sync.k=2", "accumulation.steps=2"]]
+    "setup",
+    [
+        ["device=cpu"],
+        ["device=cpu2", "sharding=fsdp"],
+        ["device=cpu2", "sync.k=2", "accumulation.steps=2", "sync.schedule=recorded", "sync.rounds=[3,2]"],
+        ["device=cpu", "sync.k=4", "sync.fragments=4", "sync.schedule=adaptive", "sync.drift_target=1"],
+    ],
 )
 def test_a_run_scores_its_prediction(
     setup: list[str], cache_dir: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -115,7 +121,6 @@ def test_a_run_scores_its_prediction(
     assert measurement is not None
     assert measurement.steps == 20
     assert (measurement.synchronisation_s > 0) is ("sync.k=2" in setup)
-    assert (measurement.link is not None) is ("device=cpu2" in setup)
     monkeypatch.setattr("runner.measure.predicted.measure", _not_again)
     assert cli.plan_main([*arguments, "measure=true"]) == 0
     capsys.readouterr()

@@ -14,7 +14,7 @@ import pytest
 from runner.backends import Compilations
 from runner.plan.experiment import Experiment, prepare
 from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of, utilization_words
-from runner.speed.run_numbers import Baseline
+from runner.speed.run_numbers import Baseline, Restarts
 from runner.train.result import RunResult
 from runner.train.tokens import Tokens
 from tests.configured import configured
@@ -199,7 +199,7 @@ def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
     # Two of the steps, of 24 samples, were trained by workers that were lost, and kept by a checkpoint.
     continued = dataclasses.replace(of, began_after=2)
-    restarted = speed_of(continued, RESULT, 13.0, tmp_path / "own", 1, earlier_s=3.0, lost_s=1.0)["speed"]
+    restarted = speed_of(continued, RESULT, 13.0, tmp_path / "own", 1, Restarts((), 3.0, 1.0))["speed"]
     assert restarted["restart_share"] == pytest.approx(1 / 13)
     assert 13 * restarted["ending_share"] == pytest.approx(10 * speed["ending_share"] + 48 / 150)
     names = ("scaling_efficiency", "padding_share", "model_flops_utilization", "tokens_per_s")

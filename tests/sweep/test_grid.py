@@ -76,30 +76,37 @@ SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 
 
 @pytest.mark.parametrize(
-    ("target", "n_jobs", "jobs", "parallel"),
+    ("target", "n_jobs", "sweeper", "jobs", "parallel"),
     [
-        (BASIC, None, 10, 1),
-        (JOBLIB, 2, 10, 2),
-        (JOBLIB, 20, 3, 3),  # no more than there are
-        (JOBLIB, -1, 10, 4),  # one for each core
-        (JOBLIB, -9, 10, 1),
-        (JOBLIB, 20, None, 4),  # their number is unknown
-        (LOCAL, None, 10, 10),
-        (SLURM, None, 10, 1),  # each on its own machine
+        (BASIC, None, {}, 10, 1),
+        (JOBLIB, 2, {"max_batch_size": None}, 10, 2),
+        (JOBLIB, 20, {}, 3, 3),  # no more than there are
+        (JOBLIB, -1, {}, 10, 4),  # one for each core
+        (JOBLIB, -9, {}, 10, 1),
+        (JOBLIB, 20, {}, None, 4),  # their number is unknown
+        (JOBLIB, -1, {"n_jobs": 2}, 10, 2),  # as many as Optuna asks for
+        (LOCAL, None, {"max_batch_size": 3}, 10, 3),
+        (LOCAL, None, {}, 10, 10),
+        (SLURM, None, {}, 10, 1),  # each on its own machine
     ],
 )
 def test_jobs_in_parallel(
-    target: str, n_jobs: int | None, jobs: int | None, parallel: int, monkeypatch: pytest.MonkeyPatch
+    target: str,
+    n_jobs: int | None,
+    sweeper: dict[str, int | None],
+    jobs: int | None,
+    parallel: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a machine with four cores."""
     monkeypatch.setattr(module, "available_cores", lambda: 4)
-    hydra = OmegaConf.create({"launcher": {"_target_": target, "n_jobs": n_jobs}})
+    hydra = OmegaConf.create({"launcher": {"_target_": target, "n_jobs": n_jobs}, "sweeper": sweeper})
     assert at_once(hydra, jobs) == parallel
     assert in_process(hydra) == (target == BASIC)
 
 
 def test_zero_parallel_jobs() -> None:
-    hydra = OmegaConf.create({"launcher": {"_target_": JOBLIB, "n_jobs": 0}})
+    hydra = OmegaConf.create({"launcher": {"_target_": JOBLIB, "n_jobs": 0}, "sweeper": {}})
     with pytest.raises(UserError, match=r"^hydra\.launcher\.n_jobs=0 "):
         at_once(hydra, 3)
 

@@ -52,16 +52,20 @@ def test_attempts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "counts"),
+    ("statuses", "digests", "counts"),
     [
-        (["FAILED", "FINISHED", "KILLED"], 1),
-        (["FINISHED", "RUNNING"], 0),
-        (["KILLED", "FAILED", "RUNNING"], 2),
+        (["FAILED", "FINISHED", "KILLED"], "aaa", 1),
+        (["FINISHED", "RUNNING"], "aa", 0),
+        (["KILLED", "FAILED", "RUNNING"], "aaa", 2),
+        (["FINISHED", "FAILED"], "ab", 1),  # its data have changed
     ],
 )
-def test_the_attempt_that_counts(statuses: list[str], counts: int) -> None:
+def test_the_attempt_that_counts(statuses: list[str], digests: str, counts: int) -> None:
     """The one that finished, or else the last."""
-    found = [JobState(Path(str(n)), ("seed=0",), "seed=0", float(n), status) for n, status in enumerate(statuses)]
+    found = [
+        JobState(Path(str(n)), ("seed=0",), "seed=0", float(n), status, digest)
+        for n, (status, digest) in enumerate(zip(statuses, digests, strict=True))
+    ]
     assert latest(found, None) == [found[counts]]
 
 

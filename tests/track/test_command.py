@@ -135,8 +135,8 @@ def test_an_untracked_run(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_environment_chooses_the_store(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line takes precedence."""
-    run_in(here / "run")
+    """For runs that were tracked. The command line takes precedence."""
+    run_in(here / "run", store=database("gone"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database("environment"))
     assert sync("run") == 0
     run_in(here / "second")

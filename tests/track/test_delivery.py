@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,14 +176,33 @@ def test_into_an_existing_run(uri: str, folder: Path) -> None:
     client = MlflowClient(uri)
     existing = client.create_run(client.create_experiment("theirs", artifact_location=folder.parent.as_uri()))
     MetricsLog(folder).write(1, {"train/loss": 1.0})
-    card(into_run=existing.info.run_id).mark_ended(folder, "FINISHED")
+    card(into_run=existing.info.run_id, store=uri).mark_ended(folder, "FINISHED")
     deliver(folder, uri)
     (run,) = runs(uri)
     assert (run.info.run_id, run.info.status) == (existing.info.run_id, "FINISHED")
     assert (run.data.params, run.data.metrics) == ({"seed": "0"}, {"train/loss": 1.0})
     assert client.get_experiment_by_name("mine") is None
     with pytest.raises(MlflowException):
-        Delivery(card(into_run="0" * 32), folder, uri).open()
+        Delivery(card(into_run="0" * 32, store=uri), folder, uri).open()
+
+
+def test_another_store_has_no_such_run(uri: str, folder: Path, tmp_path: Path) -> None:
+    """It gets a run of its own, if one was logged into an existing run of the first store."""
+    card(into_run="0" * 32, store="sqlite:///first.db").mark_ended(folder, "FINISHED")
+    deliver(folder, uri)
+    assert [run.info.run_name for run in runs(uri)] == ["a run"]
+
+
+def test_a_name_given_in_mlflow_stays(uri: str, folder: Path) -> None:
+    """Also when the run is resumed, by the second command of a process whose environment was restored."""
+    first = Delivery(card(), folder, uri)
+    first.begin()
+    MlflowClient(uri).update_run(first.run_id, status="FAILED", name="mine")
+    del os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]
+    Delivery(first.card, folder, uri, resumed=True).begin()
+    (run,) = runs(uri)
+    assert (run.info.run_name, run.info.status) == ("mine", "RUNNING")
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
 
 
 @pytest.mark.parametrize("log_model", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.track.secrets import masked, masked_keys, without_credentials
+from runner.track.secrets import masked, masked_keys, masked_override, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,11 @@ from runner.track.secrets import masked, masked_keys, without_credentials
 )
 def test_masked(text: str, expected: str) -> None:
     assert masked(text) == expected
+
+
+def test_overrides() -> None:
+    given = ("recipe.api_key=hunter2", "recipe.endpoint=http://me:pw@host", "seed=1")
+    assert [*map(masked_override, given)] == ["recipe.api_key=***", "recipe.endpoint=http://***@host", "seed=1"]
 
 
 @pytest.mark.parametrize("key", ["password", "secrets", "api_key", "apikey", "credential", "hf_token", "TOKEN"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import http.server
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from mlflow.tracking import MlflowClient
 
 from runner.config.compose import compose, settings
@@ -89,6 +95,22 @@ def test_a_server_without_mlflow(server: Server, status: int) -> None:
     server.status = status
     with pytest.raises(UserError, match=rf"^tracking\.uri=.* {status} .*tracking=none"):
         check(server.uri)
+
+
+def test_a_certificate_of_their_own_is_left_to_mlflow(server: Server, tmp_path: Path) -> None:
+    """Which has settings for it."""
+    key, day = ec.generate_private_key(ec.SECP256R1()), datetime.timedelta(days=1)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    pem += key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "server.pem").write_bytes(pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    check(server.uri.replace("http:", "https:"))
+    assert not server.requested
 
 
 def test_an_error_is_one_line_without_a_page() -> None:

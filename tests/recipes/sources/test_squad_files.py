@@ -39,6 +39,17 @@ def test_paragraphs_and_questions(tmp_path: Path) -> None:
     assert [question.context for question in read(tmp_path, content).train.questions] == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
+def test_patterns(tmp_path: Path) -> None:
+    """The articles of all files, in the order of their names."""
+    for number in (2, 1):
+        (tmp_path / f"part-{number}.json").write_text(json.dumps(zoo.content(10 * number, 5)))
+    evaluation = zoo.write(tmp_path)[1]
+    questions = SquadData(str(tmp_path / "part-*.json"), str(evaluation)).read().train.questions
+    one = SquadData(str(tmp_path / "part-1.json"), str(evaluation)).read().train.questions
+    assert len(questions) == 2 * len(one)
+    assert questions[: len(one)] == one
+
+
 def test_random_questions_only(tmp_path: Path) -> None:
     """In their order, with no other paragraphs than theirs."""
     every = read(tmp_path).train

@@ -476,6 +476,12 @@ def test_without_files_and_hub() -> None:
     assert not isinstance(caught.value, Unavailable)
 
 
+def test_pairs_by_position_need_that_of_the_label(tmp_path: Path) -> None:
+    (tmp_path / "mine.tsv").write_text("A dog ran.\tIt ran.\t1\n")
+    with pytest.raises(UserError, match=r"recipe\.data\.label_column=None.*position"):
+        TextFiles(str(tmp_path / "mine.tsv"), None, text_column=0, pair_column=1, columns=3).read()
+
+
 def test_texts_alone_where_columns_are_positions(tmp_path: Path) -> None:
     """A file to predict for, of a model trained on a table without a header."""
     (tmp_path / "mine.tsv").write_text("I went there.\nWent there I.\n")
