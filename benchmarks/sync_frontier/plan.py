@@ -72,12 +72,13 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """`on_a_link`: the name of the same setup in benchmarks/slow_link."""
+    """`on_a_link`: the name of the same setup in benchmarks/slow_link. `rate_of`: the setup whose rate it takes."""
 
     workers: int
     k: int
     on_a_link: str
     sync: tuple[str, ...] = ()
+    rate_of: str | None = None
 
     @property
     def overrides(self) -> list[str]:
@@ -86,12 +87,14 @@ class Setup:
 
 ONE = "one"
 _OVERLAP = ("sync.overlap=true", "sync.compress=bf16")
-#: By name. The learning rate is chosen for each, so it is not scaled.
+_INT8 = ("sync=streaming", "sync.compress=int8")
+#: By name. The learning rate is chosen for each, or for another setup, so it is not scaled.
 SETUPS = {
     ONE: Setup(1, 1, "one"),
     "k16": Setup(2, 16, "runner_k16"),
     "streaming_k16": Setup(2, 16, "runner_k16_streaming_bf16", ("sync=streaming",)),
-    "streaming_k16_int8": Setup(2, 16, "runner_k16_streaming_int8", ("sync=streaming", "sync.compress=int8")),
+    "streaming_k16_int8": Setup(2, 16, "runner_k16_streaming_int8", _INT8),
+    "streaming_k16_int8_rate_of_bf16": Setup(2, 16, "runner_k16_streaming_int8", _INT8, rate_of="streaming_k16"),
     "streaming_k4": Setup(2, 4, "runner_k4_streaming_bf16", ("sync=streaming",)),
     "overlap_k16": Setup(2, 16, "runner_k16_overlap_bf16", _OVERLAP),
     "ddp": Setup(2, 1, "runner_k1"),
@@ -148,6 +151,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
     """The learning rate with the best mean over the tuning seeds; None until all of them have run."""
+    setup = SETUPS[setup].rate_of or setup
     found: dict[float, list[float]] = {}
     for row in rows:
         ours = row["task"] == task.name and row["setup"] == setup and int(row["seed"]) in TUNING_SEEDS
@@ -176,7 +180,7 @@ def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str)
 def _wanted(task: Task, setups: Sequence[str], rates: Mapping[str, float | None]) -> Iterator[Job]:
     for name in setups:
         for lr in task.rates if rates[name] is None else ():
-            yield from (Job(task, name, lr, seed) for seed in TUNING_SEEDS)
+            yield from (Job(task, SETUPS[name].rate_of or name, lr, seed) for seed in TUNING_SEEDS)
     for seed in task.seeds:
         for name in setups:
             if (lr := rates[name]) is not None:

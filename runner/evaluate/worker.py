@@ -18,7 +18,7 @@ from runner.launch.local import Place
 from runner.launch.worker import store_of, told_to_parent
 from runner.train.build import WorkerJob, connect, prepare_data, to_device
 from runner.train.compilation import compile_model
-from runner.train.evaluate import predict
+from runner.train.evaluate import Predictor
 from runner.train.precision import Precision
 from runner.train.sharding import in_turn, mesh_of, shard
 
@@ -64,18 +64,18 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
     if config.compile:
         compile_model(model)
     started = time.perf_counter()
-    predictions = predict(
+    predictor = Predictor(
         recipe,
-        prepared,
         model,
         backend,
         precision,
         config.evaluation.micro_batch,
         config.device.length_buckets,
-        PhaseProgress(job.folder, "evaluating", "batches") if backend.rank == 0 else None,
         collective_forward=sharding.kind is not ShardingKind.none,
         same_batches=config.equivalence.is_identical,
     )
+    progress = PhaseProgress(job.folder, "evaluating", "batches") if backend.rank == 0 else None
+    predictions = predictor.predict(prepared, progress)
     if backend.rank != 0:
         return None
     assert predictions is not None  # nothing stops it

@@ -25,7 +25,6 @@ from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.train.build import Job, build_loop, connect, measure_utilisation
-from runner.train.evaluate import predict
 from runner.train.loop import Loop
 from runner.train.sharding import local
 
@@ -189,20 +188,9 @@ def _seconds_of_evaluation(loop: Loop, rows: Sequence[int]) -> float:
 
 
 def _predict(loop: Loop, prepared: Prepared) -> tuple[torch.Tensor, float]:
-    config = loop.config
     loop.backend.all_gather_object(None)  # the workers begin together
     started = time.perf_counter()
-    predictions = predict(
-        loop.recipe,
-        prepared,
-        loop.model,
-        loop.backend,
-        loop.precision,
-        config.evaluation.micro_batch,
-        config.device.length_buckets,
-        collective_forward=loop.policy.collective_forward,
-        same_batches=loop.plan.shards is not None,
-    )
+    predictions = loop.predictor.predict(prepared)
     assert predictions is not None  # nothing stops it
     return predictions, time.perf_counter() - started
 

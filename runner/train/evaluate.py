@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,105 +21,108 @@ from runner.train.precision import Precision
 _FETCHED_TOGETHER = 16
 
 
-def evaluate(
-    recipe: Recipe,
-    prepared: Prepared,
-    model: nn.Module,
-    backend: Backend,
-    precision: Precision,
-    micro_batch: int,
-    length_buckets: Sequence[int] | None,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    collective_forward: bool = False,
-    same_batches: bool = False,
-) -> dict[str, float] | None:
-    """The recipe's metrics over the evaluation part, the same on every worker. Arguments and None as of `predict`."""
-    predictions = predict(
-        *(recipe, prepared, model, backend, precision, micro_batch, length_buckets),
-        *(progress, stop, collective_forward, same_batches),
-    )
-    if predictions is None:
-        return None
-    metrics: dict[str, float] = backend.broadcast_object(
-        recipe.metrics(predictions, prepared.eval) if backend.rank == 0 else None
-    )
-    return metrics
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts with a model on all workers, each with micro-batches of at most this size.
 
-
-@torch.no_grad()
-def predict(
-    recipe: Recipe,
-    prepared: Prepared,
-    model: nn.Module,
-    backend: Backend,
-    precision: Precision,
-    micro_batch: int,
-    length_buckets: Sequence[int] | None,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    collective_forward: bool = False,
-    same_batches: bool = False,
-) -> Tensor | None:
-    """The recipe's predictions for the evaluation part in sample order, fp64 on the CPU of every worker. A collective.
-
-    `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if `stop()`
-    was true on a worker before one of them. `collective_forward`: whether all workers need the same number of forward
-    passes; `stop` has to have the same result on all of them then. `same_batches`: form batches first and deal
-    these, so that predictions have the same bits on any number of workers.
-
-    Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions are
-    put back into sample order, so that metrics do not depend on the number of workers.
+    `collective_forward`: whether all workers need the same number of forward passes. `same_batches`: form batches first
+    and deal these, so that predictions have the same bits on any number of workers.
     """
-    table = prepared.eval
-    lengths = np.asarray(table.column("length"))
-    by_length = np.argsort(lengths, kind="stable")
-    if same_batches:
-        micro_batches = _cut(by_length, micro_batch)[backend.rank :: backend.world_size]
-        mine = np.concatenate([by_length[:0], *micro_batches])
-    else:
-        mine = deal(by_length, backend.world_size, backend.rank)
-        micro_batch = min(micro_batch, -(-len(table) // backend.world_size))  # no worker has more
-        micro_batches = _cut(mine, micro_batch)
-    if collective_forward:  # fillers
-        most = -(-len(deal(by_length, backend.world_size, 0)) // micro_batch)
-        micro_batches += [np.zeros(0, dtype=np.int64)] * (most - len(micro_batches))
-    shapes = layout(lengths, micro_batch, length_buckets, backend.compiles)
 
-    was_training = model.training
-    model.eval()
-    parts: list[Tensor] = []
-    on_device: list[tuple[np.ndarray, Tensor]] = []
-    if progress is not None:
-        progress(0, len(micro_batches))
-    complete = True
-    for done, (ids, batch) in enumerate(backend.feed(batches(table, micro_batches, recipe, prepared, shapes)), 1):
-        if stop is not None and stop():
-            complete = False
-            break
-        with backend.forward_pass(), precision.autocast(), known_places(batch):
-            on_device.append((ids, recipe.predict(model, batch)))
-        backend.mark_step()
-        if len(on_device) == _FETCHED_TOGETHER:
-            parts += _fetch(on_device)
-            on_device = []
+    recipe: Recipe
+    model: nn.Module
+    backend: Backend
+    precision: Precision
+    micro_batch: int
+    length_buckets: Sequence[int] | None
+    collective_forward: bool
+    same_batches: bool
+
+    def evaluate(
+        self,
+        prepared: Prepared,
+        progress: Callable[[int, int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> dict[str, float] | None:
+        """The recipe's metrics over the evaluation part, the same on every worker. As `predict`."""
+        predictions = self.predict(prepared, progress, stop)
+        if predictions is None:
+            return None
+        metrics: dict[str, float] = self.backend.broadcast_object(
+            self.recipe.metrics(predictions, prepared.eval) if self.backend.rank == 0 else None
+        )
+        return metrics
+
+    @torch.no_grad()
+    def predict(
+        self,
+        prepared: Prepared,
+        progress: Callable[[int, int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Tensor | None:
+        """The recipe's predictions for the evaluation part in sample order, fp64 on every worker's CPU. A collective.
+
+        `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if
+        `stop()` was true on a worker before one of them; with `collective_forward` it must be the same on all.
+
+        Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions
+        are put back into sample order, so that metrics do not depend on the number of workers.
+        """
+        table, backend = prepared.eval, self.backend
+        lengths = np.asarray(table.column("length"))
+        mine, micro_batches, most_rows = self._dealt(np.argsort(lengths, kind="stable"))
+        shapes = layout(lengths, most_rows, self.length_buckets, backend.compiles)
+
+        was_training = self.model.training
+        self.model.eval()
+        parts: list[Tensor] = []
+        on_device: list[tuple[np.ndarray, Tensor]] = []
         if progress is not None:
-            progress(done, len(micro_batches))
-    parts += _fetch(on_device)
-    model.train(was_training)
+            progress(0, len(micro_batches))
+        complete = True
+        fed = backend.feed(batches(table, micro_batches, self.recipe, prepared, shapes))
+        for done, (ids, batch) in enumerate(fed, 1):
+            if stop is not None and stop():
+                complete = False
+                break
+            with backend.forward_pass(), self.precision.autocast(), known_places(batch):
+                on_device.append((ids, self.recipe.predict(self.model, batch)))
+            backend.mark_step()
+            if len(on_device) == _FETCHED_TOGETHER:
+                parts += _fetch(on_device)
+                on_device = []
+            if progress is not None:
+                progress(done, len(micro_batches))
+        parts += _fetch(on_device)
+        self.model.train(was_training)
 
-    orders, all_complete = zip(*backend.all_gather_object((torch.from_numpy(mine), complete)), strict=True)
-    if not all(all_complete):
-        return None
-    order = torch.cat(orders)
-    # A worker without samples contributes zero rows, and learns the shape of a row from rank 0.
-    shape = backend.broadcast_object(list(parts[0].shape[1:]) if parts else None)
-    own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)
-    gathered = torch.cat(backend.all_gather_object(own))
-    assert len(order) == len(table), (len(order), len(table))
-    predictions = torch.empty_like(gathered)
-    predictions[order] = gathered
-    return predictions
+        orders, all_complete = zip(*backend.all_gather_object((torch.from_numpy(mine), complete)), strict=True)
+        if not all(all_complete):
+            return None
+        order = torch.cat(orders)
+        # A worker without samples contributes zero rows, and learns the shape of a row from rank 0.
+        shape = backend.broadcast_object(list(parts[0].shape[1:]) if parts else None)
+        own = torch.cat(parts) if parts else torch.zeros((0, *shape), dtype=torch.float64)
+        gathered = torch.cat(backend.all_gather_object(own))
+        assert len(order) == len(table), (len(order), len(table))
+        predictions = torch.empty_like(gathered)
+        predictions[order] = gathered
+        return predictions
+
+    def _dealt(self, by_length: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], int]:
+        """This worker's samples, the same in micro-batches, and the size of these."""
+        rank, workers, rows = self.backend.rank, self.backend.world_size, self.micro_batch
+        if self.same_batches:
+            micro_batches = _cut(by_length, rows)[rank::workers]
+            mine = np.concatenate([by_length[:0], *micro_batches])
+        else:
+            mine = deal(by_length, workers, rank)
+            rows = min(rows, -(-len(by_length) // workers))  # no worker has more
+            micro_batches = _cut(mine, rows)
+        if self.collective_forward:  # fillers
+            most = -(-len(deal(by_length, workers, 0)) // rows)
+            micro_batches += [np.zeros(0, dtype=np.int64)] * (most - len(micro_batches))
+        return mine, micro_batches, rows
 
 
 def _cut(ids: np.ndarray, size: int) -> list[np.ndarray]:

@@ -34,7 +34,7 @@ from runner.train.adapter import changing_state, load_changing_state
 from runner.train.checkpoint import Checkpoints, restored
 from runner.train.compilation import CompilationWatch, compiled_by_torch
 from runner.train.early_stopping import BestTracker
-from runner.train.evaluate import evaluate
+from runner.train.evaluate import Predictor
 from runner.train.finite import FiniteNumbers
 from runner.train.ledger import Ledger, LedgerError
 from runner.train.optim import LearningRate
@@ -391,6 +391,20 @@ class Loop:
             self.synchronisations.append(metrics)
             self._log(record.step, _without_none({f"sync/{name}": value for name, value in metrics.items()}))
 
+    @property
+    def predictor(self) -> Predictor:
+        """For the weights that the model has."""
+        return Predictor(
+            self.recipe,
+            self.model,
+            self.backend,
+            self.precision,
+            self.config.evaluation.micro_batch,
+            self.config.device.length_buckets,
+            self.policy.collective_forward,
+            same_batches=self.plan.shards is not None,
+        )
+
     def _evaluate(self) -> None:
         self.meter.pause()
         on_host, on_device = random_state(), self.backend.random_state()
@@ -398,19 +412,7 @@ class Loop:
         enough = enough_for(f"to evaluate {size} samples at a time", "a smaller evaluation.micro_batch")
         with self.policy.common_weights(), enough:
             self.finite.require_weights(self._parameters, self.optimizer_step)
-            metrics = evaluate(
-                self.recipe,
-                self.prepared,
-                self.model,
-                self.backend,
-                self.precision,
-                size,
-                self.config.device.length_buckets,
-                self.eval_progress,
-                self._must_stop_evaluation,
-                self.policy.collective_forward,
-                same_batches=self.plan.shards is not None,
-            )
+            metrics = self.predictor.evaluate(self.prepared, self.eval_progress, self._must_stop_evaluation)
             if metrics is not None:
                 self.eval_metrics = metrics
                 self.best.update(self.optimizer_step, metrics, self.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 from runner.backends import Backend
 from runner.exact import exact_streams
 from runner.train.build import weights_digest
-from runner.train.evaluate import predict
 from runner.train.loop import Loop
 from tests.pool import WorkerPool
 from tests.replicas import make_loop, refusal
@@ -195,8 +195,7 @@ def test_a_buffer_that_changes_is_refused(pool: WorkerPool) -> None:
 def predictions(backend: Backend, overrides: list[str]) -> list[list[float]]:
     """Of 30 rows, as they are evaluated in batches of 7."""
     loop = make_loop(backend, overrides)
-    settings = (loop.recipe, loop.prepared, loop.model, backend, loop.precision, 7, None)
-    values = predict(*settings, same_batches=loop.plan.shards is not None)
+    values = dataclasses.replace(loop.predictor, micro_batch=7).predict(loop.prepared)
     assert values is not None
     return values.tolist()  # type: ignore[no-any-return]
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from runner.backends import Backend
-from runner.train.evaluate import evaluate
 from runner.train.ledger import as_json
 from runner.train.loop import Loop
 from tests.replicas import make_loop, weights_of
@@ -62,8 +61,7 @@ def logits(loop: Loop) -> torch.Tensor:
     recipe = loop.recipe
     object.__setattr__(recipe, "metrics", lambda predictions, table: seen.append(predictions) or {})
     try:
-        evaluation = loop.config.evaluation
-        evaluate(recipe, loop.prepared, loop.model, loop.backend, loop.precision, evaluation.micro_batch, None)
+        loop.predictor.evaluate(loop.prepared)
     finally:
         object.__delattr__(recipe, "metrics")
     return seen[0] if seen else torch.zeros(0)
