@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,7 +21,7 @@ from runner.launch.signals import handle_signals, signals_ignored
 from runner.measure.tables import seconds_words
 from runner.run.progress import Background
 from runner.run.summary import FAILED, FINISHED, KILLED
-from runner.sweep.grid import Grid, at_once, in_process
+from runner.sweep.grid import Grid, Launcher
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
 from runner.sweep.progress import monitor_jobs, progress_line
@@ -44,7 +43,7 @@ class SweepRequest:
 
     command: tuple[str, ...]
     grid: Grid
-    hydra: Any
+    launcher: Launcher
     tracking: Tracking
     evaluation: Evaluation
     recipe: str
@@ -57,11 +56,10 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     """Run all jobs that are not finished; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
     handle_signals()
     console = Terminal(highlight=False)
-    parallel = at_once(request.hydra, request.grid.total)
     request.folder.mkdir(parents=True, exist_ok=True)
     with sweep_lock(request.folder):
         mark_killed_jobs(request.folder)
-        sweep, parent = _open(request, parallel)
+        sweep, parent = _open(request)
         n = "jobs chosen by its sweeper" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
         console.print(f"sweep [bold]{escape(sweep.id)}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
         if request.predicted_s is not None:
@@ -92,7 +90,7 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     return code
 
 
-def _open(request: SweepRequest, parallel: int) -> tuple[Sweep, ParentRun | None]:
+def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
     grid = request.grid
     card = parent_card(request.tracking, request.folder, request.recipe, grid.varied, request.evaluation.metric)
@@ -102,8 +100,8 @@ def _open(request: SweepRequest, parallel: int) -> tuple[Sweep, ParentRun | None
         varied=grid.varied,
         jobs=grid.jobs,
         total=grid.total,
-        at_once=parallel,
-        in_process=in_process(request.hydra),
+        at_once=request.launcher.at_once,
+        in_process=request.launcher.in_process,
         key=card.key if uri is not None else None,
         started_at=request.started_at,
     )

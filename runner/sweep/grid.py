@@ -77,25 +77,31 @@ def sweeper_overrides(hydra: Any, goal: Goal, given: Sequence[str]) -> list[str]
     return found
 
 
-def at_once(hydra: Any, jobs: int | None) -> int:
-    """How many jobs run in parallel on this machine, according to the launcher's settings. Raises UserError."""
-    launcher = str(hydra.launcher["_target_"])
+@dataclass(frozen=True)
+class Launcher:
+    """Where a sweep's jobs run: `at_once` of them in parallel.
+
+    `here`: on this machine, and not, as Slurm does, where data and devices may differ. `in_process`: in the command's
+    process.
+    """
+
+    at_once: int
+    here: bool
+    in_process: bool
+
+
+def launcher_of(hydra: Any, jobs: int | None) -> Launcher:
+    """The launcher of Hydra's configuration node, for so many jobs, None if unknown. Raises UserError."""
+    target = str(hydra.launcher["_target_"])
     # A sweeper may hand over its jobs a few at a time: Optuna's and the others have different names for that.
     of_sweeper = [hydra.sweeper.get(name) for name in ("n_jobs", "max_batch_size")]
     limit = min([jobs or available_cores(), *filter(None, of_sweeper)])
-    if "joblib" in launcher:
+    if "joblib" in target:
         n_jobs = int(hydra.launcher.n_jobs)
         require(n_jobs != 0, "hydra.launcher.n_jobs", n_jobs, "use the number of parallel jobs, or -1 for one per core")
-        return max(1, min(limit, n_jobs if n_jobs > 0 else available_cores() + 1 + n_jobs))
-    return limit if launcher.endswith(_LOCAL) else 1  # it starts all jobs
-
-
-def on_this_machine(hydra: Any) -> bool:
-    """Whether the launcher runs jobs on this machine, and not, as Slurm does, where data and devices may differ."""
-    launcher = str(hydra.launcher["_target_"])
-    return in_process(hydra) or "joblib" in launcher or launcher.endswith(_LOCAL)
-
-
-def in_process(hydra: Any) -> bool:
-    """Whether the launcher runs jobs in the command's process."""
-    return str(hydra.launcher["_target_"]).endswith(".BasicLauncher")
+        at_once = max(1, min(limit, n_jobs if n_jobs > 0 else available_cores() + 1 + n_jobs))
+        return Launcher(at_once, here=True, in_process=False)
+    if target.endswith(_LOCAL):  # it starts all jobs
+        return Launcher(limit, here=True, in_process=False)
+    in_process = target.endswith(".BasicLauncher")
+    return Launcher(1, here=in_process, in_process=in_process)

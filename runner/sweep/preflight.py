@@ -23,7 +23,7 @@ from runner.measure.predicted import predicted
 from runner.plan.experiment import Experiment, prepare
 from runner.run.preflight import reading_data, say_aside
 from runner.sweep.command import SweepRequest
-from runner.sweep.grid import Grid, at_once, grid_of, on_this_machine, sweeper_overrides
+from runner.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
 from runner.sweep.resume import find_sweep
 from runner.sweep.sweep import FILE_NAME as SWEEP_FILE
 from runner.track.secrets import masked, names_a_secret
@@ -66,18 +66,18 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
     with reading_data() as progress:
-        here, parallel = on_this_machine(hydra), at_once(hydra, grid.total)
-        experiments = _checked_jobs(grid, composed, here, parallel, started, progress)
+        launcher = launcher_of(hydra, grid.total)
+        experiments = _checked_jobs(grid, composed, launcher, started, progress)
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
-        hydra=hydra,
+        launcher=launcher,
         tracking=config.tracking,
         evaluation=config.evaluation,
         recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
-        predicted_s=None if options.resumed else _predicted(experiments, parallel),
+        predicted_s=None if options.resumed else _predicted(experiments, launcher.at_once),
     )
 
 
@@ -93,13 +93,12 @@ def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None
 
 
 def _checked_jobs(
-    grid: Grid, composed: Callable[..., DictConfig], here: bool, parallel: int, started: float, progress: Progress
+    grid: Grid, composed: Callable[..., DictConfig], launcher: Launcher, started: float, progress: Progress
 ) -> Sequence[Experiment]:
     """The experiments of a grid's jobs, any seed for those that differ in the seed only; none if they run elsewhere.
 
-    `composed`: the configuration for some overrides. `here`: the jobs' data and devices are this machine's, on which
-    `parallel` of them run at once. `started`: when the command began, on the monotonic clock. Raises UserError if one
-    cannot run.
+    `composed`: the configuration for some overrides. `started`: when the command began, on the monotonic clock. Raises
+    UserError if one cannot run.
     """
     checked: list[tuple[Config, Experiment]] = []
     experiments: list[Experiment] = []
@@ -107,13 +106,13 @@ def _checked_jobs(
         try:
             config = settings(composed(*job))
             any_seed = dataclasses.replace(config, seed=0)
-            if not here:
+            if not launcher.here:
                 continue
             known = next((experiment for other, experiment in checked if other == any_seed), None)
             if known is None:
                 # Here, a measurement is not disturbed by other jobs.
                 known = with_fitting_micro_batches(
-                    prepare(config, progress), started, progress, say_aside, jobs_at_once=parallel
+                    prepare(config, progress), started, progress, say_aside, jobs_at_once=launcher.at_once
                 )
                 checked.append((any_seed, known))
             experiments.append(known)

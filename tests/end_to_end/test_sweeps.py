@@ -20,6 +20,7 @@ from runner.config.compose import compose
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
 from runner.sweep import command
+from runner.sweep.grid import Launcher
 from runner.sweep.preflight import prepare_sweep
 from runner.track.delivery import stored_key
 from tests import processes, runs
@@ -176,7 +177,8 @@ def test_job_with_invalid_settings(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found on the machine of the job: FAILED with the reason in folder and store, the others run, exit 2."""
-    monkeypatch.setattr("runner.sweep.preflight.on_this_machine", lambda hydra: False)
+    elsewhere = Launcher(1, here=False, in_process=True)
+    monkeypatch.setattr("runner.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
     sizes = ["batch=fixed_global", "batch.micro_batch=null", "batch.global_batch=8"]
     assert sweep(*sizes, "device.workers=1,3,2") == cli.EXIT_USER_ERROR
     err = capsys.readouterr().err
@@ -190,6 +192,15 @@ def test_job_with_invalid_settings(
     assert (failed["varied.device.workers"], failed["sweep.id"]) == ("3", only_sweep(here).name)
     summary = read(only_sweep(here) / "1", "summary.json")
     assert (summary["status"], summary["error"], summary["user_error"]) == ("FAILED", failed["error"], True)
+
+
+def test_a_job_for_which_nothing_fits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`accumulation=fit` on the job's machine: it does not train as if nothing had been said."""
+    elsewhere = Launcher(1, here=False, in_process=True)
+    monkeypatch.setattr("runner.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
+    monkeypatch.setattr("runner.measure.fitting.available_memory", lambda device, workers: None)
+    assert sweep("seed=0,1", "accumulation=fit") == cli.EXIT_USER_ERROR
+    assert [status for _, status in attempts(here)] == ["FAILED", "FAILED"]
 
 
 def test_failed_job_is_run_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from runner.config.choices import Goal
 from runner.config.compose import compose, parsed, with_sweeper_params
 from runner.errors import UserError
 from runner.sweep import grid as module
-from runner.sweep.grid import Grid, at_once, grid_of, in_process, sweeper_overrides
+from runner.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
 from tests.replicas import TINY
 
 
@@ -101,14 +101,13 @@ def test_jobs_in_parallel(
     """On a machine with four cores."""
     monkeypatch.setattr(module, "available_cores", lambda: 4)
     hydra = OmegaConf.create({"launcher": {"_target_": target, "n_jobs": n_jobs}, "sweeper": sweeper})
-    assert at_once(hydra, jobs) == parallel
-    assert in_process(hydra) == (target == BASIC)
+    assert launcher_of(hydra, jobs) == Launcher(parallel, here=target != SLURM, in_process=target == BASIC)
 
 
 def test_zero_parallel_jobs() -> None:
     hydra = OmegaConf.create({"launcher": {"_target_": JOBLIB, "n_jobs": 0}, "sweeper": {}})
     with pytest.raises(UserError, match=r"^hydra\.launcher\.n_jobs=0 "):
-        at_once(hydra, 3)
+        launcher_of(hydra, 3)
 
 
 def test_the_launchers_have_these_names() -> None:
