@@ -15,8 +15,8 @@ from runner.config.plain import from_plain
 from runner.data.recipe import Recipe
 from runner.folder.phase_progress import PhaseProgress
 from runner.launch.local import Place
-from runner.launch.worker import store_of, told_to_parent
-from runner.train.build import WorkerJob, connect, prepare_data, to_device
+from runner.launch.worker import connect_launched, told_to_parent
+from runner.train.build import WorkerJob, prepare_data, to_device
 from runner.train.compilation import compile_model
 from runner.train.evaluate import Predictor
 from runner.train.precision import Precision
@@ -39,7 +39,7 @@ def run_launched(job: dict[str, Any], place: Place) -> dict[str, Any] | None:
     """The entry point of a launched worker. `job`: `EvaluationJob.as_json()`; the result of `evaluate_saved`."""
     typed = from_plain(EvaluationJob, job)
     with told_to_parent(place.rank, "a smaller evaluation.micro_batch, or sharding=fsdp"):
-        backend = connect(typed, place.rank, place.workers, place.rank, store_of(place))
+        backend = connect_launched(typed, place)
         result = evaluate_saved(typed, backend)
         backend.close()
     return result

@@ -11,17 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runner.backends import Backend
 from runner.backends.memory import enough_for
 from runner.errors import first_line
 from runner.launch.local import Place, WorkerLost
 from runner.launch.signals import requests
 from runner.launch.watchdog import Watchdog
-from runner.train.build import Job, connect, train
+from runner.train.build import Job, WorkerJob, connect, train
 from runner.train.loop import Loop
 from runner.train.result import RunResult
 
 
-def store_of(place: Place) -> dist.Store:
+def rendezvous_store(place: Place) -> dist.Store:
     """Through which the workers of one machine find each other."""
     # They communicate over its loopback interface, and must not be reachable from outside.
     loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -30,9 +31,14 @@ def store_of(place: Place) -> dist.Store:
     return dist.FileStore(str(place.rendezvous / "workers"), place.workers)
 
 
+def connect_launched(job: WorkerJob, place: Place) -> Backend:
+    """The device of a launched worker, connected to the other workers of the launch."""
+    return connect(job, place.rank, place.workers, place.rank, rendezvous_store(place))
+
+
 def run_launched(job: dict[str, Any], place: Place) -> RunResult | None:
     """The entry point of a launched worker that trains. `job`: `Job.as_json()`."""
-    store, training = store_of(place), Job.from_json(job)
+    store, training = rendezvous_store(place), Job.from_json(job)
     return run(training, place.rank, place.workers, place.rank, store, place.tell_training, place.give_up)
 
 

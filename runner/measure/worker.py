@@ -20,11 +20,11 @@ from runner.data.recipe import Prepared
 from runner.data.table import Table
 from runner.errors import OutOfMemory, first_line
 from runner.launch.local import Place
-from runner.launch.worker import store_of
+from runner.launch.worker import connect_launched
 from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
-from runner.train.build import Job, build_loop, connect, measure_utilisation
+from runner.train.build import Job, build_loop, measure_utilisation
 from runner.train.loop import Loop
 from runner.train.sharding import local
 
@@ -115,7 +115,7 @@ class _Part(Table):
 def run_launched(job: dict[str, Any], place: Place) -> Measured | None:
     """The entry point of a launched worker. `job`: `MeasuringJob.as_json()`; the result on rank 0."""
     typed = from_plain(MeasuringJob, job)
-    backend = connect(typed, place.rank, place.workers, place.rank, store_of(place))
+    backend = connect_launched(typed, place)
     try:
         measured = _measure(typed, backend)
     except Exception as error:

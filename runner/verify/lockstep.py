@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from runner.backends import Backend
 from runner.launch.local import Place
-from runner.launch.worker import store_of
+from runner.launch.worker import rendezvous_store
 from runner.train.build import Job, build_loop, connect
 from runner.train.ledger import LedgerError
 from runner.train.loop import Loop
@@ -40,7 +40,7 @@ def run_launched(pair: dict[str, Any], place: Place) -> dict[str, Any] | None:
     jobs = {side: Job.from_json(pair[side]) for side in ("a", "b")}
     workers_of_a = jobs["a"].plan.world_size
     side, rank = ("a", place.rank) if place.rank < workers_of_a else ("b", place.rank - workers_of_a)
-    job, store = jobs[side], store_of(place)
+    job, store = jobs[side], rendezvous_store(place)
     store.set_timeout(_TIMEOUT)
     # With its own prefix in the common store each setup is a separate world.
     backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, store))
