@@ -25,7 +25,7 @@ from runner.train.sharding import full
 from tests.replicas import outcome, tiny_job
 
 #: Parts of a loop's state that are only checked or reported, or that a CPU does not have.
-WITHOUT_EFFECT = ("learning_rate", "device_random", "smaller_micro_batches")
+WITHOUT_EFFECT = ("device_random", "smaller_micro_batches")
 #: What is logged about time is never the same.
 _REPEATABLE = ("train/loss", "train/lr", "train/samples_seen", "eval/", "sync/drift", "sync/cosine")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
         saved["tracking"] |= {"run_name": None, "log_model": False}
         # Nothing is trained: no setting of the training may be at odds with one that is given now.
         saved["sync"] = {"policy": "periodic", "k": 1}
-        if any(one.key_or_group.partition(".")[0] in ("sharding", "compile") for one in given):
+        if any(re.match("(?i)(sharding=|sharding.kind=|compile=)(?!none|false)", one.input_line) for one in given):
             saved["equivalence"] = {"mode": "standard"}
         if chooses_recipe:
             del saved["recipe"]

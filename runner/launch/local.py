@@ -57,8 +57,9 @@ _FORKSERVER_KILLED = "the process that starts the workers (multiprocessing's for
 #: Seconds between two looks at the parent's signals, and in which the cause of a failure is looked for: when a worker
 #: is killed, the others fail at their next collective, and may be noticed first.
 _POLL_S, _CAUSE_S = 0.1, 1.0
-#: Of the names of temporary folders: one that nobody gives to a run, whose folder has a lock too.
-_PREFIX = "runner-of-process-"
+#: Of the names of temporary folders: one that nobody gives to a run, whose folder has a lock too. The path of a socket
+#: in it may have 107 characters.
+_PREFIX = ".runner-"
 #: Seconds after which a temporary folder that no process has locked was left behind.
 _ABANDONED_S = 60.0
 
@@ -131,7 +132,7 @@ def _forkserver_runs() -> bool:
     if alive is None:
         return False
     poll = select.poll()
-    poll.register(alive, 0)  # errors are reported in any case
+    poll.register(alive, select.POLLHUP)
     return not poll.poll(0)
 
 

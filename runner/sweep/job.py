@@ -29,7 +29,7 @@ from runner.run.preflight import say_aside
 from runner.run.resume import Resumption, continuation
 from runner.run.summary import FAILED, Role, note_failure, objective, one_line
 from runner.sweep.progress import sweep_progress
-from runner.sweep.sweep import Sweep, add_name, attempts, finished_run, job_name, read_summary, write_job
+from runner.sweep.sweep import Sweep, attempts, finished_run, job_name, note_wanted, read_summary, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard, user_tags
 from runner.track.names import setting_labels
@@ -58,7 +58,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         experiment = prepare(settings(cfg), varied=labels, typed=typed)
         finished = finished_run(Path(sweep.folder), experiment.job_digest)
         if finished is not None:
-            add_name(finished, job_name(overrides))
+            note_wanted(finished, job_name(overrides))
             return objective(read_summary(finished))
         experiment = with_fitting_micro_batches(
             experiment, time.monotonic(), silent, say_aside, jobs_at_once=sweep.at_once

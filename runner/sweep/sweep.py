@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,8 @@ class JobState:
 
     `names`: its overrides; several if different overrides mean the same settings. `shown`: the settings that vary.
     `started_at`: seconds since the epoch. `digest`: of its settings and data, None if it had invalid ones. `wall_s`,
-    `error`, `user_error`: once it has ended.
+    `error`, `user_error`: once it has ended. `wanted_at`: when a job with its settings was last asked for, and not run
+    again.
     """
 
     folder: Path
@@ -86,6 +88,7 @@ class JobState:
     wall_s: float | None = None
     error: str | None = None
     user_error: bool = False
+    wanted_at: float | None = None
 
     @property
     def share_done(self) -> float:
@@ -102,11 +105,11 @@ def write_job(folder: Path, name: str, shown: str, started_at: float, digest: st
     write_json(folder / JOB_FILE, {"names": [name], "shown": shown, "started_at": started_at, "digest": digest})
 
 
-def add_name(folder: Path, name: str) -> None:
-    """Add a name to a finished job: other overrides that mean the same settings."""
+def note_wanted(folder: Path, name: str) -> None:
+    """Note that a finished job is wanted again, perhaps by a new name: other overrides that mean the same settings."""
     content = json.loads((folder / JOB_FILE).read_text())
-    if name not in content["names"]:
-        write_json(folder / JOB_FILE, {**content, "names": [*content["names"], name]})
+    names = [*content["names"], *([name] if name not in content["names"] else [])]
+    write_json(folder / JOB_FILE, {**content, "names": names, "wanted_at": time.time()})
 
 
 def attempts(sweep_folder: Path) -> list[JobState]:
@@ -125,6 +128,7 @@ def attempts(sweep_folder: Path) -> list[JobState]:
                 wall_s=summary.get("wall_s"),
                 error=summary.get("error"),
                 user_error=bool(summary.get("user_error")),
+                wanted_at=content.get("wanted_at"),
             )
             found.append(state)
     return sorted(found, key=lambda state: state.started_at)
@@ -149,7 +153,7 @@ def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobSta
     `jobs`: names to consider, None for all.
     """
     by_name: dict[str, JobState] = {}
-    for state in found:
+    for state in sorted(found, key=lambda state: state.wanted_at or state.started_at):
         for name in state.names:
             before = by_name.get(name)
             counts = before is None or before.status != FINISHED or before.digest != state.digest

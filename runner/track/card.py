@@ -126,9 +126,7 @@ def continued(card: RunCard, folder: Path) -> RunCard:
     if not (folder / FILE_NAME).exists():
         return card
     open_again: dict[str, Any] = {"status": None, "ended": None, "last_tags": {}, "delivered": False}
-    before = RunCard.read(folder)
-    into_run = before.into_run if before.store == card.store else None
-    again = dataclasses.replace(before, into_run=into_run, **open_again)
+    again = dataclasses.replace(RunCard.read(folder), **open_again)
     return dataclasses.replace(again, tags=card.tags, store=card.store, log_model=card.log_model)
 
 

@@ -20,7 +20,7 @@ from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
 from runner.track.secrets import is_masked, masked
-from runner.track.store import check_tracking, database_of, error_summary, experiment_page, store_of
+from runner.track.store import check_tracking, database_of, error_summary, experiment_page, set_up_mlflow, store_of
 from runner.track.tracker import deliver_locally
 
 
@@ -124,6 +124,7 @@ def _ui(options: Namespace, console: Console) -> int:
     if database is not None and not database.exists():
         raise UserError(f"{database} does not exist: start a run first, or give --tracking-uri")
     _check_port(options.port)
+    set_up_mlflow()
     for name, page in _pages(uri):
         console.print(f"{name}: http://127.0.0.1:{options.port}/{page}", highlight=False, soft_wrap=True, markup=False)
     console.print("Once it has started, Ctrl-C ends MLflow.", highlight=False)

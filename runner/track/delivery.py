@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
 from runner.track.secrets import masked
-from runner.track.store import database_of, how_to_open, make_database
+from runner.track.store import database_of, how_to_open, make_database, set_up_mlflow
 
 #: MLflow accepts at most this many metrics in one request.
 _BATCH = 1000
@@ -35,7 +34,7 @@ class Delivery:
 
     def __init__(self, card: RunCard, folder: Path, uri: str, *, resumed: bool = False) -> None:
         """`resumed`: an earlier process may have delivered a part."""
-        _set_up_mlflow()
+        set_up_mlflow()
         self.card = card
         self._card_lock = threading.Lock()  # the run's end is recorded while a request may hang in another thread
         self._folder = folder
@@ -65,7 +64,7 @@ class Delivery:
         if (database := database_of(self._uri)) is not None:
             make_database(database)
         self._client = MlflowClient(self._uri)
-        run = self._client.get_run(self._into_run) if self._into_run is not None else self._find_or_create()
+        run = self._given_run() or self._find_or_create()
         run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
         params = [Param(name, value) for name, value in self.card.params.items()]
         tags = [RunTag(name, value) for name, value in {**self._own(self.card.tags, run), **self._parent_tag()}.items()]
@@ -78,10 +77,19 @@ class Delivery:
             self.update_card(run_id=run_id)
         self.run_id = run_id
 
-    @property
-    def _into_run(self) -> str | None:
-        """The existing run to log into, which another store does not have."""
-        return self.card.into_run if self.card.store == masked(self._uri) else None
+    def _given_run(self) -> Any:
+        """The existing run to log into (MLFLOW_RUN_ID), which another store than the first may not have."""
+        from mlflow.exceptions import MlflowException
+
+        if self.card.into_run is None:
+            return None
+        try:
+            return self._client.get_run(self.card.into_run)
+        except MlflowException as error:
+            unknown = error.error_code == "RESOURCE_DOES_NOT_EXIST"
+            if unknown and self.card.store != masked(self._uri):
+                return None
+            raise
 
     def _find_or_create(self) -> Any:
         self.experiment_id = self.experiment_id or self._find_or_create_experiment()
@@ -161,18 +169,21 @@ class Delivery:
         """Metric and step of every value that the store has of this run, without what MLFLOW_RUN_ID had before."""
         keys = self._client.get_run(self.run_id).data.metrics
         history = (metric for key in keys for metric in self._client.get_metric_history(self.run_id, key))
-        since = self.card.started if self._into_run is not None else 0
+        since = self.card.started if self.run_id == self.card.into_run else 0
         return {(metric.key, metric.step) for metric in history if metric.timestamp >= since}
 
     def reopen(self) -> None:
         """Set a run that has ended back to RUNNING."""
         if self.card.status is not None:
             self.update_card(status=None, ended=None, delivered=False)
-            self.mark_running()
+            self.mark_running(self.card.run_name)
 
-    def mark_running(self) -> None:
-        """Set the status in the store to RUNNING: of a run that has ended, and continues. Its name may be a user's."""
-        self._client.update_run(self.run_id, status="RUNNING")
+    def mark_running(self, name: str | None = None) -> None:
+        """Set the status in the store to RUNNING: of a run that has ended, and continues.
+
+        `name`: None to keep the one it has, which may be a user's.
+        """
+        self._client.update_run(self.run_id, status="RUNNING", name=name)
 
     def mark_ended(self, status: str, tags: Mapping[str, str]) -> None:
         """Record the run's status on its card; `close` sends it. No request is made: the store may be down."""
@@ -213,17 +224,6 @@ class Delivery:
     def how_to_open(self) -> Sequence[str]:
         """Lines that say how to open the run in MLflow."""
         return how_to_open(self._uri, f"experiments/{self.experiment_id}/runs/{self.run_id}") if self.run_id else []
-
-
-def _set_up_mlflow() -> None:
-    """Set what MLflow reads when it is imported, or with each request."""
-    # MLflow would repeat a request whose response was lost without asking whether it was processed, and so create a
-    # second run; retries are decided here.
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    # Neither messages about the creation of a new store, nor a traceback for each error, which is also raised.
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
 
 
 def stored_key(key: str) -> str:

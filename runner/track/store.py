@@ -148,11 +148,23 @@ def make_database(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
+def set_up_mlflow() -> None:
+    """Set what MLflow reads when it is imported, or with each request."""
+    # MLflow would repeat a request whose response was lost without asking whether it was processed, and so create a
+    # second run; retries are decided here.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    # Neither messages about the creation of a new store, nor a traceback for each error, which is also raised.
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+
+
 def check_given_run(tracking: Tracking) -> None:
     """Refuse an MLFLOW_RUN_ID that is not an active run of the store. Raises UserError."""
     run_id, uri = os.environ.get("MLFLOW_RUN_ID"), store_of(tracking)
     if not run_id or uri is None:
         return
+    set_up_mlflow()
     from mlflow.entities import LifecycleStage
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient

@@ -294,8 +294,10 @@ def train(
     }
     if backend.rank == 0:  # which writes it down
         identity |= code_of(job.config)
-    settings, progress = job.config.checkpoint, functools.partial(loop.meter.progress, "checkpoint")
-    checkpoints = loop.checkpoints = Checkpoints(job.folder, settings, backend, identity, preempted, progress)
+    note_waiting = functools.partial(loop.meter.progress, "checkpoint")  # as the watchdog then calls it
+    checkpoints = loop.checkpoints = Checkpoints(
+        job.folder, job.config.checkpoint, backend, identity, preempted, note_waiting
+    )
     saved_part = loop.model.state_dict() if job.config.adapter.merge else changing_state(loop.model)
     model_bytes = sum(tensor.nbytes for tensor in saved_part.values())
     if log is not None:  # found out at the end, it would be too late

@@ -42,8 +42,6 @@ FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json
 _OTHERS_TIMEOUT_S = 300.0
 #: About how often workers ask each other whether to save. A collective of a few bytes in every step would be noticed.
 _AGREE_EVERY_S = 1.0
-#: Seconds between two signs of life while training waits for a save.
-_PROGRESS_EVERY_S = 1.0
 
 #: The tensors without whose values a checkpoint is worth nothing.
 _FINITE = ("/model/", "/optimizer/")
@@ -107,15 +105,15 @@ class Checkpoints:
         backend: Backend,
         identity: Mapping[str, str],
         preempted: Callable[[], bool] = lambda: False,
-        progress: Callable[[], object] = lambda: None,
+        note_waiting: Callable[[], object] = lambda: None,
     ) -> None:
         """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end.
 
-        `progress`: called every second while training waits for a save.
+        `note_waiting`: called when training begins to wait for a save.
         """
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
-        self._backend, self._preempted, self._progress = backend, preempted, progress
+        self._backend, self._preempted, self._note_waiting = backend, preempted, note_waiting
         #: What the workers have asked each other for, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = self._agreed_at = time.monotonic()
@@ -193,10 +191,10 @@ class Checkpoints:
         """Wait until the save that is under way has ended."""
         while self._asked:
             self._asked.popleft()()
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(_PROGRESS_EVERY_S)
-            self._progress()
-        self._thread = None
+        if self._thread is not None:
+            self._note_waiting()
+            self._thread.join()
+            self._thread = None
 
     def warning(self) -> str | None:
         """One sentence if a checkpoint could not be written."""
@@ -215,7 +213,9 @@ class Checkpoints:
                 self._complete(draft, manifest)
         except Exception as error:  # noqa: BLE001 - no checkpoint is worth the training that it would save
             reason = f"step {step}, {first_line(error)}"
-            if not self._failures and not isinstance(error, _OtherFailed):
+            # Worker 0 has given it up, and removed the folder for the next one.
+            given_up = isinstance(error, FileNotFoundError) and not draft.exists()
+            if not self._failures and not given_up and not isinstance(error, _OtherFailed):
                 text = f"warning: a checkpoint could not be written ({reason}): training continues\n"
                 sys.stderr.write(printable(text))
             self._failures.append(reason)

@@ -95,11 +95,11 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.Mo
         process = start(tmp_path, *ENDLESS)
         wait_for(tmp_path, METRICS, process)
         assert len(processes_of_session(process.pid)) > 2
-        assert list(Path(temporary).glob("runner-*"))
+        assert list(Path(temporary).glob(".runner-*"))
         process.kill()
         process.wait(timeout=60)
         assert left_of_session(process.pid) == []
-        assert not list(Path(temporary).glob("runner-*"))
+        assert not list(Path(temporary).glob(".runner-*"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])

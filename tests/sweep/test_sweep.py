@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.sweep.job import free_folder
-from runner.sweep.sweep import JobState, add_name, attempts, finished_run, latest
+from runner.sweep.sweep import JobState, attempts, finished_run, latest, note_wanted
 from tests.sweep.folders import job_in, sweep_in, train_to
 
 
@@ -69,6 +69,14 @@ def test_the_attempt_that_counts(statuses: list[str], digests: str, counts: int)
     assert latest(found, None) == [found[counts]]
 
 
+@pytest.mark.parametrize("digest", ["b", None])
+def test_a_finished_job_counts_again_when_its_data_are_back(digest: str | None) -> None:
+    """A later attempt with other data, or that could not read them, has failed."""
+    finished = JobState(Path("0"), ("seed=0",), "seed=0", 1.0, "FINISHED", "a", wanted_at=3.0)
+    failed = JobState(Path("1"), ("seed=0",), "seed=0", 2.0, "FAILED", digest)
+    assert latest([finished, failed], None) == [finished]
+
+
 def test_jobs_of_an_earlier_command_do_not_count() -> None:
     found = [JobState(Path(name), (name,), name, 0.0, "FAILED") for name in ("seed=0", "seed=1")]
     assert latest(found, ("seed=1", "seed=2")) == [found[1]]
@@ -78,8 +86,8 @@ def test_jobs_of_an_earlier_command_do_not_count() -> None:
 def test_a_job_may_have_several_names(tmp_path: Path) -> None:
     """Other overrides may mean the same settings: the job counts for each name."""
     folder = job_in(tmp_path, "0", "seed=0", 1.0, status="FINISHED", wall_s=2.0)
-    add_name(folder, "seed=0 setup=one")
-    add_name(folder, "seed=0 setup=one")
+    note_wanted(folder, "seed=0 setup=one")
+    note_wanted(folder, "seed=0 setup=one")
     (state,) = attempts(tmp_path)
     assert state.names == ("seed=0", "seed=0 setup=one")
     assert latest([state], ("seed=0", "seed=0 setup=one", "seed=1")) == [state, state]
