@@ -128,7 +128,14 @@ def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, Mapping[str
     fast, slow = speeds["1gbit"], speeds["100mbit"]
     axes.axhspan(-task.margin, task.margin, color="#eef3f7", zorder=0, label=f"margin of {task.margin:g}")
     axes.axhline(0, color="#111418", lw=0.8)
-    taken: list[float] = []
+    places: dict[str, list[float]] = {"1gbit": [], "100mbit": []}
+
+    def place(link: str, name: str) -> float:
+        """Beside another setup that is as fast."""
+        x = speeds[link][name]
+        places[link].append(x)
+        return x + 0.03 * sum(abs(other - x) < 0.02 for other in places[link][:-1])
+
     for result in block.rows:
         name = result.setup.name
         if name not in fast:
@@ -139,15 +146,11 @@ def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, Mapping[str
             value = result.difference.value
             low, high = (interval.low, interval.high) if math.isfinite(interval.low) else (value, value)
         error = [[value - low], [high - value]]
-        x = fast[name] + 0.03 * sum(abs(other - fast[name]) < 0.02 for other in taken)  # beside one that is as fast
-        taken.append(fast[name])
-        drawn = axes.errorbar([x], [value], yerr=error, fmt="o", capsize=3)
-        axes.annotate(name, (x, value), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        drawn = axes.errorbar([place("1gbit", name)], [value], yerr=error, fmt="o", capsize=3, label=name)
         if name in slow and name != ONE:
-            colour = drawn.lines[0].get_color()
-            axes.errorbar([slow[name]], [value], yerr=error, fmt="o", mfc="white", color=colour, capsize=3, alpha=0.6)
+            style = {"fmt": "o", "mfc": "white", "color": drawn.lines[0].get_color(), "capsize": 3, "alpha": 0.6}
+            axes.errorbar([place("100mbit", name)], [value], yerr=error, **style)
     axes.set_xlabel("samples/s against one worker: 1 Gbit/s, and open 100 Mbit/s")
     axes.set_ylabel(f"{task.metric} minus one worker's, 90% interval")
     axes.set_title(task.name)
-    axes.margins(x=0.25)  # room for names
-    axes.legend(loc="lower left")
+    axes.legend(loc="upper left")
