@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from runner import cli
-from runner.measure.measuring import _evaluations, _groups
+from runner.config.choices import SyncSchedule
+from runner.measure.measuring import _evaluations, _for_measuring, _groups
 from runner.measure.store import load, measurement_path
 from runner.measure.worker import GivenSteps
 from runner.plan.experiment import Experiment, prepare
@@ -100,8 +101,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ["device=cpu"],
         ["device=cpu2", "sharding=fsdp"],
-        ["device=cpu2", "sync.k=2", "accumulation.steps=2", "sync.schedule=recorded", "sync.rounds=[3,2]"],
-        ["device=cpu", "sync.k=4", "sync.fragments=4", "sync.schedule=adaptive", "sync.drift_target=1"],
+        ["device=cpu2", "sync.k=2", "accumulation.steps=2"],
     ],
 )
 def test_a_run_scores_its_prediction(
@@ -127,6 +127,20 @@ def test_a_run_scores_its_prediction(
     summary = summary_of(cache_dir, *setup)
     assert "predicted were" in capsys.readouterr().out
     _check(summary["prediction"], summary)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["device=cpu2", "sync.k=3", "sync.schedule=recorded", "sync.rounds=[3,4]"],
+        ["device=cpu", "sync.k=4", "sync.fragments=4", "sync.schedule=adaptive", "sync.drift_target=1"],
+        ["device=cpu2", "sync.k=4", "sync.schedule=qsr", "sync.overlap=true", "sync.delay=3"],
+    ],
+)
+def test_any_schedule_can_be_measured(overrides: list[str]) -> None:
+    """As local phases of two steps, whose settings are valid."""
+    sync = _for_measuring(configured(["recipe=acceptability", *overrides])).sync
+    assert (sync.k, sync.schedule, sync.fragments) == (2, SyncSchedule.constant, 1)
 
 
 def _not_again(*_: Any) -> None:

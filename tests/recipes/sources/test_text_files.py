@@ -478,8 +478,8 @@ def test_without_files_and_hub() -> None:
 
 def test_pairs_by_position_need_that_of_the_label(tmp_path: Path) -> None:
     (tmp_path / "mine.tsv").write_text("A dog ran.\tIt ran.\t1\n")
-    with pytest.raises(UserError, match=r"recipe\.data\.label_column=None.*position"):
-        TextFiles(str(tmp_path / "mine.tsv"), None, text_column=0, pair_column=1, columns=3).read()
+    with pytest.raises(UserError, match=r"recipe\.data\.label_column=null.*position"):
+        TextFiles(*2 * [str(tmp_path / "mine.tsv")], text_column=0, pair_column=1, columns=3).read()
 
 
 def test_texts_alone_where_columns_are_positions(tmp_path: Path) -> None:
