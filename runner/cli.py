@@ -204,11 +204,12 @@ def _start_forkserver(several_jobs: bool = False) -> None:
 
 def run_jobs(options: HydraOptions, sweep: Sweep) -> None:
     """Let Hydra's sweeper run the jobs of a sweep, with the options of its command."""
+    from runner.config.compose import hydra_quoted  # imports Hydra
     from runner.sweep.job import run_in_sweep  # after the forkserver has started
 
     # Hydra would derive the folder's name from the clock again.
-    quoted = sweep.folder.replace("'", r"\'")
-    _hydra_main([*options.for_hydra, f"hydra.sweep.dir='{quoted}'"], functools.partial(run_in_sweep, sweep=sweep))
+    folder = f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"
+    _hydra_main([*options.for_hydra, folder], functools.partial(run_in_sweep, sweep=sweep))
 
 
 def _show(options: HydraOptions) -> int:

@@ -125,20 +125,19 @@ def _plot(blocks: Mapping[str, Block], speeds: Mapping[str, Mapping[str, float]]
 
 def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, Mapping[str, float]]) -> None:
     """A filled point for each setup at 1 Gbit/s, an open one at 100 Mbit/s."""
-    fast, slow = speeds["1gbit"], speeds["100mbit"]
     axes.axhspan(-task.margin, task.margin, color="#eef3f7", zorder=0, label=f"margin of {task.margin:g}")
     axes.axhline(0, color="#111418", lw=0.8)
     places: dict[str, list[float]] = {"1gbit": [], "100mbit": []}
 
     def place(link: str, name: str) -> float:
-        """Beside another setup that is as fast."""
+        """The setup's speed, moved to the right if others at this link are as fast, so that all points are visible."""
         x = speeds[link][name]
         places[link].append(x)
         return x + 0.03 * sum(abs(other - x) < 0.02 for other in places[link][:-1])
 
     for result in block.rows:
         name = result.setup.name
-        if name not in fast:
+        if name not in speeds["1gbit"]:
             continue
         value, low, high = 0.0, 0.0, 0.0
         if result.difference is not None:
@@ -147,7 +146,7 @@ def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, Mapping[str
             low, high = (interval.low, interval.high) if math.isfinite(interval.low) else (value, value)
         error = [[value - low], [high - value]]
         drawn = axes.errorbar([place("1gbit", name)], [value], yerr=error, fmt="o", capsize=3, label=name)
-        if name in slow and name != ONE:
+        if name in speeds["100mbit"] and name != ONE:
             style = {"fmt": "o", "mfc": "white", "color": drawn.lines[0].get_color(), "capsize": 3, "alpha": 0.6}
             axes.errorbar([place("100mbit", name)], [value], yerr=error, **style)
     axes.set_xlabel("samples/s against one worker: 1 Gbit/s, and open 100 Mbit/s")

@@ -45,7 +45,7 @@ class SquadData(Source):
 
 
 def _articles(name: str, setting: str, answered: bool) -> Iterator[_Row]:
-    """The questions of files in SQuAD's own format, which is no table."""
+    """The questions of files in SQuAD's own nested JSON."""
     try:
         articles = [article for text in read_texts(name, setting) for article in json.loads(text)["data"]]
         for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):

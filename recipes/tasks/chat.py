@@ -206,7 +206,8 @@ class Chat(TextGeneration):
             lost += not count
             ends = ends or not writer.special.isdisjoint(labels.tolist())
             if count or evaluated:
-                texts += [row.texts] * evaluated
+                if evaluated:
+                    texts.append(row.texts)
                 values = [ids, labels, len(ids), count, *([row.prompt[-self.max_length :]] if evaluated else [])]
                 for name, value in zip(names, values, strict=True):
                     columns[name].append(value)

@@ -90,6 +90,12 @@ def _conf() -> Iterator[None]:
         yield
 
 
+def hydra_quoted(text: str) -> str:
+    """`text` as a value of an override, where Hydra's grammar allows any character in quotes."""
+    escaped = text.replace("'", r"\'")
+    return f"'{escaped}'"
+
+
 def compose(
     overrides: Sequence[str], config_dirs: Sequence[str] = (), saved: Mapping[str, Any] | None = None
 ) -> DictConfig:
@@ -109,8 +115,7 @@ def compose(
         defaults = ["schema", "_self_", *({group: None} for group in (*groups, "device"))]
         ConfigStore.instance().store(name=_SAVED, node={"defaults": defaults, **saved})
     if config_dirs:
-        quoted = (str(Path(folder).resolve()).replace("'", r"\'") for folder in config_dirs)
-        folders = ",".join(f"'file://{folder}'" for folder in quoted)
+        folders = ",".join(hydra_quoted(f"file://{Path(folder).resolve()}") for folder in config_dirs)
         overrides = [f"hydra.searchpath=[{folders}]", *overrides]
     try:
         with _conf():

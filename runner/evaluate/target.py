@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner.compare.from_mlflow import RUN_ID
-from runner.config.compose import compose, parsed
+from runner.config.compose import compose, hydra_quoted, parsed
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked
@@ -110,8 +110,8 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
         what = "is a model's folder" if Path(target.model).is_dir() else "is not a folder; if it is a model on the Hub"
         raise UserError(f"{target.model} {what}, which needs recipe=… and its data: add them, or give a run's folder")
     parent = Path("outputs") if target.run is None else target.run
-    quoted = str(parent / "evaluations").replace("'", r"\'")
-    folder = f"hydra.run.dir='{quoted}/${{now:%Y-%m-%d_%H-%M-%S}}-${{suffix:}}'"
+    new = parent / "evaluations" / "${now:%Y-%m-%d_%H-%M-%S}-${suffix:}"
+    folder = f"hydra.run.dir={hydra_quoted(str(new))}"
     saved: dict[str, Any] | None = None
     if target.run is not None:
         saved, _ = saved_settings(target.run)

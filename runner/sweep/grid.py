@@ -91,7 +91,10 @@ class Launcher:
 
 
 def launcher_of(hydra: Any, jobs: int | None) -> Launcher:
-    """The launcher of Hydra's configuration node, for so many jobs, None if unknown. Raises UserError."""
+    """What the settings say about the launcher. `hydra`: Hydra's configuration node; `jobs`: their number, if known.
+
+    Raises UserError.
+    """
     target = str(hydra.launcher["_target_"])
     # A sweeper may hand over its jobs a few at a time: Optuna's and the others have different names for that.
     of_sweeper = [hydra.sweeper.get(name) for name in ("n_jobs", "max_batch_size")]

@@ -186,8 +186,8 @@ def test_into_an_existing_run(uri: str, folder: Path) -> None:
         Delivery(card(into_run="0" * 32, store=uri), folder, uri).open()
 
 
-def test_another_store_has_no_such_run(uri: str, folder: Path, tmp_path: Path) -> None:
-    """It gets a run of its own, if one was logged into an existing run of the first store."""
+def test_another_store_has_no_such_run(uri: str, folder: Path) -> None:
+    """A run that was logged into an existing run of the first store is created in the second one."""
     card(into_run="0" * 32, store="sqlite:///first.db").mark_ended(folder, "FINISHED")
     deliver(folder, uri)
     assert [run.info.run_name for run in runs(uri)] == ["a run"]
