@@ -9,15 +9,31 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.long_runs import commit
-from benchmarks.sync_frontier.plan import Job
 from benchmarks.sync_frontier.rows import FAILED, FINISHED
 
 ROOT = Path(__file__).parents[2]
 #: Exit codes of a run that was interrupted, or asked to make room.
 _INTERRUPTED = (130, 143)
+
+
+class TrainingTask(Protocol):
+    """What is measured."""
+
+    @property
+    def metric(self) -> str: ...
+
+
+class TrainingJob(Protocol):
+    """One run; its overrides lack data, model and folder."""
+
+    @property
+    def overrides(self) -> list[str]: ...
+
+    @property
+    def task(self) -> TrainingTask: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Material:
         return [*files, f"recipe.model.name={self.model}"]
 
 
-def run_job(job: Job, material: Material) -> tuple[dict[str, Any], str]:
+def run_job(job: TrainingJob, material: Material) -> tuple[dict[str, Any], str]:
     """Train. The measured part of the row, and the last line of a run that failed (empty otherwise)."""
     ended = {"commit": commit()}
     with tempfile.TemporaryDirectory() as work:

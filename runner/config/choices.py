@@ -78,9 +78,18 @@ class Compress(str, enum.Enum):
 
 
 class ScalingRule(str, enum.Enum):
+    auto = "auto"
     linear = "linear"
     sqrt = "sqrt"
+    sde = "sde"
+    half_life = "half_life"
+    half_life_sqrt = "half_life_sqrt"
     none = "none"
+
+
+class ScalingWeightDecay(str, enum.Enum):
+    fixed = "fixed"
+    per_sample = "per_sample"
 
 
 class ScalingBatch(str, enum.Enum):
@@ -98,6 +107,10 @@ class OptimizerName(str, enum.Enum):
     nadam = "nadam"
     radam = "radam"
     rmsprop = "rmsprop"
+
+
+#: The optimizers for which the scaling rule `sde` was derived.
+SCALED_BY_SDE = (OptimizerName.adamw, OptimizerName.adam)
 
 
 class ScheduleName(str, enum.Enum):

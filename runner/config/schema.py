@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from runner.config.choices import (
+    SCALED_BY_SDE,
     AccumulationMode,
     AdapterKind,
     Average,
@@ -33,6 +34,7 @@ from runner.config.choices import (
     Rehearse,
     ScalingBatch,
     ScalingRule,
+    ScalingWeightDecay,
     ScheduleName,
     ShardingKind,
     SyncPolicyName,
@@ -362,11 +364,16 @@ class Sync:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the learning rate follows the batch. `reference_batch`: samples the base learning rate was tuned for."""
+    """How the optimizer's settings follow the batch (plan/scaling.py). `auto`: the rule that fits the optimizer.
+
+    `reference_batch`: samples the settings were tuned for. `weight_decay`: as given (`fixed`), or changed so that
+    learning rate × weight decay ÷ batch stays the same (`per_sample`).
+    """
 
     rule: ScalingRule = MISSING
     batch: ScalingBatch = ScalingBatch.global_batch
     reference_batch: int = MISSING
+    weight_decay: ScalingWeightDecay = ScalingWeightDecay.fixed
 
     def __post_init__(self) -> None:
         require(self.reference_batch >= 1, "scaling.reference_batch", self.reference_batch, "use at least 1 sample")
@@ -386,6 +393,9 @@ OPTIMIZER_SETTINGS: dict[OptimizerName, tuple[str, ...]] = {
     OptimizerName.radam: _ADAM,
     OptimizerName.rmsprop: ("eps", "momentum"),
 }
+
+#: The optimizers whose weight decay is not part of the gradient.
+_DECOUPLED = (OptimizerName.adamw, OptimizerName.adafactor)
 
 #: The optimizers whose moments `sync.average=weights_and_moments` averages.
 _AVERAGED = (OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd)
@@ -709,6 +719,7 @@ class Config:
         require(not moments or name in _AVERAGED, "sync.average", self.sync.average, rule)
         rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
         require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
+        self._check_scaling()
         dtype, ok = self.sharding.param_dtype, self.precision.name is PrecisionName.bf16
         require(dtype is None or ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
         mode = f"equivalence={self.equivalence.mode.name}"
@@ -719,6 +730,21 @@ class Config:
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
         if self.equivalence.is_identical:
             self._check_identical()
+
+    def _check_scaling(self) -> None:
+        """Refuse rules that were not derived for the optimizer, or for steps of one worker alone."""
+        rule, name = self.scaling.rule, self.optimizer.name
+        other = f"it does not apply to optimizer={name.name}: use scaling=auto, or optimizer=adamw"
+        require(rule is not ScalingRule.sde or name in SCALED_BY_SDE, "scaling", rule, other)
+        by_half_life = rule in (ScalingRule.half_life, ScalingRule.half_life_sqrt)
+        require(not by_half_life or self.optimizer.betas is not None, "scaling", rule, other)
+        local = self.scaling.batch is ScalingBatch.global_batch and not self.sync.always_synchronous
+        alone = "between synchronisations workers make steps of their own batch: use scaling.batch=replica_batch"
+        require(not (local and (by_half_life or rule is ScalingRule.sde)), "scaling", rule, f"{alone}, or scaling=auto")
+        decay = self.scaling.weight_decay
+        rule_ = f"optimizer={name.name} adds its weight decay to the gradient: use fixed, or optimizer=adamw"
+        ok = decay is ScalingWeightDecay.fixed or name in _DECOUPLED
+        require(ok, "scaling.weight_decay", decay, rule_)
 
     def _check_identical(self) -> None:
         """Refuse what lets the result depend on the number of workers."""

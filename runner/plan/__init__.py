@@ -1,8 +1,8 @@
 """Derived numbers: batch sizes, learning rate, steps. Pure arithmetic; imports neither torch nor Hydra."""
 
 from runner.plan.batch import BatchSizes, batch_sizes, equivalent_micro_batches
-from runner.plan.learning_rate import lr_factor, scaling_samples
 from runner.plan.plan import Plan, make_plan
+from runner.plan.scaling import scaling_samples
 from runner.plan.steps import Step, epoch_steps, total_steps
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "batch_sizes",
     "epoch_steps",
     "equivalent_micro_batches",
-    "lr_factor",
     "make_plan",
     "scaling_samples",
     "total_steps",

@@ -16,6 +16,8 @@ from runner.config.schema import Adapter, Config, Sync
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
 from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, worst
+from runner.plan.plan import FOLLOW_THE_BATCH
+from runner.plan.scaling import settings_text
 from runner.plan.schedule import lr_multiplier
 
 #: In a checkpoint's identity: what computed.
@@ -284,6 +286,12 @@ def _optimizer(setup: RunSetup) -> str:
     return ", ".join([optimizer.name.name, *parts])
 
 
+def _scaled_settings(setup: RunSetup) -> str:
+    """What the scaling rule has changed, besides the learning rate."""
+    changed = {name: value for name in FOLLOW_THE_BATCH if (value := getattr(setup.plan, name)) is not None}
+    return "; ".join(f"{name} {settings_text(value)}" for name, value in changed.items()) or "none"
+
+
 def _clipping(setup: RunSetup) -> str:
     norm = setup.config.optimizer.clip_norm
     return "none" if norm is None else f"norm {norm:g}"
@@ -420,6 +428,7 @@ _ROWS = (
     ),
     _Row("schedule", _schedule, COMPARABLE, "the learning rate follows a different curve"),
     _Row("optimizer", _optimizer, NOT_COMPARABLE, "a different update rule"),
+    _Row("scaled_settings", _scaled_settings, COMPARABLE, "moving averages or weight decay follow the batch"),
     _Row("clipping", _clipping, NOT_COMPARABLE, "gradients are clipped differently"),
     _Row("clipping_scope", _clipping_scope, COMPARABLE, "each worker clips its local gradient"),
     _Row("evaluation", _evaluation, NOT_COMPARABLE, "different weights are evaluated, or by another metric"),

@@ -7,19 +7,26 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError, require
 from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
-from runner.plan.learning_rate import lr_factor, scaling_samples
+from runner.plan.scaling import lr_factor, rule_for, scaled, scaling_samples
 from runner.plan.steps import epoch_length, samples_before, total_steps
+
+if TYPE_CHECKING:  # imports OmegaConf
+    from runner.config.schema import Optimizer, Scaling
+
+#: What else than the learning rate a scaling rule can change.
+FOLLOW_THE_BATCH = ("betas", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
 class Plan:
     """Batch sizes in samples; `k` and step counts in optimizer steps.
 
-    `shards`: of each global batch under `equivalence=identical`, each of them a micro-batch; else None.
+    `shards`: of each global batch under `equivalence=identical`, each of them a micro-batch; else None. `betas`, `eps`,
+    `weight_decay`: of the optimizer, where they follow the batch; None: as they are in the settings.
     """
 
     world_size: int
@@ -40,6 +47,14 @@ class Plan:
     warmup_steps: int
     drop_last: bool
     shards: int | None = None
+    betas: list[float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+
+    def scaled(self, optimizer: Optimizer) -> Optimizer:
+        """The optimizer's settings for this batch size."""
+        changed = {name: value for name in FOLLOW_THE_BATCH if (value := getattr(self, name)) is not None}
+        return dataclasses.replace(optimizer, lr=self.lr, **changed)
 
     @property
     def digest(self) -> str:
@@ -93,16 +108,14 @@ def make_plan(
     max_micro_batch: int | None,
     drop_last: bool,
     k: int,
-    base_lr: float,
-    scaling_rule: str,
-    scaling_batch: str,
-    reference_batch: int,
+    optimizer: Optimizer,
+    scaling: Scaling,
     epochs: int,
     max_steps: int | None,
     warmup_share: float,
     shards: int | None = None,
 ) -> Plan:
-    """Derive the plan. `scaling_batch`: `global_batch` or `replica_batch`. Raises UserError for invalid sizes."""
+    """Derive the plan. `optimizer`: before scaling. Raises UserError for invalid sizes."""
     if shards is None:
         sizes = batch_sizes(
             world_size=world_size,
@@ -128,8 +141,10 @@ def make_plan(
         )
     steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
     total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
-    observed = scaling_samples(scaling_batch, sizes.global_batch, samples_per_epoch, sizes.world_size)
-    factor = lr_factor(scaling_rule, observed, reference_batch)
+    observed = scaling_samples(scaling.batch.name, sizes.global_batch, samples_per_epoch, sizes.world_size)
+    rule = rule_for(scaling, optimizer.name, k if sizes.world_size > 1 else 1)
+    fitting = scaled(optimizer, scaling, rule, observed)
+    pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in FOLLOW_THE_BATCH}
     warmup_steps = bisect.bisect_left(
         range(steps),
         warmup_share * total_samples,
@@ -139,10 +154,10 @@ def make_plan(
         **dataclasses.asdict(sizes),
         k=k,
         sync_window=sizes.global_batch * k,
-        reference_batch=reference_batch,
-        base_lr=base_lr,
-        lr_factor=factor,
-        lr=base_lr * factor,
+        reference_batch=scaling.reference_batch,
+        base_lr=optimizer.lr,
+        lr_factor=lr_factor(rule, observed / scaling.reference_batch),
+        lr=fitting.lr,
         samples_per_epoch=samples_per_epoch,
         epochs=epochs,
         total_samples=total_samples,
@@ -150,6 +165,7 @@ def make_plan(
         warmup_steps=warmup_steps,
         drop_last=drop_last,
         shards=shards,
+        **{name: new for name, (new, old) in pairs.items() if new != old},
     )
 
 

@@ -8,12 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.config import accelerate
-from runner.config.choices import ScalingRule
+from runner.config.choices import ScalingRule, ScalingWeightDecay
 from runner.config.schema import Config
 from runner.plan import equivalent_micro_batches, scaling_samples
 from runner.plan.certificate import Certificate, describe_adapter
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
+from runner.plan.plan import FOLLOW_THE_BATCH
+from runner.plan.scaling import rule_for, settings_text
 from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
 
 
@@ -118,6 +120,7 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
         ("micro-batch", f"{plan.micro_batch:,}", "samples per forward pass of one worker"),
         ("sync window", f"{plan.sync_window:,}", window),
         ("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment)),
+        *_follows_the_batch(experiment),
         ("schedule", config.schedule.name.name, warm_up),
         ("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment)),
         (facts.unit, f"{plan.total_samples:,}", _samples(experiment)),
@@ -145,12 +148,34 @@ def _shards(experiment: Experiment) -> str:
 
 def _learning_rate(experiment: Experiment) -> str:
     plan, scaling = experiment.plan, experiment.config.scaling
-    if scaling.rule is ScalingRule.none:
+    rule = _scaling_rule(experiment)
+    if rule is ScalingRule.none:
         return f"base {plan.base_lr:.4g}, not scaled"
     batch = scaling_samples(scaling.batch.name, plan.global_batch, plan.samples_per_epoch, plan.world_size)
     ratio = f"{batch} / reference {plan.reference_batch}"
-    shown = f"√({ratio})" if scaling.rule is ScalingRule.sqrt else ratio
-    return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({scaling.rule.name} rule: {shown})"
+    shown = {ScalingRule.linear: ratio, ScalingRule.half_life: f"1, for {ratio}"}.get(rule, f"√({ratio})")
+    return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({rule.name} rule: {shown})"
+
+
+def _scaling_rule(experiment: Experiment) -> ScalingRule:
+    config, plan = experiment.config, experiment.plan
+    return rule_for(config.scaling, config.optimizer.name, plan.k if plan.world_size > 1 else 1)
+
+
+def _follows_the_batch(experiment: Experiment) -> list[tuple[str, str, str]]:
+    """The optimizer's other settings that the scaling rule has changed."""
+    plan, optimizer = experiment.plan, experiment.config.optimizer
+    decay = f"scaling.weight_decay={ScalingWeightDecay.per_sample.name}"
+    return [
+        (
+            name.replace("_", " "),
+            settings_text(value),
+            f"{settings_text(getattr(optimizer, name))} at the reference batch "
+            f"({decay if name == 'weight_decay' else f'{_scaling_rule(experiment).name} rule'})",
+        )
+        for name in FOLLOW_THE_BATCH
+        if (value := getattr(plan, name)) is not None
+    ]
 
 
 def _samples(experiment: Experiment) -> str:

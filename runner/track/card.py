@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
 from runner.plan.describe_sync import sync_name
+from runner.plan.scaling import settings_text
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, run_description
 from runner.track.names import run_name
 from runner.track.secrets import masked
@@ -133,6 +134,7 @@ def continued(card: RunCard, folder: Path) -> RunCard:
 def run_params(experiment: Experiment) -> dict[str, Any]:
     """The resolved setup: few, flat values, so that MLflow's comparison page shows the differences."""
     config, plan = experiment.config, experiment.plan
+    optimizer = plan.scaled(config.optimizer)
     return {
         "recipe": config.recipe["name"],
         "model": experiment.model_name,
@@ -152,7 +154,9 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
         "scaling": config.scaling.rule.name,
         "schedule": config.schedule.name.name,
         "warmup_share": config.schedule.warmup_share,
-        "weight_decay": config.optimizer.weight_decay,
+        "weight_decay": optimizer.weight_decay,
+        "betas": None if optimizer.betas is None else settings_text(optimizer.betas),
+        "eps": optimizer.eps,
         "clip_norm": config.optimizer.clip_norm,
         "epochs": plan.epochs,
         "optimizer_steps": plan.optimizer_steps,

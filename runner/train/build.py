@@ -159,7 +159,7 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
             sharded = shard(config.sharding, model, backend, mesh, wire)
     # torch's fused SGD does not take sharded tensors.
     fused = not backend.compiles and (sharded is None or config.optimizer.name is not OptimizerName.sgd)
-    optimizer = build_optimizer(config.optimizer, model, job.plan.lr, fused)
+    optimizer = build_optimizer(job.plan.scaled(config.optimizer), model, fused)
     bytes_per_pass = sharded.bytes_per_pass if sharded is not None else None
     policy = build_sync_policy(config, job.plan, model, optimizer, backend, bytes_per_pass)
     if config.equivalence.is_identical:

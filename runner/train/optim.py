@@ -40,10 +40,10 @@ _CLASSES: dict[OptimizerName, Callable[..., Optimizer]] = {
 _FUSED = (OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd)
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float, fused: bool) -> Optimizer:
-    """torch's optimizer at the scaled learning rate `lr`; `fused`: with torch's fused kernels, if it has any."""
+def build_optimizer(config: OptimizerConfig, model: nn.Module, fused: bool) -> Optimizer:
+    """torch's optimizer with these settings, as scaled; `fused`: with torch's fused kernels, if it has any."""
     groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
-    settings: dict[str, Any] = {"lr": lr, **config.settings}
+    settings: dict[str, Any] = {"lr": config.lr, **config.settings}
     if config.betas is not None:
         settings["betas"] = tuple(config.betas)
     if config.name in _FUSED:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from runner.config.choices import OptimizerName, ScalingRule
+from runner.config.schema import Optimizer, Scaling
 from runner.plan import Plan, make_plan
 from runner.plan.order import DataOrder, cut, deal, permutation
 
@@ -20,10 +22,8 @@ def plan(samples: int = 53, world_size: int = 1, accumulation_steps: int = 1, **
         "max_micro_batch": None,
         "drop_last": False,
         "k": 1,
-        "base_lr": 1e-3,
-        "scaling_rule": "none",
-        "scaling_batch": "global_batch",
-        "reference_batch": 24,
+        "optimizer": Optimizer(OptimizerName.adagrad, lr=1e-3, eps=1e-8),
+        "scaling": Scaling(ScalingRule.none, reference_batch=24),
         "epochs": 3,
         "max_steps": None,
         "warmup_share": 0.0,

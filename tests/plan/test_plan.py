@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
+from runner.config.choices import OptimizerName, ScalingBatch, ScalingRule
+from runner.config.schema import Optimizer, Scaling
 from runner.errors import UserError
 from runner.plan import Plan, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+OPTIMIZER = Optimizer(OptimizerName.adamw, lr=1e-3, weight_decay=0.01, betas=[0.9, 0.999], eps=1e-8)
+OF_REPLICAS = Scaling(ScalingRule.linear, ScalingBatch.replica_batch, reference_batch=48)
 
 
 def plan(**changes: Any) -> Plan:
@@ -28,10 +34,8 @@ def plan(**changes: Any) -> Plan:
         "max_micro_batch": None,
         "drop_last": False,
         "k": 3,
-        "base_lr": 1e-3,
-        "scaling_rule": "linear",
-        "scaling_batch": "global_batch",
-        "reference_batch": 48,
+        "optimizer": OPTIMIZER,
+        "scaling": Scaling(ScalingRule.linear, reference_batch=48),
         "epochs": 2,
         "max_steps": None,
         "warmup_share": 0.1,
@@ -62,6 +66,9 @@ def test_plan_by_hand() -> None:
         "warmup_steps": 3,
         "drop_last": False,
         "shards": None,
+        "betas": None,
+        "eps": None,
+        "weight_decay": None,
         "digest": plan().digest,
     }
     assert plan().steps_per_epoch == 11
@@ -75,8 +82,8 @@ def test_plan_by_hand() -> None:
         ({"drop_last": True}, {"optimizer_steps": 20, "total_samples": 1920}),
         ({"max_steps": 12}, {"optimizer_steps": 12, "total_samples": 1096}),
         ({"max_steps": 99}, {"optimizer_steps": 22, "total_samples": 2000}),
-        ({"scaling_batch": "replica_batch"}, {"lr_factor": 0.5, "lr": 5e-4}),
-        ({"scaling_rule": "none"}, {"lr_factor": 1.0, "lr": 1e-3}),
+        ({"scaling": OF_REPLICAS}, {"lr_factor": 0.5, "lr": 5e-4}),
+        ({"scaling": Scaling(ScalingRule.none, reference_batch=48)}, {"lr_factor": 1.0, "lr": 1e-3}),
         ({"global_batch": 9600, "samples_per_epoch": 960}, {"lr_factor": 20.0, "lr": 2e-2}),
         ({"warmup_share": 0.096, "max_steps": 10}, {"warmup_steps": 1}),  # 92.16 of 960 samples
         ({"warmup_share": 0.1, "max_steps": 10}, {"warmup_steps": 1}),  # 96: the step that starts there is at the peak

@@ -15,6 +15,9 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
+from runner.config.choices import OptimizerName, ScalingRule
+from runner.config.schema import Optimizer as OptimizerConfig
+from runner.config.schema import Scaling
 from runner.plan import make_plan
 from runner.plan.schedule import lr_multiplier
 
@@ -77,10 +80,8 @@ def test_same_learning_rate_at_the_same_sample(name: str) -> None:
             max_micro_batch=None,
             drop_last=False,
             k=1,
-            base_lr=1.0,
-            scaling_rule="none",
-            scaling_batch="global_batch",
-            reference_batch=48,
+            optimizer=OptimizerConfig(OptimizerName.adagrad, lr=1.0, eps=1e-8),
+            scaling=Scaling(ScalingRule.none, reference_batch=48),
             epochs=2,
             max_steps=None,
             warmup_share=0.15,

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from runner.config.choices import ScheduleName, SyncPolicyName, SyncSchedule
-from runner.config.schema import Schedule, Sync
+from runner.config.choices import OptimizerName, ScalingRule, ScheduleName, SyncPolicyName, SyncSchedule
+from runner.config.schema import Optimizer, Scaling, Schedule, Sync
 from runner.errors import UserError
 from runner.plan import Plan, make_plan
 from runner.plan.sync_steps import SyncSteps, sync_steps
@@ -26,10 +26,8 @@ def plan(steps: int, workers: int = 2, warmup_share: float = 0.0) -> Plan:
         max_micro_batch=None,
         drop_last=False,
         k=1,
-        base_lr=0.1,
-        scaling_rule="none",
-        scaling_batch="global_batch",
-        reference_batch=10,
+        optimizer=Optimizer(OptimizerName.adagrad, lr=0.1, eps=1e-8),
+        scaling=Scaling(ScalingRule.none, reference_batch=10),
         epochs=1,
         max_steps=None,
         warmup_share=warmup_share,

@@ -33,7 +33,7 @@ def test_skipped_fp16_steps_leave_no_momentum(skipped: list[int], nesterov: bool
     del stale
     weight = nn.Parameter(torch.ones(3))
     config = Optimizer(OptimizerName.sgd, lr=0.1, clip_norm=None, momentum=0.9, nesterov=nesterov)
-    optimizer = build_optimizer(config, nn.ParameterList([weight]), 0.1, fused=True)
+    optimizer = build_optimizer(config, nn.ParameterList([weight]), fused=True)
     steps = [[float("inf")] * 3 if n in skipped else gradient for n, gradient in enumerate(GRADIENTS)]
     found = trained(optimizer, weight, steps)
 
@@ -49,7 +49,7 @@ def test_every_optimizer_descends(name: OptimizerName) -> None:
     config = settings(compose([f"optimizer={name.name}", "optimizer.weight_decay=0.1"])).optimizer
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    optimizer = build_optimizer(config, model, 0.01, fused=True)
+    optimizer = build_optimizer(config, model, fused=True)
     assert type(optimizer).__name__.lower() == name.name
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     for setting, value in config.settings.items():

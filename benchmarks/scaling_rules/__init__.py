@@ -1,0 +1,1 @@
+"""Which scaling rule keeps the metric at which batch size?"""
