@@ -81,6 +81,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
         "steps": loop.optimizer_step,
         "stats": loop.policy.stats(),
         "chosen": loop.policy.chosen(),
+        "noise": loop.noise.result(),
         "best": (loop.best.step, loop.best.value),
     }
     loop.policy.close()
@@ -173,3 +174,16 @@ def train_with_wrong_dealing(backend: Backend, overrides: list[str], mistake: st
     finally:
         loop.policy.close()
     return "nothing: " + ", ".join(f"{r.missing} missing, {r.duplicated} twice" for r in loop.ledger.epochs)
+
+
+def noise_of(backend: Backend, overrides: list[str]) -> tuple[Any, Weights]:
+    """Train any recipe as this group of workers; the noise of its gradient, and its weights."""
+    workers = backend.world_size
+    experiment = prepare(configured([*overrides, f"device.workers={workers}"]))
+    job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
+    loop = build_loop(job, backend, lambda step, metrics: None)
+    loop.train()
+    loop.finish()
+    result = loop.noise.result(), weights_of(loop)
+    loop.policy.close()
+    return result

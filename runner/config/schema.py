@@ -565,6 +565,20 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """`every_steps`: optimizer steps between two measurements of the gradient's noise; null: it is not measured.
+
+    With local steps each synchronisation is one.
+    """
+
+    every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        ok = self.every_steps is None or self.every_steps >= 1
+        require(ok, "noise.every_steps", self.every_steps, "use at least 1 optimizer step, or null")
+
+
+@dataclass(frozen=True)
 class Equivalence:
     """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
@@ -650,7 +664,7 @@ class PlanOverrides:
 
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
 NOT_THE_SETUP = (
-    *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile"),
+    *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile", "noise"),
     *("nonfinite_steps", "cache_dir", "plan", "measure", "hardware"),
 )
 
@@ -689,6 +703,7 @@ class Config:
     checkpoint: Checkpoint = MISSING
     launch: Launch = field(default_factory=Launch)
     profile: Profile = field(default_factory=Profile)
+    noise: Noise = field(default_factory=Noise)
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
     measure: bool = False

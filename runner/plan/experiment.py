@@ -291,6 +291,7 @@ def _experiment(
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
     _check_sync(config, plan, placement.device_type)
+    _check_noise(config, plan, placement.device_type)
     check_profile(config, plan)
     setup = RunSetup(
         config=config,
@@ -340,6 +341,32 @@ def _check_sharding(config: Config) -> None:
     rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
     name = config.optimizer.name
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
+
+
+def _check_noise(config: Config, plan: Plan, device_type: str) -> None:
+    """Refuse to measure the noise of gradients where no two can be compared. Raises UserError."""
+    every, sync = config.noise.every_steps, config.sync
+    if every is None:
+        return
+    local = plan.world_size > 1 and not sync.always_synchronous
+    alone = plan.world_size * plan.accumulation_steps > 1
+    rules = (
+        (alone, "it compares two gradients, and one worker has only one: use accumulation.steps=2, or more workers"),
+        (
+            local or plan.accumulation_steps == 1 or not config.batch.length_sorted,
+            "micro-batches of sorted lengths are not samples of the batch: add batch.length_sorted=false",
+        ),
+        (config.sharding.kind is ShardingKind.none, "no worker has a whole gradient with sharding: use sharding=none"),
+        (plan.shards is None, "equivalence=identical adds gradients in its own way: use equivalence=exact"),
+        (device_type != "xla", "it was not made for torch_xla: use CPUs or GPUs"),
+        (sync.compress is not Compress.powersgd, "PowerSGD keeps what it does not send: use another sync.compress"),
+        (
+            sync.policy is not SyncPolicyName.gradients or not local,
+            "sync=gradients never makes replicas equal: use another policy",
+        ),
+    )
+    for ok, rule in rules:
+        require(ok, "noise.every_steps", every, rule)
 
 
 def check_profile(config: Config, plan: Plan, done: int = 0) -> None:

@@ -142,7 +142,8 @@ def make_plan(
     steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
     total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
     observed = scaling_samples(scaling.batch.name, sizes.global_batch, samples_per_epoch, sizes.world_size)
-    rule = rule_for(scaling, optimizer.name, k if sizes.world_size > 1 else 1)
+    ratio = observed / scaling.reference_batch
+    rule = rule_for(scaling, optimizer, k > 1 and sizes.world_size > 1, ratio)
     fitting = scaled(optimizer, scaling, rule, observed)
     pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in FOLLOW_THE_BATCH}
     warmup_steps = bisect.bisect_left(
@@ -156,7 +157,7 @@ def make_plan(
         sync_window=sizes.global_batch * k,
         reference_batch=scaling.reference_batch,
         base_lr=optimizer.lr,
-        lr_factor=lr_factor(rule, observed / scaling.reference_batch),
+        lr_factor=lr_factor(rule, ratio),
         lr=fitting.lr,
         samples_per_epoch=samples_per_epoch,
         epochs=epochs,

@@ -23,17 +23,20 @@ def scaling_samples(scaling_batch: str, global_batch: int, samples_per_epoch: in
     return observed if scaling_batch == "global_batch" else -(-observed // world_size)
 
 
-def rule_for(scaling: Scaling, optimizer: OptimizerName, k: int) -> ScalingRule:
-    """The rule itself, or what `auto` stands for (docs/scaling.md has the experiment).
+def rule_for(scaling: Scaling, optimizer: Optimizer, local_steps: bool, ratio: float) -> ScalingRule:
+    """The rule itself, or what `auto` stands for; docs/scaling.md has the experiment.
 
-    With k > 1 every local step is one of the replica batch, whose noise Adam divides by: the batch grows between
-    synchronisations only, and the rate has to follow in full.
+    `local_steps`: whether workers step alone between synchronisations, each with a batch for which moving averages of
+    the global batch were not derived; the learning rate is the same. `ratio`: κ.
     """
     if scaling.rule is not ScalingRule.auto:
         return scaling.rule
-    if optimizer is OptimizerName.sgd or k > 1:
+    if optimizer.name is OptimizerName.sgd:
         return ScalingRule.linear
-    return ScalingRule.sde if optimizer in SCALED_BY_SDE else ScalingRule.sqrt
+    if optimizer.name not in SCALED_BY_SDE or local_steps:
+        return ScalingRule.sqrt
+    assert optimizer.betas is not None
+    return ScalingRule.sde if ratio < largest_sde_ratio(optimizer.betas) else ScalingRule.half_life_sqrt
 
 
 def scaled(optimizer: Optimizer, scaling: Scaling, rule: ScalingRule, batch: int) -> Optimizer:
@@ -85,9 +88,14 @@ def settings_text(value: float | Sequence[float]) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers)
 
 
+def largest_sde_ratio(betas: Sequence[float]) -> float:
+    """At and above this κ the rule `sde` gives a β that is not above 0."""
+    return round(1 / (1 - min(betas)), 9)
+
+
 def _require_positive_betas(betas: list[float], scaling: Scaling, batch: int) -> None:
     smallest = min(betas)
-    most = math.ceil(round(scaling.reference_batch / (1 - smallest), 6)) - 1
+    most = math.ceil(scaling.reference_batch * largest_sde_ratio(betas)) - 1
     rule = (
         f"for a batch of {batch}, {batch / scaling.reference_batch:.4g} times scaling.reference_batch="
         f"{scaling.reference_batch}, a β of {smallest:g} would leave (0, 1): use a global batch of at most {most}, or "

@@ -147,19 +147,23 @@ def _shards(experiment: Experiment) -> str:
 
 
 def _learning_rate(experiment: Experiment) -> str:
-    plan, scaling = experiment.plan, experiment.config.scaling
-    rule = _scaling_rule(experiment)
+    plan, rule = experiment.plan, _scaling_rule(experiment)
     if rule is ScalingRule.none:
         return f"base {plan.base_lr:.4g}, not scaled"
-    batch = scaling_samples(scaling.batch.name, plan.global_batch, plan.samples_per_epoch, plan.world_size)
-    ratio = f"{batch} / reference {plan.reference_batch}"
+    ratio = f"{_scaling_batch(experiment)} / reference {plan.reference_batch}"
     shown = {ScalingRule.linear: ratio, ScalingRule.half_life: f"1, for {ratio}"}.get(rule, f"√({ratio})")
     return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({rule.name} rule: {shown})"
 
 
 def _scaling_rule(experiment: Experiment) -> ScalingRule:
     config, plan = experiment.config, experiment.plan
-    return rule_for(config.scaling, config.optimizer.name, plan.k if plan.world_size > 1 else 1)
+    ratio = _scaling_batch(experiment) / plan.reference_batch
+    return rule_for(config.scaling, config.optimizer, plan.k > 1 and plan.world_size > 1, ratio)
+
+
+def _scaling_batch(experiment: Experiment) -> int:
+    plan, batch = experiment.plan, experiment.config.scaling.batch.name
+    return scaling_samples(batch, plan.global_batch, plan.samples_per_epoch, plan.world_size)
 
 
 def _follows_the_batch(experiment: Experiment) -> list[tuple[str, str, str]]:

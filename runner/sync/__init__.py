@@ -58,7 +58,8 @@ def build_sync_policy(
     wire = wire_dtype(sync.compress)
     # torch's hooks that compress take no sparse gradients, nccl cannot send them, torch.compile cannot compute them.
     sends_rows = backend.device.type == "cpu" and wire is None and rank is None and not config.compile
-    synchronous = Synchronous(model, buffers, backend, wire, rank, sends_rows)
+    compares = config.noise.every_steps is not None
+    synchronous = Synchronous(model, buffers, backend, wire, rank, sends_rows, compares)
     if steps.first_local >= plan.optimizer_steps:
         return synchronous
     return PostLocal(synchronous, make_local, steps.first_local)

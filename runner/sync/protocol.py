@@ -19,7 +19,7 @@ class StepFacts:
 
     `samples`: of the global batch; `micro_batches`: that this worker computes, at least one; `local_count`,
     `global_count`: loss terms (labelled samples, or labelled tokens) of this worker's share and of the whole global
-    batch; `lr`: the learning rate.
+    batch; `lr`: the learning rate; `compares_gradients`: whether the noise of the gradient is measured in this step.
     """
 
     step: int
@@ -28,6 +28,7 @@ class StepFacts:
     local_count: int
     global_count: int
     lr: float
+    compares_gradients: bool = False
 
     def averaging_divisor(self, world_size: int) -> float:
         """What each worker divides its loss sum by where gradients are averaged over workers, and not summed.
@@ -114,6 +115,10 @@ class SyncPolicy(Protocol):
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         """Called after the last backward pass of a step; False if this worker skips the optimizer step."""
         return facts.local_count > 0  # without a gradient neither weight decay nor moments may change anything
+
+    def own_gradient(self) -> Tensor | None:
+        """|g|² of this worker's gradient before it was averaged, in a step that compares gradients; None if unknown."""
+        return None
 
     def after_step(self, facts: StepFacts) -> bool:
         """Called on every worker after an optimizer step, also a skipped one; True if workers just synchronised."""

@@ -9,8 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -30,7 +32,8 @@ _ONE_BUCKET_MB = 2**30
 #: which a step may use all rows, are smaller.
 _SENT_AS_ROWS_BYTES = 2**25
 
-_COMPRESS_HOOKS = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
+_Hook = Callable[[Any, GradBucket], "torch.futures.Future[Tensor]"]
+_COMPRESS_HOOKS: dict[torch.dtype, _Hook] = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
 
 class Synchronous(SyncPolicy):
@@ -38,7 +41,7 @@ class Synchronous(SyncPolicy):
 
     `wire`: the dtype of gradients on the wire, None for their own. `rank`: of the products as which gradients of
     matrices are sent (PowerSGD); None: they are sent as they are. `sends_rows`: whether large embeddings send only
-    the rows of their gradient that a step has used.
+    the rows of their gradient that a step has used. `compares`: whether some steps compare gradients.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Synchronous(SyncPolicy):
         wire: torch.dtype | None = None,
         rank: int | None = None,
         sends_rows: bool = False,
+        compares: bool = False,
     ) -> None:
         self._backend, self._wire = backend, wire
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -67,8 +71,11 @@ class Synchronous(SyncPolicy):
             tables = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding)}
             if sends_rows and not tables.issuperset(parameters):  # DDP needs at least one parameter
                 self._embeddings = _without_ddp(model)
-            self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank)
+            before_sending = self._note_own_gradient if compares else None
+            self.forward_model = _data_parallel(model, backend, wire, self._low_rank, before_sending)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
+        #: In a step that compares gradients: the squared norms of this worker's, by bucket.
+        self._own_gradient: list[Tensor] | None = None
         self._steps = 0
         #: Of a run that this one continues: its steps, and the seconds in which gradients were in flight, and in which
         #: the backward pass waited for them.
@@ -87,6 +94,7 @@ class Synchronous(SyncPolicy):
         if not isinstance(self.forward_model, _DataParallel):
             return nullcontext()
         self.collective_backward = number + 1 == facts.micro_batches
+        self._own_gradient = [] if facts.compares_gradients else None
         return nullcontext() if self.collective_backward else self.forward_model.no_sync()
 
     def before_backward(self) -> None:
@@ -107,6 +115,13 @@ class Synchronous(SyncPolicy):
         missing = [name for name, parameter in self._trainable.items() if parameter not in self._reached]
         require_gradients(missing, "sync.k=1", "average weights: sync.k=2 or more")
 
+    def _note_own_gradient(self, bucket: Tensor) -> None:
+        if self._own_gradient is not None:
+            self._own_gradient.append(torch.dot(bucket, bucket))
+
+    def own_gradient(self) -> Tensor | None:
+        return torch.stack(self._own_gradient).double().sum() if self._own_gradient else None
+
     @torch.no_grad()
     def _average_rows(self) -> None:
         gradients = []
@@ -118,6 +133,7 @@ class Synchronous(SyncPolicy):
                 self._row_bytes += gradient.indices().nbytes + gradient.values().nbytes
             else:
                 self._row_bytes += gradient.nbytes
+            self._note_own_gradient((gradient.values() if gradient.is_sparse else gradient).flatten())
             gradients.append(gradient.div_(self._backend.world_size))
         if gradients:
             self._row_seconds += self._backend.start_all_reduce(gradients, async_op=False)() or 0.0
@@ -229,6 +245,12 @@ class _DataParallel(DistributedDataParallel):
         self.reducer.prepare_for_backward([])
 
 
+def _average_bucket(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """What DDP does without a hook, with the same bits."""
+    scaled = bucket.buffer().mul_(1.0 / dist.get_world_size())
+    return dist.all_reduce(scaled, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
 def _without_ddp(model: nn.Module) -> list[GradientKeepingEmbedding]:
     """Have DDP leave out the gradients of large embeddings, and let these have the rows that a step has used.
 
@@ -244,8 +266,14 @@ def _without_ddp(model: nn.Module) -> list[GradientKeepingEmbedding]:
 
 
 def _data_parallel(
-    model: nn.Module, device: torch.device, wire: torch.dtype | None, low_rank: LowRankGradients | None
+    model: nn.Module,
+    backend: Backend,
+    wire: torch.dtype | None,
+    low_rank: LowRankGradients | None,
+    before_sending: Callable[[Tensor], None] | None = None,
 ) -> _DataParallel:
+    """`before_sending`: called with each bucket of this worker's own gradients."""
+    device = backend.device
     with warnings.catch_warnings():
         # torch 2.13 deprecates `broadcast_buffers`, and recommends to keep using it for exactly this case: buffers are
         # local to a worker, and broadcasting them would communicate on accumulation micro-batches, too.
@@ -259,9 +287,17 @@ def _data_parallel(
         )
     if low_rank is not None:
         wrapped.register_comm_hook(None, lambda state, bucket: low_rank(bucket))  # DDP refuses its annotations
-    if wire is not None:
-        hook = _COMPRESS_HOOKS[wire]
-        # Registered under its own name, torch refuses bf16 on all backends but nccl. Gloo can sum it as well.
+    # Registered under its own name, torch refuses bf16 on all backends but nccl. Gloo can sum it as well.
+    hook: _Hook = _COMPRESS_HOOKS[wire] if wire is not None else _average_bucket
+    if before_sending is not None:
+
+        def note_and_send(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+            before_sending(bucket.buffer())
+            return hook(None, bucket)
+
+        note_and_send.__annotations__ = {}  # DDP refuses those that are not evaluated
+        wrapped.register_comm_hook(None, note_and_send)
+    elif wire is not None:
         wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
     # DDP times the first ten steps, which build buckets, and then one of a hundred by default: sample more often.
     wrapped._set_ddp_runtime_logging_sample_rate(10)
@@ -307,6 +343,9 @@ class PostLocal(SyncPolicy):
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         return self._policy.before_optimizer_step(facts)
+
+    def own_gradient(self) -> Tensor | None:
+        return self._policy.own_gradient()
 
     def after_step(self, facts: StepFacts) -> bool:
         synchronised = self._policy.after_step(facts)

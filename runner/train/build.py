@@ -444,6 +444,7 @@ def _result(
         **utilisation,
         compilations=loop.compilations.total(),
         train_loss=meter.loss_total / max(meter.count_total, 1),
+        noise=loop.noise.result(),
         eval=loop.final_metrics,
         best={"step": best.step, job.config.evaluation.metric: best.value},
         batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),

@@ -37,6 +37,7 @@ from runner.train.early_stopping import BestTracker
 from runner.train.evaluate import Predictor
 from runner.train.finite import FiniteNumbers
 from runner.train.ledger import Ledger, LedgerError
+from runner.train.noise import GradientNoise, squared_norm
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
 from runner.train.result import SmallerMicroBatches
@@ -52,7 +53,7 @@ LogMetrics = Callable[[int, dict[str, float]], None]
 _MAX_FAILURES = 10
 
 #: The parts of a loop that save and restore their own state; the model and the optimizer are saved besides.
-_STATEFUL = ("scaler", "order", "policy", "ledger", "meter", "finite", "best")
+_STATEFUL = ("scaler", "order", "policy", "ledger", "meter", "noise", "finite", "best")
 
 
 class Loop:
@@ -107,6 +108,7 @@ class Loop:
         self.first_step_at: float | None = None
         self.first_step_compile_s: float | None = None
         self._counts = label_counts(prepared.train)
+        self.noise = GradientNoise(config.noise.every_steps, backend, float(self._counts.mean()))
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = list(model.buffers())
         self._evaluation_due = self._evaluation_stopped = False
@@ -206,6 +208,7 @@ class Loop:
         gradient_norm, applied, skipped = None, False, False
         trained: list[np.ndarray] = []
         tokens = Tokens()
+        own_gradient = None
 
         self._before_passes = self._changed_by_passes()
         meter.begin("data")
@@ -222,6 +225,8 @@ class Loop:
                 meter.begin("backward")
                 policy.before_backward()
                 self.scaler.scale(loss_sum / self.backend.scalar(divisor, loss_sum.dtype)).backward()
+            if facts.compares_gradients and number == 0 and facts.micro_batches > 1:
+                own_gradient = squared_norm(self._parameters)
             losses.append(loss_sum.detach())
             step_count += count
             meter.begin("data")
@@ -230,8 +235,13 @@ class Loop:
         step_loss = policy.loss_sum(facts, losses, self._parameters[0].dtype)
         if policy.before_optimizer_step(facts):
             meter.begin("optimizer")
-            gradient_norm, skipped = self._optimizer_step()
+            scale = self.scaler.get_scale() if facts.compares_gradients else 1.0
+            gradient_norm, skipped = self._optimizer_step(facts.compares_gradients)
             applied = not skipped
+            if facts.compares_gradients:
+                assert gradient_norm is not None
+                own_gradient = policy.own_gradient() if own_gradient is None else own_gradient
+                self._compare_gradients(facts, trained[0], divisor * scale, own_gradient, gradient_norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.backend.mark_step()
         meter.begin("other")
@@ -286,17 +296,31 @@ class Loop:
         local_count = int(self._counts[np.concatenate(ids)].sum())
         permutation = self.order.epoch_permutation(self.order.epoch)
         global_count = int(self._counts[permutation[step.start : step.stop]].sum())
-        return StepFacts(self.optimizer_step, step.samples, len(ids), local_count, global_count, lr)
+        compares = self.config.sync.always_synchronous and self.noise.is_due(self.optimizer_step)
+        return StepFacts(self.optimizer_step, step.samples, len(ids), local_count, global_count, lr, compares)
 
-    def _optimizer_step(self) -> tuple[torch.Tensor | None, bool]:
+    def _compare_gradients(
+        self, facts: StepFacts, rows: np.ndarray, divisor: float, own: torch.Tensor | None, global_norm: torch.Tensor
+    ) -> None:
+        """Note the noise of the gradient. `own`: |g|² of the loss terms of `rows` ÷ `divisor`."""
+        terms = int(self._counts[rows].sum())
+        if own is None:  # this worker has the whole global batch
+            own, terms = torch.zeros((), dtype=torch.float64), 0
+        mean = own * (divisor / max(terms, 1)) ** 2
+        self.noise.add(mean, terms, len(rows), global_norm.double().square(), facts.samples)
+
+    def _optimizer_step(self, needs_norm: bool) -> tuple[torch.Tensor | None, bool]:
         """Clip gradients, step the optimizer and update the loss scale.
 
-        Returns the norm of the gradients, if they are clipped, and whether the fp16 scaler skipped the step.
+        Returns the norm of the gradients before clipping, if they are clipped or it is needed, and whether the fp16
+        scaler skipped the step.
         """
         self.scaler.unscale_(self.optimizer)
         norm = None
         if self.config.optimizer.clip_norm is not None:
             norm = full(clip_grad_norm_(self._parameters, self.config.optimizer.clip_norm))
+        elif needs_norm:
+            norm = squared_norm(self._parameters).sqrt()
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -358,6 +382,9 @@ class Loop:
                 )
         if any(record.repeated for record in records):
             self._agree_on_micro_batches(records)
+        noise = self.noise.reduce(wait)
+        if noise and self.backend.rank == 0:
+            self._log(self.optimizer_step, noise)
         self._log_synchronisations()
         if self.backend.rank == 0 and records:
             self._log_training(records, stats)
@@ -390,6 +417,9 @@ class Loop:
             metrics = record.metrics()
             self.synchronisations.append(metrics)
             self._log(record.step, _without_none({f"sync/{name}": value for name, value in metrics.items()}))
+            samples = self.plan.samples_before(record.step) - self.plan.samples_before(record.step - record.steps)
+            if noise := self.noise.add_updates(record, samples):
+                self._log(record.step, noise)
 
     @property
     def predictor(self) -> Predictor:
@@ -492,7 +522,7 @@ class Loop:
             on_cpu = {name: torch.empty_like(tensor, device="cpu") for name, tensor in weights.items()}
             state = {**state, "best": {**best, "weights": restored(best["weights"], on_cpu)}}
         for name in _STATEFUL:
-            if state[name]:  # that of the scaler is empty in any precision but fp16
+            if state.get(name):  # that of the scaler is empty in any precision but fp16, and older ones have no noise
                 getattr(self, name).load_state_dict(state[name])
         self._stalled_before = self.policy.stats().backward_stall_seconds
         self.optimizer_step = state["optimizer_step"]

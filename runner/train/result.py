@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.backends import Compilations
+from runner.train.noise import NoiseScale
 from runner.train.tokens import Tokens
 
 #: What the summary reports elsewhere: in its block `speed`, and in the certificate.
@@ -33,11 +34,12 @@ class RunResult:
     `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases. `step_s`: seconds
     of an optimizer step by phase. `evaluation_s`: of all evaluations. `flops_per_sample`: operations to train a sample,
     `peak_flops_per_s`: what the devices of all workers could do (see train/flops.py). `peak_memory_bytes`: of each
-    worker, by rank. `compilations`: of the whole run. `train_loss`: mean over the run. `eval`: the metrics of the saved
-    weights. `best`: the step and value of the best evaluation. `batch_statistics`: whether the model has batch
-    normalisation. `parameters`: of the model, with those of an adapter, and how many of them are trained. `truncated`:
-    how many texts the recipe has truncated (see `Recipe.prepare`). `machine`: the hardware, in words. `weights_digest`:
-    of the weights that were trained, before an adapter is merged, where any number of workers must have the same.
+    worker, by rank. `noise`: of the gradient, where it was measured. `compilations`: of the whole run. `train_loss`:
+    mean over the run. `eval`: the metrics of the saved weights. `best`: the step and value of the best evaluation.
+    `batch_statistics`: whether the model has batch normalisation. `parameters`: of the model, with those of an adapter,
+    and how many of them are trained. `truncated`: how many texts the recipe has truncated (see `Recipe.prepare`).
+    `machine`: the hardware, in words. `weights_digest`: of the weights that were trained, before an adapter is merged,
+    where any number of workers must have the same.
     `smaller_micro_batches`: than planned, for lack of memory.
     """
 
@@ -62,6 +64,7 @@ class RunResult:
     peak_memory_bytes: tuple[int, ...] | None = None
     compilations: Compilations | None = None
     train_loss: float | None = None
+    noise: NoiseScale | None = None
     eval: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, Any] | None = None
     batch_statistics: bool = False

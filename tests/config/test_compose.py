@@ -146,7 +146,7 @@ def test_defaults() -> None:
     assert (config.seed, config.max_steps, config.sync.k, config.accumulation.steps) == (0, None, 1, 1)
     assert (config.batch.mode.name, config.batch.global_batch) == ("fixed_global", 48)
     assert (config.device.kind.name, config.device.workers, config.precision.name.name) == ("auto", None, "fp32")
-    assert (config.scaling.rule.name, trackers(config)) == ("linear", ["mlflow"])
+    assert (config.scaling.rule.name, trackers(config)) == ("auto", ["mlflow"])
 
 
 def test_recipe_brings_what_it_was_tuned_with() -> None:
@@ -163,7 +163,7 @@ def test_settings_reach_config_and_plan() -> None:
     experiment = prepared(
         *("device=cpu", "device.workers=3", "seed=1", "epochs=2", "max_steps=50", "sync.k=4", "accumulation.steps=2"),
         *("device.length_buckets=[8,16,32]", "batch.global_batch=96", "batch.drop_last=true", "optimizer.lr=2e-5"),
-        *("scaling.reference_batch=24", "schedule.warmup_share=0", "recipe.data.train_samples=960"),
+        *("scaling=linear", "scaling.reference_batch=24", "schedule.warmup_share=0", "recipe.data.train_samples=960"),
     )
     config, plan = experiment.config, experiment.plan
     assert (config.seed, config.device.length_buckets, config.optimizer.lr) == (1, [8, 16, 32], 2e-5)

@@ -53,6 +53,9 @@ EXACT: dict[str, Any] = {"overrides": "equivalence=exact"}
 #: The same bits on any number of workers.
 SHARDS: dict[str, Any] = {"overrides": "equivalence=identical"}
 
+#: What follows the batch by the default rule.
+SCALED = {"learning_rate", "scaled_settings"}
+
 #: For each property a minimal difference: its name, the level, a baseline, a setup, and properties that differ with it.
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("recipe", NOT_COMPARABLE, {}, {"overrides": "recipe.model.layers=3"}, set()),
@@ -77,6 +80,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("learning_rate", COMPARABLE, {}, {"overrides": "optimizer.lr=2e-3"}, set()),
     ("schedule", COMPARABLE, {}, {"overrides": "schedule=cosine"}, {"learning_rate"}),
     ("optimizer", NOT_COMPARABLE, {}, {"overrides": "optimizer.weight_decay=0.1"}, set()),
+    ("scaled_settings", COMPARABLE, {}, {"overrides": "scaling=half_life scaling.reference_batch=24"}, set()),
     ("clipping", NOT_COMPARABLE, {}, {"overrides": "optimizer.clip_norm=2"}, set()),
     (
         "clipping_scope",
@@ -162,8 +166,8 @@ def test_a_difference_in_each_property(
             {"sync", "loss_normalisation", "clipping_scope", "world_size"},
         ),
         # Settings that change the learning rate.
-        ({"overrides": "batch.global_batch=96"}, COMPARABLE, {"global_batch", "data_order", "learning_rate"}),
-        ({"overrides": "scaling.reference_batch=24"}, COMPARABLE, {"learning_rate"}),
+        ({"overrides": "batch.global_batch=96"}, COMPARABLE, {"global_batch", "data_order", *SCALED}),
+        ({"overrides": "scaling.reference_batch=24"}, COMPARABLE, SCALED),
         ({"overrides": "schedule.warmup_share=0.5"}, COMPARABLE, {"schedule", "learning_rate"}),
         ({"overrides": "schedule=constant"}, COMPARABLE, {"schedule", "learning_rate"}),
         # Settings that change only speed and logs, or the order of samples within a step under exact dropout.
@@ -208,7 +212,10 @@ def test_how_data_are_found_is_no_difference() -> None:
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ("batch.global_batch=96 optimizer.lr=1e-3", "batch.global_batch=96 scaling=none optimizer.lr=2e-3"),
+        (
+            "batch.global_batch=96 scaling=linear optimizer.lr=1e-3",
+            "batch.global_batch=96 scaling=none optimizer.lr=2e-3",
+        ),
         ("batch.global_batch=192 scaling=sqrt", "batch.global_batch=192 scaling=none optimizer.lr=2e-3"),
         ("epochs=3", ""),  # a longer run has the same rate at the same share of its samples
     ],
@@ -372,11 +379,11 @@ def test_a_run_that_stopped_early_is_not_comparable() -> None:
             COMPARABLE,
             "accumulation_steps dropout global_batch data_order",
         ),
-        ("device=cpu4 scaling.batch=replica_batch", COMPARABLE, "world_size dropout learning_rate"),
+        ("device=cpu4 scaling.batch=replica_batch", COMPARABLE, "world_size dropout learning_rate scaled_settings"),
         (
             "device=cpu2 max_steps=7 batch=per_device",
             COMPARABLE,
-            "world_size dropout global_batch data_order learning_rate",
+            "world_size dropout global_batch data_order learning_rate scaled_settings",
         ),
     ],
 )
@@ -388,11 +395,11 @@ def test_levels_of_command_lines(overrides: str, level: str, names: str, monkeyp
 
 
 def test_the_baseline_per_device_keeps_the_micro_batch() -> None:
-    """Four workers of 32 samples are compared with one worker of 32, at a quarter of the learning rate."""
+    """Four workers of 32 samples are compared with one worker of 32, at half of the learning rate."""
     certificate = prepared("batch=per_device device=cpu4 scaling.reference_batch=32").certificate
     assert (found(certificate, "global_batch").value, found(certificate, "global_batch").baseline) == (128, 32)
     rate = found(certificate, "learning_rate")
-    assert (rate.value, rate.baseline, rate.change) == (pytest.approx(4e-3), pytest.approx(1e-3), "× 4")
+    assert (rate.value, rate.baseline, rate.change) == (pytest.approx(2e-3), pytest.approx(1e-3), "× 2")
     assert found(certificate, "samples_seen").equal
 
 

@@ -96,8 +96,8 @@ def test_shards_stay_on_other_workers() -> None:
 
 def test_the_certificate_lists_the_segments() -> None:
     """Its level is the worst of all; what was trained on two setups has another digest than on one."""
-    start = experiment("device=cpu2", "sync.k=2")
-    other = resumed(start, "device=cpu", "sync.k=2")
+    start = experiment("device=cpu2", "sync.k=2", "scaling=none")
+    other = resumed(start, "device=cpu", "sync.k=2", "scaling=none")
     first, second = other.certificate.segments
     assert (first.after_step, first.until_step, first.workers, first.level) == (0, 3, 2, "comparable")
     assert {"sync", "world_size"} <= set(first.differs)
@@ -105,6 +105,9 @@ def test_the_certificate_lists_the_segments() -> None:
     assert second.level == "equivalent"
     assert other.certificate.level == "comparable"
     assert other.setup_name.startswith("cpu2 → cpu")
-    assert other.setup_digest not in (start.setup_digest, experiment("device=cpu", "sync.k=2").setup_digest)
+    assert other.setup_digest not in (
+        start.setup_digest,
+        experiment("device=cpu", "sync.k=2", "scaling=none").setup_digest,
+    )
     assert other.began_after == other.accumulating(2).began_after == 3
     assert Segment.from_json(other.certificate.as_json()["segments"][0]) == first

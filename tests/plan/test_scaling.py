@@ -59,18 +59,21 @@ def test_largest_batch_of_the_sde_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "k", "rule"),
+    ("overrides", "local_steps", "ratio", "rule"),
     [
-        (OptimizerName.adamw, 1, "sde"),
-        (OptimizerName.adam, 1, "sde"),
-        (OptimizerName.adafactor, 1, "sqrt"),
-        (OptimizerName.sgd, 1, "linear"),
-        (OptimizerName.adamw, 4, "linear"),
+        ("optimizer=adamw", False, 9.99, "sde"),
+        ("optimizer=adamw", False, 10, "half_life_sqrt"),
+        ("optimizer=adamw optimizer.betas=[0.9,0.5]", False, 2, "half_life_sqrt"),
+        ("optimizer=adam", False, 0.25, "sde"),
+        ("optimizer=adafactor", False, 8, "sqrt"),
+        ("optimizer=sgd", False, 8, "linear"),
+        ("optimizer=adamw", True, 8, "sqrt"),
     ],
 )
-def test_what_auto_stands_for(optimizer: OptimizerName, k: int, rule: str) -> None:
-    assert rule_for(Scaling(ScalingRule.auto, reference_batch=8), optimizer, k).name == rule
-    assert rule_for(Scaling(ScalingRule.none, reference_batch=8), optimizer, k).name == "none"
+def test_what_auto_stands_for(overrides: str, local_steps: bool, ratio: float, rule: str) -> None:
+    optimizer = configured(overrides).optimizer
+    assert rule_for(Scaling(ScalingRule.auto, reference_batch=8), optimizer, local_steps, ratio).name == rule
+    assert rule_for(Scaling(ScalingRule.none, reference_batch=8), optimizer, local_steps, ratio).name == "none"
 
 
 @pytest.mark.parametrize("setup", ["batch.global_batch=192", "device=cpu4 batch=per_device batch.micro_batch=48"])

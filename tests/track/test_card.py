@@ -118,15 +118,18 @@ def test_mlflow_run_id_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_params_are_few_and_tell_setups_apart() -> None:
-    one, other = (run_params(experiment(*o)) for o in ([], ["device.workers=2", "sync.k=4"]))
+    one, other = (run_params(experiment("batch.global_batch=48", *o)) for o in ([], ["device.workers=2", "sync.k=4"]))
     assert len(one) <= 30
     assert {key for key in one if one[key] != other[key]} == {"device", "world_size", "micro_batch", "k"}
 
 
+LINEAR = ("scaling=linear", "scaling.reference_batch=24")
+
+
 def test_params_are_as_typed() -> None:
     """Numbers without rounding errors; data files by name, with what else distinguishes runs."""
-    card = card_of(experiment("optimizer.lr=5e-5", "batch.global_batch=72", "scaling.reference_batch=24"), {})
-    assert experiment("optimizer.lr=5e-5", "batch.global_batch=72", "scaling.reference_batch=24").plan.lr != 0.00015
+    card = card_of(experiment("optimizer.lr=5e-5", "batch.global_batch=72", *LINEAR), {})
+    assert experiment("optimizer.lr=5e-5", "batch.global_batch=72", *LINEAR).plan.lr != 0.00015
     shown = {name: card.params[name] for name in ("lr", "base_lr", "max_length", "clip_norm", "compile")}
     assert shown == {"lr": "0.00015", "base_lr": "5e-05", "max_length": "32", "clip_norm": "1", "compile": "false"}
     files = {"data": {"train": "/mine/in_domain_train.tsv", "eval": None, "hub_name": "glue", "hub_eval": "dev"}}

@@ -1,0 +1,114 @@
+"""The noise of the gradient, against a closed form and against the gradients of single samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes.synthetic.linear import _inputs
+from runner.data.recipe import label_counts
+from runner.errors import UserError
+from tests.configured import prepared
+from tests.pool import WorkerPool
+from tests.replicas import make_loop, noise_of, train
+from tests.runs import only_folder, read, run
+from tests.token_recipe import TOKENS
+
+#: The gradient of a row is the row, whatever the weights are.
+LINEAR = ["recipe=linear", "epochs=150", "noise.every_steps=1", "optimizer.momentum=0", "precision=fp64"]
+
+
+def closed_form() -> float:
+    """tr(Σ) / |G|² of rows of which an epoch draws each once."""
+    rows = _inputs().double()
+    trace = float(rows.var(dim=0, correction=1).sum())
+    return trace / (float(rows.mean(dim=0).square().sum()) - trace / len(rows))
+
+
+@pytest.mark.parametrize(
+    ("workers", "overrides"),
+    [
+        (1, ["batch.micro_batch=2", "accumulation.steps=2", "epochs=1500"]),  # of one part per step
+        (2, ["batch.micro_batch=2"]),
+        (2, ["batch.micro_batch=1", "accumulation.steps=2", "epochs=600"]),
+        (3, ["batch.micro_batch=1", "optimizer.clip_norm=0.1"]),  # before clipping; tails of two samples
+        (2, ["batch.micro_batch=1", "sync.k=2"]),  # from what workers have learnt alone
+        (2, ["batch.micro_batch=2", "noise.every_steps=3"]),
+    ],
+)
+def test_closed_form(pool: WorkerPool, workers: int, overrides: list[str]) -> None:
+    noise, _ = pool.run(workers, noise_of, [*LINEAR, *overrides])[0]
+    assert noise.scale == pytest.approx(closed_form(), rel=0.05)
+    assert abs(noise.scale - closed_form()) < 4 * noise.standard_error < 0.4 * closed_form()
+
+
+@pytest.mark.parametrize(
+    ("workers", "overrides"),
+    [(3, ["batch.global_batch=24"]), (3, ["sync.compress=bf16", "precision=fp32"]), (1, ["accumulation.steps=3"])],
+)
+def test_measuring_changes_no_bit(pool: WorkerPool, workers: int, overrides: list[str]) -> None:
+    overrides = [*overrides, "batch.length_sorted=false", "max_steps=6"]
+    plain = pool.run(workers, train, overrides)[0]
+    measured = pool.run(workers, train, [*overrides, "noise.every_steps=2"])[0]
+    assert all(torch.equal(plain["weights"][name], measured["weights"][name]) for name in plain["weights"])
+    logged = [metrics for _, metrics in measured["logged"]]
+    assert any("noise/trace" in metrics for metrics in logged)
+    assert not any("noise/trace" in metrics for _, metrics in plain["logged"])
+
+
+def single_samples(backend: object, overrides: list[str]) -> tuple[float, float]:
+    """tr(Σ) and |G|² of the model's first step, from the gradient of each sample: G is Σ gradients ÷ Σ terms."""
+    loop = make_loop(backend, overrides)  # type: ignore[arg-type]
+    table = loop.prepared.train
+    gradients = []
+    for row in range(len(table)):
+        loop.model.zero_grad()
+        loop.recipe.loss(loop.model, loop.recipe.collate(table[[row]], loop.prepared))[0].backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in loop.model.parameters() if p.grad is not None]))
+    each, terms = torch.stack(gradients), torch.tensor(label_counts(table)).double()
+    mean = each.sum(0) / terms.sum()
+    residuals = (each - terms[:, None] * mean) / terms.mean()
+    trace = float(residuals.square().sum() / (len(table) - 1))
+    return trace, float(mean.square().sum()) - trace / len(table)
+
+
+@pytest.mark.parametrize("overrides", [[], TOKENS])
+def test_against_the_gradients_of_single_samples(pool: WorkerPool, overrides: list[str]) -> None:
+    """Also for a loss over tokens, of which some samples have ten and others none."""
+    still = [*overrides, "optimizer.lr=1e-30", "scaling=none", "recipe.padding=longest", "batch.length_sorted=false"]
+    ((trace, squared),) = pool.run(1, single_samples, still)
+    many = ["epochs=60", "batch.global_batch=50", "noise.every_steps=1", "optimizer.weight_decay=0"]
+    found = pool.run(5, train, [*still, *many])[0]["noise"]
+    assert found.trace == pytest.approx(trace, rel=0.1)
+    assert found.squared_gradient == pytest.approx(squared, rel=0.15, abs=trace / 100)
+
+
+def test_a_run_reports_its_noise_and_continues_it(here: Path) -> None:
+    """In the summary and the log; a resumed run ends with the same figures."""
+    measured = ["device=cpu2", "noise.every_steps=2", "checkpoint.every_steps=6"]
+    assert run(*measured) == 0
+    folder = only_folder(here)
+    whole = read(folder, "summary.json")["noise"]
+    assert whole["measurements"] == 5
+    assert "noise/trace" in (folder / "metrics.jsonl").read_text()
+    (folder / "summary.json").unlink()
+    assert run(f"resume={folder}", base=[]) == 0
+    assert read(folder, "summary.json")["noise"] == pytest.approx(whole, rel=1e-6)  # DDP's buckets are others
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "device=cpu",
+        "device=cpu accumulation.steps=2",
+        "device=cpu2 sharding=fsdp",
+        "device=cpu2 equivalence=identical",
+        "device=cpu2 sync=gradients sync.k=4",
+        "device=cpu2 noise.every_steps=0",
+    ],
+)
+def test_where_no_two_gradients_can_be_compared(overrides: str) -> None:
+    with pytest.raises(UserError, match=r"^noise\.every_steps="):
+        prepared(f"noise.every_steps=1 {overrides}")
