@@ -54,6 +54,19 @@ def verify_main(arguments: Sequence[str]) -> int:
     return guarded(action)
 
 
+def scale_main(arguments: Sequence[str]) -> int:
+    """Run `python -m runner.scale` with these arguments; the exit code."""
+
+    def action() -> int:
+        silence_libraries()
+        _start_forkserver(several_jobs=True)
+        from runner.scale.command import scale  # after the forkserver has started
+
+        return scale(arguments, Terminal(highlight=False))
+
+    return guarded(action)
+
+
 def evaluate_main(arguments: Sequence[str]) -> int:
     """Run `python -m runner.evaluate` with these arguments; the exit code."""
 

@@ -15,7 +15,7 @@ LAYERS = (
     ("api", "audit"),
     ("cli",),
     ("evidence",),
-    ("evaluate", "predict", "sweep", "verify"),
+    ("evaluate", "predict", "scale", "sweep", "verify"),
     ("compare",),
     ("run",),
     ("track",),

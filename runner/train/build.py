@@ -378,7 +378,8 @@ def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
     """The tokenised data. One worker of each machine tokenises; the others map the same cache entry. A collective."""
     progress = PhaseProgress(job.folder, "tokenising", "texts") if backend.rank == 0 else None
     cache = Cache(job.config.cache_dir, progress)
-    entry = recipe.prepare(cache, job.facts) if backend.local_rank == 0 else None
+    first = backend.local_rank == 0 or backend.world_size == 1
+    entry = recipe.prepare(cache, job.facts) if first else None
     # Wait for all machines. The entry's name, not its path: another machine may keep its cache elsewhere.
     names = backend.wait_for_all(entry.name if entry is not None else None)
     return dataclasses.replace(Prepared.load(cache.root / names[0]), compiles=backend.compiles)

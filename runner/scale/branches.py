@@ -1,0 +1,159 @@
+"""The branches of a test, and what follows from their results. Pure arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.compare.statistics import Estimate, Interval, mean_of
+from runner.compare.verdict import EQUIVALENCE_LEVEL
+
+#: Windows of a branch that shows how many more samples a batch needs.
+LONGER = (1.5, 2.0)
+SAME, WORSE, UNDECIDED = "the same", "worse", "undecided"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Training from the common weights in steps of `batch` samples, scaled by `rule`, over `windows` windows."""
+
+    batch: int
+    rule: str
+    seed: int
+    windows: float = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`loss`: on the evaluation data; infinite if the branch diverged. `metric`: the recipe's."""
+
+    loss: float
+    metric: float
+    seconds: float
+
+
+Outcomes = Mapping[Branch, Outcome]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A batch with a rule against the reference batch, over the seeds.
+
+    `difference`: of losses, above 0 where the larger batch is worse; `diverged`: branches.
+    """
+
+    batch: int
+    rule: str
+    difference: Estimate
+    verdict: str
+    diverged: int
+
+    @property
+    def interval(self) -> Interval:
+        return self.difference.interval(EQUIVALENCE_LEVEL)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`progress`: by how much the reference batch lowers the loss in a window; `limit`: how much less is the same.
+
+    `largest`: the largest batch up to which some rule keeps every batch, and `rule` the best there; the reference batch
+    and None without one. `beyond`: the best cell of the next batch, None if there is none; `more_samples`: how many
+    times the samples it needs for the same loss; infinite for more than were tried, None where it was not measured.
+    """
+
+    reference: int
+    start_loss: float
+    progress: float
+    limit: float
+    cells: tuple[Cell, ...]
+    largest: int
+    rule: str | None
+    beyond: Cell | None
+    more_samples: float | None
+
+    @property
+    def best(self) -> Mapping[int, Cell]:
+        """For each batch the rule with the lowest loss."""
+        return best_cells(self.cells)
+
+
+def planned(reference: int, batches: Sequence[int], rules: Mapping[int, Sequence[str]], seeds: int) -> list[Branch]:
+    """The branches of the test: by seed, so that an interrupted test has something of every batch.
+
+    `rules`: those that apply to each batch; at the reference batch they are all the same.
+    """
+    return [
+        branch
+        for seed in range(seeds)
+        for branch in (
+            Branch(reference, "none", seed),
+            *(Branch(batch, rule, seed) for batch in batches for rule in rules[batch]),
+        )
+    ]
+
+
+def longer(findings: Findings, seeds: int) -> list[Branch]:
+    """The branches that show how many more samples the first batch needs that is not the same."""
+    cell = findings.beyond
+    if cell is None or cell.verdict == SAME or cell.diverged:
+        return []
+    return [Branch(cell.batch, cell.rule, seed, windows) for seed in range(seeds) for windows in LONGER]
+
+
+def find(outcomes: Outcomes, reference: int, start_loss: float, margin: float) -> Findings:
+    """What the branches show. `margin`: the share of the reference batch's progress that may be lost."""
+    at_reference = {branch.seed: outcome.loss for branch, outcome in outcomes.items() if branch.batch == reference}
+    progress = start_loss - sum(at_reference.values()) / len(at_reference)
+    limit = margin * progress
+    found: dict[tuple[int, str], dict[int, float]] = {}
+    for branch, outcome in outcomes.items():
+        if branch.batch != reference and branch.windows == 1:
+            found.setdefault((branch.batch, branch.rule), {})[branch.seed] = outcome.loss - at_reference[branch.seed]
+    cells = tuple(_cell(batch, rule, list(values.values()), limit) for (batch, rule), values in sorted(found.items()))
+    largest, rule, beyond = reference, None, None
+    for batch, best in best_cells(cells).items():
+        if best.verdict != SAME:
+            beyond = best
+            break
+        largest, rule = batch, best.rule
+    more = _more_samples(outcomes, beyond, at_reference) if beyond is not None else None
+    return Findings(reference, start_loss, progress, limit, cells, largest, rule, beyond, more)
+
+
+def best_cells(cells: Sequence[Cell]) -> dict[int, Cell]:
+    """The cell with the lowest loss of each batch, in ascending order."""
+    best: dict[int, Cell] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.batch, cell.difference.value)):
+        best.setdefault(cell.batch, cell)
+    return best
+
+
+def _cell(batch: int, rule: str, differences: Sequence[float], limit: float) -> Cell:
+    diverged = sum(not math.isfinite(one) for one in differences)
+    if diverged:
+        return Cell(batch, rule, Estimate(math.inf, "", (0, 0), (math.nan, math.nan)), WORSE, diverged)
+    difference = mean_of(differences)
+    interval = difference.interval(EQUIVALENCE_LEVEL)  # one-sided at 5%: a lower loss is no reason for another verdict
+    verdict = SAME if interval.high < limit else WORSE if interval.low > limit else UNDECIDED
+    return Cell(batch, rule, difference, verdict, diverged)
+
+
+def _more_samples(outcomes: Outcomes, cell: Cell, at_reference: Mapping[int, float]) -> float | None:
+    """At how many windows the mean loss is that of the reference batch, between those that were tried."""
+    means = [(1.0, cell.difference.value)]
+    for windows in LONGER:
+        own = [
+            outcome.loss - at_reference[branch.seed]
+            for branch, outcome in outcomes.items()
+            if (branch.batch, branch.rule, branch.windows) == (cell.batch, cell.rule, windows)
+        ]
+        if not own:
+            return None
+        means.append((windows, sum(own) / len(own)))
+    for (before, worse), (after, better) in itertools.pairwise(means):
+        if better <= 0 < worse:
+            return before + (after - before) * worse / (worse - better)
+    return math.inf if means[0][1] > 0 else 1.0

@@ -1,0 +1,183 @@
+"""The findings of a branch test: a sentence, a table, a picture, and a run in MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import runner.compare
+from runner.folder.files import write_json, write_text
+from runner.folder.metrics_log import MetricsLog
+from runner.plan.experiment import Experiment
+from runner.plan.tables import plain_table
+from runner.run.summary import FINISHED
+from runner.scale.branches import LONGER, SAME, UNDECIDED, Cell, Findings
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import RunCard, user_tags
+from runner.track.delivery import Delivery
+from runner.track.description import NOTE_TAG
+from runner.track.secrets import masked
+from runner.track.store import error_summary, store_of
+from runner.track.tracker import warn
+
+_STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
+
+
+def answer(findings: Findings, experiment: Experiment, seeds: int) -> str:
+    """What the test has found, in one sentence."""
+    unit, reference = experiment.facts.unit, findings.reference
+    if findings.rule is None:
+        same = f"no batch above the reference batch of {reference} {unit} is shown to keep the loss"
+    else:
+        workers = findings.largest // reference
+        each = f" ({workers} workers of {reference})" if findings.largest % reference == 0 else ""
+        same = f"up to {findings.largest} {unit}{each} training is the same with scaling={findings.rule}"
+    cell = findings.beyond
+    if cell is None:
+        return f"{same}; larger batches were not tried"
+    return f"{same}; at {cell.batch} {_beyond(findings, cell, seeds)}"
+
+
+def _beyond(findings: Findings, cell: Cell, seeds: int) -> str:
+    if cell.verdict == UNDECIDED:
+        lost, interval = _share(cell.difference.value, findings), cell.interval
+        between = f"{_share(interval.low, findings)} to {_share(interval.high, findings)}"
+        return f"{seeds} seeds do not decide (scaling={cell.rule} loses {lost}, {between}): use more --seeds"
+    if cell.diverged or findings.more_samples is None:
+        return "every rule diverged"
+    if math.isinf(findings.more_samples):
+        return f"it needs more than {LONGER[-1]:g} times the samples with scaling={cell.rule}, the best rule"
+    return f"it needs about {findings.more_samples:.2g} times the samples with scaling={cell.rule}, the best rule"
+
+
+def _rows(findings: Findings) -> list[tuple[str, str, str, str, str]]:
+    """Batch, rule, what is lost as a share of the progress, its interval, and the verdict."""
+    rows = [(str(findings.reference), "reference", "0%", "", "")]
+    for cell in sorted(findings.cells, key=lambda cell: (cell.batch, cell.difference.value)):
+        interval = cell.interval if not cell.diverged else None
+        lost = "diverged" if cell.diverged else _share(cell.difference.value, findings)
+        between = f"{_share(interval.low, findings)} to {_share(interval.high, findings)}" if interval else ""
+        rows.append((str(cell.batch), cell.rule, lost, between, cell.verdict))
+    return rows
+
+
+def _share(value: float, findings: Findings) -> str:
+    if not math.isfinite(value):
+        return "unknown"
+    share = 100 * value / findings.progress
+    return f"{share:+.0f}%" if abs(share) < _MOST_SHOWN else f"over {_MOST_SHOWN:,}%"
+
+
+#: Percent; what is lost beyond it is not worth a number.
+_MOST_SHOWN = 1000
+
+_HEADS = ("batch", "rule", "progress lost", "90% interval", "verdict")
+
+
+def print_findings(findings: Findings, experiment: Experiment, seeds: int, console: Console) -> None:
+    """Print the table."""
+    limit = f"{100 * findings.limit / findings.progress:g}%"
+    table: Table = plain_table(f"Held-out loss after equal {experiment.facts.unit}")
+    table.caption, table.caption_justify = f"{seeds} seeds; the same: surely at most {limit} lost", "left"
+    for name in _HEADS:
+        table.add_column(name, justify="left" if name in ("rule", "verdict") else "right")
+    for row in _rows(findings):
+        table.add_row(*row, style="bold" if row[4] == SAME else "")
+    console.print(table)
+
+
+def write_report(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -> None:
+    """Write `result.json`, `table.md` and `scale.png`."""
+    cells = [
+        {**dataclasses.asdict(cell), "low": cell.interval.low, "high": cell.interval.high} for cell in findings.cells
+    ]
+    beyond = findings.beyond and {"batch": findings.beyond.batch, "rule": findings.beyond.rule}
+    known = {field.name: getattr(findings, field.name) for field in dataclasses.fields(findings)}
+    write_json(
+        folder / "result.json",
+        {**known, "cells": cells, "beyond": beyond, "answer": answer(findings, experiment, seeds)},
+    )
+    lines = [_HEADS, ("--:", "---", "--:", "--:", "---"), *_rows(findings)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    write_text(folder / "table.md", f"{table}\n\n{answer(findings, experiment, seeds)}\n")
+    _plot(findings, folder / "scale.png")
+
+
+def _plot(findings: Findings, path: Path) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context(fname=_STYLE):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+        axes = figure.subplots()
+        share = 100 / findings.progress
+        axes.axhspan(-1e6, findings.limit * share, color="#3f8f5b", alpha=0.08, label="the same")
+        axes.axhline(0, color="#4a4e57", linewidth=1)
+        rules = list(dict.fromkeys(cell.rule for cell in findings.cells))
+        batches = sorted({cell.batch for cell in findings.cells})
+        highest = findings.limit * share
+        for number, rule in enumerate(rules):
+            cells = [cell for cell in findings.cells if cell.rule == rule and not cell.diverged]
+            x = [batches.index(cell.batch) + 1 + 0.08 * (number - (len(rules) - 1) / 2) for cell in cells]
+            y = [cell.difference.value * share for cell in cells]
+            spread = [min(cell.interval.half_width, 10 * findings.progress) * share for cell in cells]
+            axes.errorbar(x, y, yerr=spread, marker="o", markersize=4, capsize=3, linewidth=1, label=rule)
+            highest = max([highest, *y])
+        axes.set_ylim(min(-0.3 * highest, -5), 1.25 * min(highest, 150) + 5)
+        axes.set_xticks(range(len(batches) + 1), [str(findings.reference), *map(str, batches)])
+        axes.set_xlabel("global batch")
+        axes.set_ylabel("progress lost, % (90% interval)")
+        axes.set_title("Held-out loss at equal samples, against the reference batch")
+        axes.legend(loc="upper left")
+        figure.savefig(path, facecolor="white")
+
+
+def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -> Sequence[str]:
+    """Log the test as a run in MLflow; lines that say how to open it. A store that fails costs a warning."""
+    tracking = experiment.config.tracking
+    uri = store_of(tracking)
+    if uri is None:
+        return []
+    again = (folder / CARD_FILE).exists()
+    card = RunCard.read(folder) if again else _card(findings, experiment, seeds, masked(uri))
+    log = MetricsLog(folder)
+    for cell in findings.cells:
+        if not cell.diverged:
+            log.write(cell.batch, {f"eval/lost_share/{cell.rule}": cell.difference.value / findings.progress})
+    log.close()
+    delivery = Delivery(card, folder, uri, resumed=again)
+    try:
+        delivery.open()
+        delivery.send_metrics()
+        sentence = answer(findings, experiment, seeds)
+        tags = {
+            NOTE_TAG: f"{sentence}\n\n{(folder / 'table.md').read_text(encoding='utf-8')}",
+            "scale.answer": sentence,
+        }
+        delivery.mark_ended(FINISHED, {**tags, "scale.largest_batch": str(findings.largest)})
+        delivery.close()
+    except Exception as error:  # noqa: BLE001 - the results are in the folder, whatever happens to the store
+        warn(f"MLflow has not received the test ({error_summary(error)}): the same command sends it again")
+        return []
+    return delivery.how_to_open()
+
+
+def _card(findings: Findings, experiment: Experiment, seeds: int, store: str) -> RunCard:
+    config = experiment.config
+    rules = ",".join(dict.fromkeys(cell.rule for cell in findings.cells))
+    params = {
+        "recipe": str(config.recipe["name"]),
+        "model": experiment.model_name,
+        "reference_batch": str(findings.reference),
+        "base_lr": f"{config.optimizer.lr:.12g}",
+        "rules": rules,
+    }
+    tags = {**user_tags(), "kind": "branch test"}
+    name = f"scale · {config.recipe['name']} · from {findings.reference}"
+    return RunCard(experiment=config.tracking.experiment, run_name=name, params=params, tags=tags, store=store)

@@ -1,0 +1,112 @@
+"""`runner.scale`: a whole test, an interrupted one, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from runner.cli import scale_main
+from tests.replicas import TINY
+from tests.runs import stored_runs
+
+#: Learns in a window of 384 samples.
+BASE = [
+    *(
+        override
+        for override in TINY
+        if not override.startswith(("tracking", "precision", "batch", "epochs", "recipe.data"))
+    ),
+    *(
+        "recipe.data.train_samples=400",
+        "recipe.data.eval_samples=60",
+        "epochs=4",
+        "scaling.reference_batch=8",
+        "optimizer.lr=1e-2",
+        "device=cpu2",
+    ),
+]
+SMALL = [*BASE, "--batches", "16,24", "--seeds", "2"]
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "branches.jsonl").read_text().splitlines()]
+
+
+def test_a_test_from_start_to_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files, its run in MLflow, and what the same command does afterwards: more seeds, or nothing."""
+    assert scale_main([*SMALL, "--rules", "sde,linear"]) == 0
+    (folder,) = (here / "outputs" / "scale").iterdir()
+    result = json.loads((folder / "result.json").read_text())
+    first = lines(folder)
+    asked = {(row["batch"], row["rule"], row["seed"]) for row in first if row["windows"] == 1}
+    assert asked == {(8, "none", 0), (8, "none", 1)} | {
+        (batch, rule, seed) for batch in (16, 24) for rule in ("sde", "linear") for seed in (0, 1)
+    }
+    losses = {(row["batch"], row["rule"], row["seed"]): row["loss"] for row in first if row["windows"] == 1}
+    cell = next(one for one in result["cells"] if (one["batch"], one["rule"]) == (24, "sde"))
+    by_hand = sum(losses[24, "sde", seed] - losses[8, "none", seed] for seed in (0, 1)) / 2
+    assert cell["difference"]["value"] == pytest.approx(by_hand)
+    assert result["answer"] in capsys.readouterr().out.replace("\n", " ")
+    assert (folder / "scale.png").stat().st_size > 10_000
+    (run,) = stored_runs(here)
+    assert run.data.tags["scale.answer"] == result["answer"]
+    assert run.info.status == "FINISHED"
+
+    # A crash has cut off the last line, and lost two branches: only they are trained again, with the same losses.
+    text = (folder / "branches.jsonl").read_text().splitlines(keepends=True)
+    (folder / "branches.jsonl").write_text("".join(text[:-2]) + text[-2][:20])
+    assert scale_main([*SMALL, "--rules", "sde,linear", "--margin", "0.2"]) == 0
+    again = lines(folder)
+    assert again[: len(text) - 2] == first[:-2]
+    key = ("batch", "rule", "seed", "windows")
+    assert sorted(([row[name] for name in key], row["loss"]) for row in first) == sorted(
+        ([row[name] for name in key], row["loss"]) for row in again if [row[n] for n in key] in
+        [[one[n] for n in key] for one in first]
+    )  # fmt: skip
+    assert len(stored_runs(here)) == 1
+
+
+def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
+    """Weight decay by a gradient shrinks weights below learning rate × decay = 2, and lets them grow above it."""
+    decay = ["optimizer=sgd", "optimizer.momentum=0", "optimizer.lr=0.0125", "optimizer.weight_decay=150"]
+    long = ["recipe.data.train_samples=800", "tracking=none", "--rules", "linear", "--batches", "32", "--start", "0"]
+    assert scale_main([*(one for one in SMALL if "train_samples" not in one), *decay, *long]) == 0
+    (folder,) = (here / "outputs" / "scale").iterdir()
+    assert {float(str(row["loss"])) for row in lines(folder) if row["batch"] == 32} == {math.inf}
+    (cell,) = json.loads((folder / "result.json").read_text())["cells"]
+    assert (cell["verdict"], cell["diverged"]) == ("worse", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--batches", "8"], "--batches"),
+        (["--batches", "many"], "--batches"),
+        (["--batches", "4096"], "--batches"),
+        (["--rules", "cube"], "--rules"),
+        (["--rules", "sde", "optimizer=sgd"], "scaling"),
+        (["--rules", "sde", "--batches", "80"], "scaling"),
+        (["--seeds", "1"], "--seeds"),
+        (["--window", "0"], "--window"),
+        (["--window", "0.5"], "--window"),
+        (["--margin", "nan"], "--margin"),
+        (["sync.k=4"], "sync.k"),
+        (["sharding=fsdp"], "sharding"),
+        (["equivalence=identical"], "equivalence.shards"),
+        (["accumulation=fit"], "accumulation"),
+    ],
+)
+def test_wrong_input(arguments: list[str], setting: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, exit code 2, and nothing trained."""
+    assert scale_main([*BASE, *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: {setting}="), error
+    assert not list(here.glob("outputs/scale/*/branches.jsonl"))
+
+
+def test_the_reference_batch_has_to_learn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale_main([*SMALL, "optimizer.lr=1e-12", "--rules", "none", "tracking=none"]) == 2
+    assert "--window=" in capsys.readouterr().err
