@@ -275,8 +275,9 @@ def _plan(arguments: list[str]) -> int:
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):
         raise UserError(f"{asked} is not possible: {reason}")
-    given = experiment.config.plan.csv
-    require(given is None, "plan.csv", given, "it is for a ranking of several setups; add -m, or leave it out")
+    for name in ("csv", "scale"):
+        given = getattr(experiment.config.plan, name)
+        require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
     prediction = predicted(experiment) if not measures else None
     console = Terminal()
     console.print(plan_tables(experiment))

@@ -61,7 +61,8 @@ class Findings:
 
     `largest`: the largest batch up to which some rule keeps every batch, and `rule` the best there; the reference batch
     and None without one. `beyond`: the best cell of the next batch, None if there is none; `more_samples`: how many
-    times the samples it needs for the same loss; infinite for more than were tried, None where it was not measured.
+    times the samples it needs for the same loss; infinite for more than were tried, None where it was not measured. Its
+    range is that of the single seeds.
     """
 
     reference: int
@@ -73,6 +74,7 @@ class Findings:
     rule: str | None
     beyond: Cell | None
     more_samples: float | None
+    more_samples_range: tuple[float, float] | None
 
     @property
     def best(self) -> Mapping[int, Cell]:
@@ -119,8 +121,13 @@ def find(outcomes: Outcomes, reference: int, start_loss: float, margin: float) -
             beyond = best
             break
         largest, rule = batch, best.rule
-    more = _more_samples(outcomes, beyond, at_reference) if beyond is not None else None
-    return Findings(reference, start_loss, progress, limit, cells, largest, rule, beyond, more)
+    more = between = None
+    if beyond is not None:
+        more = _more_samples(outcomes, beyond, at_reference)
+        each = [_more_samples(outcomes, beyond, {seed: loss}) for seed, loss in at_reference.items()]
+        known = [one for one in each if one is not None]
+        between = (min(known), max(known)) if more is not None else None
+    return Findings(reference, start_loss, progress, limit, cells, largest, rule, beyond, more, between)
 
 
 def best_cells(cells: Sequence[Cell]) -> dict[int, Cell]:
@@ -142,13 +149,14 @@ def _cell(batch: int, rule: str, differences: Sequence[float], limit: float) -> 
 
 
 def _more_samples(outcomes: Outcomes, cell: Cell, at_reference: Mapping[int, float]) -> float | None:
-    """At how many windows the mean loss is that of the reference batch, between those that were tried."""
-    means = [(1.0, cell.difference.value)]
-    for windows in LONGER:
+    """At how many windows the mean loss of these seeds is the reference batch's, between those that were tried."""
+    means = []
+    for windows in (1.0, *LONGER):
         own = [
             outcome.loss - at_reference[branch.seed]
             for branch, outcome in outcomes.items()
             if (branch.batch, branch.rule, branch.windows) == (cell.batch, cell.rule, windows)
+            and branch.seed in at_reference
         ]
         if not own:
             return None

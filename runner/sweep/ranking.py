@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from runner.measure.predicted import Measuring, predicted, why_not
 from runner.measure.tables import gib, seconds_words
 from runner.plan.experiment import Experiment, foresee
 from runner.plan.levels import NOT_COMPARABLE
-from runner.plan.prediction import Prediction
+from runner.plan.prediction import Prediction, Quantity
+from runner.plan.sample_cost import SampleCost, read_sample_cost
 from runner.plan.tables import plain_table
 from runner.run.preflight import say_aside
 from runner.sweep.grid import grid_of
@@ -38,12 +40,16 @@ _NOT_MEASURED = "not measured: add measure=true"
 
 @dataclass(frozen=True)
 class RankedSetup:
-    """A setup of the grid. `overrides`: that make it. `prediction`: None for the `reason`."""
+    """A setup of the grid. `overrides`: that make it. `prediction`: None for the `reason`.
+
+    `sample_cost`: what larger batches need, if it is known.
+    """
 
     overrides: str
     experiment: Experiment
     prediction: Prediction | None
     reason: str | None
+    sample_cost: SampleCost | None = None
 
     @property
     def name(self) -> str:
@@ -57,6 +63,32 @@ class RankedSetup:
     def price(self) -> float | None:
         per_hour = self.experiment.config.plan.price_per_hour
         return None if per_hour is None or self.prediction is None else self.prediction.money(per_hour).value
+
+    @property
+    def more_samples(self) -> Quantity | None:
+        """How many times the samples this setup needs for the loss of the reference batch; None if it is not known.
+
+        With k above 1 that was not tested.
+        """
+        plan = self.experiment.plan
+        if self.sample_cost is None or (plan.k > 1 and plan.world_size > 1):
+            return None
+        return self.sample_cost.at(plan.global_batch)
+
+    @property
+    def same_loss(self) -> Quantity | None:
+        """Seconds to the loss of the reference batch."""
+        found, factor = self.prediction, self.more_samples
+        if found is None or factor is None:
+            return None
+        rest, training = found.total.value - found.training.value, found.training
+        value, low, high = (
+            rest + seconds * more
+            for seconds, more in zip(
+                (training.value, training.low, training.high), (factor.value, factor.low, factor.high), strict=True
+            )
+        )
+        return Quantity(value, low, high)
 
     def row(self) -> dict[str, Any]:
         """As it is written to a CSV file; None: unknown."""
@@ -76,6 +108,14 @@ class RankedSetup:
                 "fits": found.fits,
                 "price": self.price,
             }
+            if self.more_samples is not None and self.same_loss is not None:
+                seconds = self.same_loss
+                numbers |= {
+                    "more_samples": self.more_samples.value,
+                    "same_loss_s": seconds.value,
+                    "same_loss_s_low": seconds.low,
+                    "same_loss_s_high": seconds.high,
+                }
         plan = self.experiment.plan
         sizes = {"workers": plan.world_size, "accumulation_steps": plan.accumulation_steps, "k": plan.k}
         return {"setup": self.name, "overrides": self.overrides, **sizes, "certificate": self.level} | {
@@ -88,7 +128,11 @@ class RankedSetup:
 _NUMBERS = (
     *("training_s", "training_s_low", "training_s_high", "total_s", "step_s", "communication_share", "padding_share"),
     *("peak_memory_bytes", "available_memory_bytes", "fits", "price"),
+    *("more_samples", "same_loss_s", "same_loss_s_low", "same_loss_s_high"),
 )
+
+#: Further workers are worth it if they are at least this share as useful as the ones before.
+_WORTH = 0.5
 
 
 def rank(options: HydraOptions, started: float, progress: Progress, console: Console) -> list[RankedSetup]:
@@ -104,6 +148,7 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
     given = first.plan.csv
     if given is not None:
         _check_csv(given)
+    cost = read_sample_cost(first.plan.scale) if first.plan.scale is not None else None
     experiments: dict[str, Experiment] = {}
     prepared_s = 0.0
     for job in grid.overrides.values():
@@ -123,7 +168,16 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
     measuring = Measuring(prepared_s, progress)
     measuring.announce([one for one in experiments.values() if one.config.measure and why_not(one) is None])
     setups = [_ranked(varied, experiment, measuring, console) for varied, experiment in experiments.items()]
-    return sorted(setups, key=lambda one: one.prediction.total.value if one.prediction else float("inf"))
+    setups = [dataclasses.replace(one, sample_cost=cost) for one in setups]
+    return sorted(setups, key=_seconds)
+
+
+def _seconds(one: RankedSetup) -> tuple[float, float]:
+    """To the same loss, where that is known for some setups, then in total."""
+    total = one.prediction.total.value if one.prediction else math.inf
+    if one.sample_cost is None:
+        return total, total
+    return one.same_loss.value if one.same_loss is not None else math.inf, total
 
 
 def _same(one: Experiment, other: Experiment) -> bool:
@@ -153,17 +207,55 @@ def print_ranking(setups: Sequence[RankedSetup], console: Console) -> None:
     table = plain_table("Setups by predicted time")
     priced = any(one.price is not None for one in setups)
     columns = ("in total", "training", "interval", "communication", "memory", *(("price",) if priced else ()))
+    to_same_loss = any(one.sample_cost is not None for one in setups)
     table.add_column("setup", style="bold", overflow="fold")
     for column in columns:
         table.add_column(column, justify="right")
+    for column in ("samples", "to the same loss") if to_same_loss else ():
+        table.add_column(column, justify="right")
     table.add_column("certificate")
     for one in setups:
-        table.add_row(Text(one.name), *_cells(one, priced, len(columns)), one.level)
+        same_loss = _same_loss_cells(one) if to_same_loss else ()
+        table.add_row(Text(one.name), *_cells(one, priced, len(columns)), *same_loss, one.level)
     console.print(table)
     for reason, members in grouped(setups, lambda one: one.reason).items():
         if reason is not None:
             console.print(Text(f"{', '.join(one.name for one in members)}: {reason}", style="dim"))
     console.print(Text(best_words(setups)))
+    if words := worth_words(setups):
+        console.print(Text(words, style="bold"))
+
+
+def _same_loss_cells(one: RankedSetup) -> tuple[str, str]:
+    more, seconds = one.more_samples, one.same_loss
+    if more is None or seconds is None:
+        return "–", "–"
+    known = math.isfinite(seconds.value)
+    return f"× {more.value:.2g}", seconds_words(seconds.value) if known else "more than tried"
+
+
+def worth_words(setups: Sequence[RankedSetup]) -> str:
+    """How much faster more workers are to the same loss, and from which number on they are not worth it."""
+    fastest: dict[int, RankedSetup] = {}
+    for one in sorted(setups, key=_seconds):
+        if one.same_loss is not None and math.isfinite(one.same_loss.value):
+            fastest.setdefault(one.experiment.plan.world_size, one)
+    if len(fastest) < 2:
+        return ""
+    (fewest, first), *others = sorted(fastest.items())
+    assert first.same_loss is not None
+    parts, before, speed_before, worth = [], fewest, 1.0, True
+    for workers, one in others:
+        assert one.same_loss is not None
+        speed, low, high = (
+            first.same_loss.value / seconds for seconds in (one.same_loss.value, one.same_loss.high, one.same_loss.low)
+        )
+        worth = worth and speed / speed_before - 1 >= _WORTH * (workers / before - 1)
+        verdict = "" if worth else ", not worth it"
+        parts.append(f"{workers} workers: {speed:.1f} times ({low:.1f} to {high:.1f}){verdict}")
+        before, speed_before = workers, speed
+    marked = " (predicted)" if first.experiment.config.hardware.name is not None else ""
+    return f"Faster than {fewest} to the same loss{marked}: {'; '.join(parts)}."
 
 
 def _cells(one: RankedSetup, priced: bool, columns: int) -> list[str]:

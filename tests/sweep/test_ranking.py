@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from runner import cli
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.prediction import predict
-from runner.sweep.ranking import RankedSetup, _same, best_words
+from runner.plan.prediction import Quantity, predict
+from runner.plan.sample_cost import SampleCost
+from runner.sweep.ranking import RankedSetup, _same, best_words, worth_words
 from tests.configured import configured
 from tests.plan.test_prediction import MEASURED, work
 from tests.replicas import TINY
@@ -43,6 +45,33 @@ def test_the_fastest_at_each_level() -> None:
     assert words.index(comparable) < words.index(equivalent)
     assert "k=2" not in words
     assert best_words(setups[4:]) == "No setup has a prediction."
+
+
+def test_worth_of_more_workers() -> None:
+    """The time to the same loss: setups whose batch needs more samples, or was not tested, come later."""
+    cost = SampleCost(48, 96, Quantity(1.5, 1.2, 2.0))
+    sizes = {1: 24, 2: 48, 4: 96}
+
+    def of(workers: int, tokens: float, *overrides: str) -> RankedSetup:
+        size = f"batch.global_batch={sizes[workers]}"
+        one = ranked("", tokens, f"device.workers={workers}", size, *overrides)
+        return dataclasses.replace(one, sample_cost=cost)
+
+    one, two, four, local = of(1, 4e6), of(2, 2e6), of(4, 1e6), of(2, 1e6, "sync.k=2")
+    assert [setup.more_samples.value if setup.more_samples else None for setup in (one, two, four, local)] == [
+        *(1.0, 1.0, 1.5),
+        None,
+    ]
+    assert four.same_loss is not None
+    assert four.prediction is not None
+    found = four.prediction
+    assert four.same_loss.value == pytest.approx(found.total.value + 0.5 * found.training.value)
+    assert four.row()["same_loss_s_high"] > four.row()["same_loss_s"]
+    words = worth_words([local, four, two, one])
+    assert words.index("2 workers: ") < words.index("4 workers: ")
+    assert "not worth it" not in words.partition("4 workers")[0]
+    assert words.endswith("not worth it.")
+    assert worth_words([local, two]) == ""
 
 
 def test_k_is_no_setup_of_one_worker() -> None:

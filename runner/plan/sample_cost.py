@@ -1,0 +1,70 @@
+"""How many more samples a larger batch needs for the same loss, as a branch test (`runner.scale`) has found."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UserError, first_line
+from runner.plan.prediction import Quantity
+
+#: The result of a test is some kilobytes.
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class SampleCost:
+    """`largest`: the largest batch that needs no more samples. `beyond`: a larger one, which needs `more` times them.
+
+    None where no larger batch was tried, or it was not found out; `more` is infinite if that is beyond what was tried.
+    """
+
+    largest: int
+    beyond: int | None
+    more: Quantity | None
+
+    def at(self, batch: int) -> Quantity | None:
+        """The factor for a global batch; None if it is not known.
+
+        Above `largest` it grows with the batch as 1 + batch ÷ critical batch (McCandlish et al. 2018, "An Empirical
+        Model of Large-Batch Training", equation 2.11), through what was found at `beyond`.
+        """
+        if batch <= self.largest:
+            return Quantity(1.0, 1.0, 1.0)
+        if self.beyond is None or self.more is None:
+            return None
+        return Quantity(*(self._factor(batch, more) for more in (self.more.value, self.more.low, self.more.high)))
+
+    def _factor(self, batch: int, more: float) -> float:
+        assert self.beyond is not None
+        if more <= 1:
+            return 1.0
+        if math.isinf(more):
+            return math.inf
+        useful = self.beyond - more * self.largest
+        if useful <= 0:  # the additional samples of a step are wasted
+            return more * batch / self.beyond
+        critical = useful / (more - 1)
+        return (critical + batch) / (critical + self.largest)
+
+
+def read_sample_cost(path: str) -> SampleCost:
+    """From the folder of a branch test, or its `result.json`. Raises UserError."""
+    file = Path(path)
+    file = file / "result.json" if file.is_dir() else file
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is too large")
+        found = json.loads(file.read_text(encoding="utf-8"))
+        beyond = None if found["beyond"] is None else int(found["beyond"]["batch"])
+        more = found["more_samples"]
+        between = found["more_samples_range"] or (more, more)
+        quantity = None if more is None else Quantity(float(more), *map(float, between))
+        return SampleCost(int(found["largest"]), beyond, quantity)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"plan.scale={path} is not the result of a branch test ({first_line(error)}): give the folder that "
+            "python -m runner.scale has printed"
+        ) from None
