@@ -36,6 +36,7 @@ from runner.plan import Plan, make_plan
 from runner.plan.certificate import Certificate, RunSetup, Segment, certify, ended_at, with_segments
 from runner.plan.describe_sync import sync_labels, sync_name
 from runner.plan.placement import Placement, check_device_serves, place
+from runner.plan.scaling_range import scaling_warning
 from runner.plan.sync_steps import sync_steps
 
 
@@ -128,6 +129,8 @@ class Experiment:
             notes.append(
                 f"equivalence.threads={threads} uses {used} of {cores} cores: more workers give the same bits sooner"
             )
+        if (warning := scaling_warning(self.config, plan)) is not None:
+            notes.append(warning)
         if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
             notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
         if self.changed:

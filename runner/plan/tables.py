@@ -10,12 +10,13 @@ from rich.text import Text
 from runner.config import accelerate
 from runner.config.choices import ScalingRule, ScalingWeightDecay
 from runner.config.schema import Config
-from runner.plan import equivalent_micro_batches, scaling_samples
+from runner.plan import equivalent_micro_batches
 from runner.plan.certificate import Certificate, describe_adapter
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
 from runner.plan.plan import FOLLOW_THE_BATCH
-from runner.plan.scaling import rule_for, settings_text
+from runner.plan.scaling import settings_text
+from runner.plan.scaling_range import rule_of
 from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
 
 
@@ -147,23 +148,17 @@ def _shards(experiment: Experiment) -> str:
 
 
 def _learning_rate(experiment: Experiment) -> str:
-    plan, rule = experiment.plan, _scaling_rule(experiment)
+    plan = experiment.plan
+    rule, batch = rule_of(experiment.config, plan)
     if rule is ScalingRule.none:
         return f"base {plan.base_lr:.4g}, not scaled"
-    ratio = f"{_scaling_batch(experiment)} / reference {plan.reference_batch}"
+    ratio = f"{batch} / reference {plan.reference_batch}"
     shown = {ScalingRule.linear: ratio, ScalingRule.half_life: f"1, for {ratio}"}.get(rule, f"√({ratio})")
     return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({rule.name} rule: {shown})"
 
 
 def _scaling_rule(experiment: Experiment) -> ScalingRule:
-    config, plan = experiment.config, experiment.plan
-    ratio = _scaling_batch(experiment) / plan.reference_batch
-    return rule_for(config.scaling, config.optimizer, plan.k > 1 and plan.world_size > 1, ratio)
-
-
-def _scaling_batch(experiment: Experiment) -> int:
-    plan, batch = experiment.plan, experiment.config.scaling.batch.name
-    return scaling_samples(batch, plan.global_batch, plan.samples_per_epoch, plan.world_size)
+    return rule_of(experiment.config, experiment.plan)[0]
 
 
 def _follows_the_batch(experiment: Experiment) -> list[tuple[str, str, str]]:

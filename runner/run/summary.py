@@ -148,6 +148,17 @@ def one_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1] if isinstance(error, WorkerFailed) else first_line(error)
 
 
+def noise_words(noise: Mapping[str, Any], global_batch: int) -> str:
+    """The gradient's noise scale, and how the global batch compares."""
+    if noise["scale"] is None:
+        return "gradient noise scale unknown: the gradient cannot be told from its noise, so measure more often"
+    scale, error = noise["scale"], noise["standard_error"]
+    return (
+        f"gradient noise scale {scale:,.3g} ± {error:,.2g} samples, {scale / global_batch:.2g} times the global batch: "
+        "an estimate of the batch above which larger ones save few steps"
+    )
+
+
 def print_sentence(console: Console, markup: str) -> None:
     """Print text that is wrapped at words on a terminal, and is one line in a log."""
     console.print(markup, soft_wrap=not console.is_terminal)
@@ -178,6 +189,8 @@ def report(summary: Mapping[str, Any], experiment: Experiment, folder: Path, con
         print_sentence(console, f"  {escape(comparison)}")
     if words := prediction_words(summary):
         print_sentence(console, f"  {words}")
+    if noise := summary["noise"]:
+        print_sentence(console, f"  {noise_words(noise, experiment.plan.global_batch)}")
     if summary["trained_parameters"] != summary["parameters"]:
         trained, total = summary["trained_parameters"], summary["parameters"]
         print_sentence(console, f"  {trained:,} of {total:,} parameters trained ({100 * trained / total:.2g}%)")

@@ -117,7 +117,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner sharding=fsdp sharding.param_dtype=bf16", "sharding.param_dtype", "precision=bf16"),
     ("runner sharding=fsdp sharding.param_dtype=fp16", "sharding.param_dtype", "bf16"),
     ("runner sharding.param_dtype=bf16", "sharding.param_dtype", "sharding=fsdp"),
-    ("runner scaling.rule=cube", "scaling.rule", "cube", "linear, sqrt, none"),
+    ("runner scaling.rule=cube", "scaling.rule", "cube"),
     ("runner scaling.rule=log", "scaling.rule", "'log'", "sqrt"),
     ("runner seed", "'seed'", "setting=value"),
     ("runner epochs = 3", "'epochs'", "setting=value", "blanks"),

@@ -90,7 +90,7 @@ def test_intervals_that_fit(overrides: str) -> None:
 )
 def test_a_batch_larger_than_the_data(overrides: str, size: int, level: str) -> None:
     """A note, and a certificate whose baseline has a batch of the size of the data; nothing else differs by that."""
-    experiment = prepared(f"{overrides} recipe.model.dropout=0 recipe.model.attention_dropout=0")
+    experiment = prepared(f"{overrides} scaling=none recipe.model.dropout=0 recipe.model.attention_dropout=0")
     differing = {item.name: item for item in experiment.certificate.properties if not item.equal}
     assert experiment.certificate.level == level
     assert bool(experiment.notes) == ("global_batch" in differing) == (size > 960)

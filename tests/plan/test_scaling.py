@@ -93,6 +93,25 @@ def test_accumulation_and_workers_scale_alike(setup: str, accumulation: int) -> 
 
 
 @pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        ("batch.global_batch=48", ""),
+        ("batch.global_batch=24 scaling=linear", ""),
+        ("batch.global_batch=240", ""),
+        ("batch.global_batch=240 scaling=linear", "scaling=linear"),
+        ("batch.global_batch=240 scaling=half_life", "scaling=half_life"),
+        ("batch.global_batch=240 optimizer=sgd", ""),
+        ("batch.global_batch=480", "scaling=half_life_sqrt"),
+        ("batch.global_batch=240 epochs=4", "16 optimizer steps"),
+    ],
+)
+def test_a_rule_warns_where_it_was_not_measured(overrides: str, warned: str) -> None:
+    """Or where few optimizer steps are left."""
+    notes = [note for note in prepared(f"epochs=30 {overrides}").notes if "runner.scale" in note]
+    assert (warned in notes[0]) if warned else not notes
+
+
+@pytest.mark.parametrize(
     ("overrides", "setting"),
     [
         ("optimizer=sgd scaling=sde", "scaling"),

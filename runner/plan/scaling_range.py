@@ -1,0 +1,37 @@
+"""Which scaling rule a plan uses, and whether it was seen to keep the metric for such a batch."""
+
+from __future__ import annotations
+
+from runner.config.choices import OptimizerName, ScalingRule
+from runner.config.schema import Config
+from runner.plan.plan import Plan
+from runner.plan.scaling import rule_for, scaling_samples
+
+#: The largest κ for which a rule kept the metric of the reference batch under AdamW (docs/results/scaling-rules.md).
+_KEPT_UP_TO = {ScalingRule.linear: 2.0, ScalingRule.sqrt: 4.0, ScalingRule.sde: 8.0, ScalingRule.half_life_sqrt: 4.0}
+#: At 8 times the reference batch 150 optimizer steps kept the metric, and 50 did not.
+_FEWEST_STEPS = 100
+
+
+def rule_of(config: Config, plan: Plan) -> tuple[ScalingRule, int]:
+    """A plan's rule, and the batch in it."""
+    scaling = config.scaling
+    batch = scaling_samples(scaling.batch.name, plan.global_batch, plan.samples_per_epoch, plan.world_size)
+    local_steps = plan.k > 1 and plan.world_size > 1
+    return rule_for(scaling, config.optimizer, local_steps, batch / scaling.reference_batch), batch
+
+
+def scaling_warning(config: Config, plan: Plan) -> str | None:
+    """A sentence where nobody has seen the rule keep the metric; None where it was measured, or nothing is scaled."""
+    rule, batch = rule_of(config, plan)
+    ratio = batch / config.scaling.reference_batch
+    if ratio <= 1 or config.optimizer.name is OptimizerName.sgd:
+        return None
+    asked = "python -m runner.scale finds out how far this recipe scales"
+    times = f"{ratio:.3g} times the batch of {config.scaling.reference_batch} that the learning rate was tuned for"
+    if ratio > _KEPT_UP_TO.get(rule, 1.0):
+        return f"a step has {times}, and scaling={rule.name} was not seen to keep the metric there: {asked}"
+    if plan.optimizer_steps < _FEWEST_STEPS:
+        steps = f"the run has only {plan.optimizer_steps} optimizer steps, each with {times}"
+        return f"{steps}: with so few none of the rules was seen to keep the metric; {asked}"
+    return None
