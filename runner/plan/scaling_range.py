@@ -25,7 +25,8 @@ def scaling_warning(config: Config, plan: Plan) -> str | None:
     """A sentence where nobody has seen the rule keep the metric; None where it was measured, or nothing is scaled."""
     rule, batch = rule_of(config, plan)
     ratio = batch / config.scaling.reference_batch
-    if ratio <= 1 or config.optimizer.name is OptimizerName.sgd:
+    chosen = rule is ScalingRule.none  # a learning rate for this batch
+    if ratio <= 1 or chosen or config.optimizer.name is OptimizerName.sgd:
         return None
     asked = "python -m runner.scale finds out how far this recipe scales"
     times = f"{ratio:.3g} times the batch of {config.scaling.reference_batch} that the learning rate was tuned for"
