@@ -46,6 +46,14 @@ bench-sync-frontier: .venv/installed
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.sync_frontier run $(TASK) $(TRAIN) $(DEV) \
 	  $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
 
+# One worker at 1/4 to 16 times the reference batch under every scaling rule: docs/results/scaling-rules. It takes hours, can
+# be stopped at any time and resumes. TASK: cola, names or squad; TRAIN and DEV: its raw files (names: those of squad);
+# MINUTES and OPTIONS as above.
+.PHONY: bench-scaling-rules
+bench-scaling-rules: .venv/installed
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.scaling_rules run $(TASK) $(TRAIN) $(DEV) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
+
 # Training over a link of 1 Gbit/s between two emulated hosts on this machine. Needs Linux, root, iproute2 and two idle
 # cores. TRAIN and DEV: files with CoLA's columns; OPTIONS: see `python -m benchmarks.slow_link --help`.
 bench-slow-link: .venv/installed

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.long_runs import terminated_as_interrupted
 from benchmarks.scaling_rules.names_data import write_names
-from benchmarks.scaling_rules.plan import TASKS, next_jobs
+from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Job, next_jobs
 from benchmarks.scaling_rules.report import write_report
 from benchmarks.sync_frontier.plan import digest_of
 from benchmarks.sync_frontier.rows import append_row, read_rows
@@ -38,6 +38,10 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     run.add_argument("train", type=Path, help="for `names` a file in SQuAD's format")
     run.add_argument("dev", type=Path)
     run.add_argument("--part", default="0/1", help="of how many processes this is which")
+    run.add_argument("--ratios", type=float, nargs="+", help="only runs at these multiples of the reference batch")
+    run.add_argument(
+        "--rules", nargs="+", choices=(BASELINE, *RULES), metavar="RULE", help="only runs with these rules"
+    )
     run.add_argument("--minutes", type=float, help="start no run after this time")
     commands.add_parser("report")
     return parser.parse_args(arguments)
@@ -68,7 +72,14 @@ def _run(options: argparse.Namespace, material: Material, runs: Path) -> None:
     task, start = TASKS[options.task], time.monotonic()
     part, parts = map(int, options.part.split("/"))
     data = digest_of([material.train, material.dev])
-    while jobs := [job for job in next_jobs(task, read_rows(runs), data) if job.seed % parts == part]:
+
+    def is_asked_for(job: Job) -> bool:
+        kind = (options.ratios is None or job.ratio in options.ratios) and (
+            not options.rules or job.rule in options.rules
+        )
+        return kind and job.seed % parts == part
+
+    while jobs := [job for job in next_jobs(task, read_rows(runs), data) if is_asked_for(job)]:
         if options.minutes is not None and time.monotonic() - start > 60 * options.minutes:
             print(f"{options.minutes:g} minutes are over; {len(jobs)} runs and those that follow from them are left")
             return
