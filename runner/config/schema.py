@@ -749,15 +749,12 @@ class Config:
             self._check_identical()
 
     def _check_scaling(self) -> None:
-        """Refuse rules that were not derived for the optimizer, or for steps of one worker alone."""
+        """Refuse rules that were not derived for the optimizer."""
         rule, name = self.scaling.rule, self.optimizer.name
         other = f"it does not apply to optimizer={name.name}: use scaling=auto, or optimizer=adamw"
         require(rule is not ScalingRule.sde or name in SCALED_BY_SDE, "scaling", rule, other)
         by_half_life = rule in (ScalingRule.half_life, ScalingRule.half_life_sqrt)
         require(not by_half_life or self.optimizer.betas is not None, "scaling", rule, other)
-        local = self.scaling.batch is ScalingBatch.global_batch and not self.sync.always_synchronous
-        alone = "between synchronisations workers make steps of their own batch: use scaling.batch=replica_batch"
-        require(not (local and (by_half_life or rule is ScalingRule.sde)), "scaling", rule, f"{alone}, or scaling=auto")
         decay = self.scaling.weight_decay
         rule_ = f"optimizer={name.name} adds its weight decay to the gradient: use fixed, or optimizer=adamw"
         ok = decay is ScalingWeightDecay.fixed or name in _DECOUPLED

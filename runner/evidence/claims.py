@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.config.choices import AccumulationMode
+from runner.config.choices import AccumulationMode, ScalingRule
 from runner.config.compose import compose, settings
 from runner.config.plain import from_plain
 from runner.config.schema import Accumulation, Config
@@ -123,11 +123,17 @@ def _plan(run: Recorded) -> Finding:
     if run.resumed or given.accumulation.mode is AccumulationMode.fit:
         steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
         given = dataclasses.replace(given, accumulation=steps)
+    if (
+        run.resumed and run.plan.auto_rule is not None
+    ):  # decided at its start, when the synchronisation may have differed
+        rule = ScalingRule.__members__.get(run.plan.auto_rule, given.scaling.rule)
+        given = dataclasses.replace(given, scaling=dataclasses.replace(given.scaling, rule=rule))
     try:
         plan = plan_for(given, samples, first["workers"])
     except UserError as error:
         return Finding("plan", DIFFERENT, f"the settings give none ({first_line(error)})")
     if run.resumed:
+        plan = dataclasses.replace(plan, auto_rule=run.plan.auto_rule)
         plan = plan.on_workers(last["workers"], last["accumulation_steps"], run.config.sync.k)
     expected, found = dataclasses.asdict(plan), dataclasses.asdict(run.plan)
     wrong = [name for name in expected if not _same(found[name], expected[name])]

@@ -20,6 +20,9 @@ from runner.config.choices import (
     Goal,
     OptimizerName,
     PrecisionName,
+    ScalingBatch,
+    ScalingRule,
+    ScalingWeightDecay,
     ShardingKind,
     SyncPolicyName,
     SyncSchedule,
@@ -88,6 +91,8 @@ class Experiment:
     def _digest(self, *parts: Any) -> str:
         config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
+        if config["scaling"]["weight_decay"] == ScalingWeightDecay.fixed.name:  # older runs do not have it
+            del config["scaling"]["weight_decay"]
         config["device"] = {**config["device"], "file": None}  # what it says is among the other settings
         content = json.dumps([config, self.placement.label, self.facts.digest, *parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -129,6 +134,9 @@ class Experiment:
             notes.append(
                 f"equivalence.threads={threads} uses {used} of {cores} cores: more workers give the same bits sooner"
             )
+        reason = unmeasured_noise(self.config, plan, self.setup.device_type)
+        if self.config.noise.every_steps is not None and reason is not None:  # on other workers, or for lack of memory
+            notes.append(f"the noise of the gradient is not measured: {reason}")
         if (warning := scaling_warning(self.config, plan)) is not None:
             notes.append(warning)
         if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
@@ -200,7 +208,11 @@ def prepare(
     recipe, placement = _recipe(config), placement_of(config)
     facts = recipe.facts(_cache(config, progress))
     recipe.check_model()
-    return dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
+    experiment = dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
+    every = config.noise.every_steps
+    reason = unmeasured_noise(config, experiment.plan, placement.device_type)
+    require(every is None or reason is None, "noise.every_steps", every, reason or "")
+    return experiment
 
 
 def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress: Progress | None = None) -> Experiment:
@@ -295,7 +307,7 @@ def _experiment(
     plan = plan or plan_for(config, facts.train_samples, placement.workers)
     _check_sharding(config)
     _check_sync(config, plan, placement.device_type)
-    _check_noise(config, plan, placement.device_type)
+    _check_scaling(config, plan)
     check_profile(config, plan)
     setup = RunSetup(
         config=config,
@@ -347,11 +359,18 @@ def _check_sharding(config: Config) -> None:
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
 
 
-def _check_noise(config: Config, plan: Plan, device_type: str) -> None:
-    """Refuse to measure the noise of gradients where no two can be compared. Raises UserError."""
-    every, sync = config.noise.every_steps, config.sync
-    if every is None:
-        return
+def _check_scaling(config: Config, plan: Plan) -> None:
+    """Refuse rules for the moving averages of the global batch where workers step alone. Raises UserError."""
+    rule, local_steps = config.scaling.rule, plan.world_size > 1 and not config.sync.always_synchronous
+    of_averages = rule in (ScalingRule.sde, ScalingRule.half_life, ScalingRule.half_life_sqrt)
+    ok = not (of_averages and local_steps and config.scaling.batch is ScalingBatch.global_batch)
+    alone = "between synchronisations workers make steps of their own batch: use scaling.batch=replica_batch"
+    require(ok, "scaling", rule, f"{alone}, or scaling=auto")
+
+
+def unmeasured_noise(config: Config, plan: Plan, device_type: str) -> str | None:
+    """Why the noise of gradients cannot be measured, and what to do; None if it can."""
+    sync = config.sync
     local = plan.world_size > 1 and not sync.always_synchronous
     alone = plan.world_size * plan.accumulation_steps > 1
     rules = (
@@ -369,8 +388,7 @@ def _check_noise(config: Config, plan: Plan, device_type: str) -> None:
             "sync=gradients never makes replicas equal: use another policy",
         ),
     )
-    for ok, rule in rules:
-        require(ok, "noise.every_steps", every, rule)
+    return next((rule for ok, rule in rules if not ok), None)
 
 
 def check_profile(config: Config, plan: Plan, done: int = 0) -> None:
@@ -431,6 +449,7 @@ def plan_for(config: Config, samples: int, workers: int) -> Plan:
         max_micro_batch=config.accumulation.max_micro_batch,
         drop_last=config.batch.drop_last,
         k=config.sync.k,
+        local_steps=not config.sync.always_synchronous,
         optimizer=config.optimizer,
         scaling=config.scaling,
         epochs=config.epochs,

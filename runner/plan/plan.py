@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.config.choices import ScalingRule
 from runner.errors import UserError, require
 from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
 from runner.plan.scaling import lr_factor, rule_for, scaled, scaling_samples
@@ -26,7 +27,8 @@ class Plan:
     """Batch sizes in samples; `k` and step counts in optimizer steps.
 
     `shards`: of each global batch under `equivalence=identical`, each of them a micro-batch; else None. `betas`, `eps`,
-    `weight_decay`: of the optimizer, where they follow the batch; None: as they are in the settings.
+    `weight_decay`: of the optimizer, where they follow the batch; None: as they are in the settings. `auto_rule`: the
+    scaling rule that `scaling=auto` stands for; None with another choice, or at the reference batch.
     """
 
     world_size: int
@@ -50,6 +52,7 @@ class Plan:
     betas: list[float] | None = None
     eps: float | None = None
     weight_decay: float | None = None
+    auto_rule: str | None = None
 
     def scaled(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer's settings for this batch size."""
@@ -108,6 +111,7 @@ def make_plan(
     max_micro_batch: int | None,
     drop_last: bool,
     k: int,
+    local_steps: bool,
     optimizer: Optimizer,
     scaling: Scaling,
     epochs: int,
@@ -115,7 +119,10 @@ def make_plan(
     warmup_share: float,
     shards: int | None = None,
 ) -> Plan:
-    """Derive the plan. `optimizer`: before scaling. Raises UserError for invalid sizes."""
+    """Derive the plan. `optimizer`: before scaling. `local_steps`: whether several workers would step alone.
+
+    Raises UserError for invalid sizes.
+    """
     if shards is None:
         sizes = batch_sizes(
             world_size=world_size,
@@ -143,7 +150,7 @@ def make_plan(
     total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
     observed = scaling_samples(scaling.batch.name, sizes.global_batch, samples_per_epoch, sizes.world_size)
     ratio = observed / scaling.reference_batch
-    rule = rule_for(scaling, optimizer, k > 1 and sizes.world_size > 1, ratio)
+    rule = rule_for(scaling, optimizer, local_steps and sizes.world_size > 1, ratio)
     fitting = scaled(optimizer, scaling, rule, observed)
     pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in FOLLOW_THE_BATCH}
     warmup_steps = bisect.bisect_left(
@@ -166,6 +173,7 @@ def make_plan(
         warmup_steps=warmup_steps,
         drop_last=drop_last,
         shards=shards,
+        auto_rule=rule.name if scaling.rule is ScalingRule.auto and ratio != 1 else None,
         **{name: new for name, (new, old) in pairs.items() if new != old},
     )
 

@@ -19,11 +19,14 @@ class SampleCost:
     """`largest`: the largest batch that needs no more samples. `beyond`: a larger one, which needs `more` times them.
 
     None where no larger batch was tried, or it was not found out; `more` is infinite if that is beyond what was tried.
+    `tested`: recipe, model, data and reference batch. `rule`: the scaling rule of both.
     """
 
     largest: int
     beyond: int | None
     more: Quantity | None
+    tested: tuple[str, str, str, int]
+    rule: str | None
 
     def at(self, batch: int) -> Quantity | None:
         """The factor for a global batch; None if it is not known.
@@ -33,7 +36,7 @@ class SampleCost:
         """
         if batch <= self.largest:
             return Quantity(1.0, 1.0, 1.0)
-        if self.beyond is None or self.more is None:
+        if self.beyond is None or self.more is None or (self.more.value <= 1 and batch > self.beyond):
             return None
         return Quantity(*(self._factor(batch, more) for more in (self.more.value, self.more.low, self.more.high)))
 
@@ -58,12 +61,18 @@ def read_sample_cost(path: str) -> SampleCost:
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError("it is too large")
         found = json.loads(file.read_text(encoding="utf-8"))
-        beyond = None if found["beyond"] is None else int(found["beyond"]["batch"])
+        beyond, rule = None, found["rule"]
+        if found["beyond"] is not None:
+            beyond, rule = int(found["beyond"]["batch"]), rule or found["beyond"]["rule"]
         more = found["more_samples"]
-        between = found["more_samples_range"] or (more, more)
-        quantity = None if more is None else Quantity(float(more), *map(float, between))
-        return SampleCost(int(found["largest"]), beyond, quantity)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        quantity = None if more is None else Quantity(float(more), *map(float, found["more_samples_range"]))
+        largest, reference = int(found["largest"]), int(found["reference"])
+        in_order = quantity is None or 0 < quantity.low <= quantity.value <= quantity.high
+        if not (1 <= reference <= largest < (beyond or math.inf) and in_order):
+            raise ValueError("its numbers contradict each other")
+        tested = (str(found["recipe"]), str(found["model"]), str(found["data"]), reference)
+        return SampleCost(largest, beyond, quantity, tested, rule)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(
             f"plan.scale={path} is not the result of a branch test ({first_line(error)}): give the folder that "
             "python -m runner.scale has printed"

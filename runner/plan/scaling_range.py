@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.config.choices import OptimizerName, ScalingRule
 from runner.config.schema import Config
 from runner.plan.plan import Plan
-from runner.plan.scaling import rule_for, scaling_samples
+from runner.plan.scaling import scaling_samples
 
 #: The largest κ for which a rule kept the metric of the reference batch under AdamW (docs/results/scaling-rules.md).
 _KEPT_UP_TO = {ScalingRule.linear: 2.0, ScalingRule.sqrt: 4.0, ScalingRule.sde: 8.0, ScalingRule.half_life_sqrt: 4.0}
@@ -17,8 +17,7 @@ def rule_of(config: Config, plan: Plan) -> tuple[ScalingRule, int]:
     """A plan's rule, and the batch in it."""
     scaling = config.scaling
     batch = scaling_samples(scaling.batch.name, plan.global_batch, plan.samples_per_epoch, plan.world_size)
-    local_steps = plan.k > 1 and plan.world_size > 1
-    return rule_for(scaling, config.optimizer, local_steps, batch / scaling.reference_batch), batch
+    return (ScalingRule[plan.auto_rule] if plan.auto_rule is not None else scaling.rule), batch
 
 
 def scaling_warning(config: Config, plan: Plan) -> str | None:

@@ -152,6 +152,8 @@ def _learning_rate(experiment: Experiment) -> str:
     rule, batch = rule_of(experiment.config, plan)
     if rule is ScalingRule.none:
         return f"base {plan.base_lr:.4g}, not scaled"
+    if batch == plan.reference_batch:
+        return f"base, for the reference batch of {batch}"
     ratio = f"{batch} / reference {plan.reference_batch}"
     shown = {ScalingRule.linear: ratio, ScalingRule.half_life: f"1, for {ratio}"}.get(rule, f"√({ratio})")
     return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({rule.name} rule: {shown})"

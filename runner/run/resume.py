@@ -45,7 +45,18 @@ LATEST = "latest"
 _SHOWN = 3
 
 #: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
-_GROUPS = ("device", "accumulation", "precision", "sync", "sharding", "checkpoint", "launch", "profile", "tracking")
+_GROUPS = (
+    "device",
+    "accumulation",
+    "precision",
+    "sync",
+    "sharding",
+    "checkpoint",
+    "launch",
+    "profile",
+    "noise",
+    "tracking",
+)
 #: Of these groups, what the run has given to its tracking store at its start.
 _GIVEN = ("tracking.experiment", "tracking.run_name")
 _SETTINGS = (

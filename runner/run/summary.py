@@ -151,7 +151,9 @@ def one_line(error: Exception) -> str:
 def noise_words(noise: Mapping[str, Any], global_batch: int) -> str:
     """The gradient's noise scale, and how the global batch compares."""
     if noise["scale"] is None:
-        return "gradient noise scale unknown: the gradient cannot be told from its noise, so measure more often"
+        return (
+            f"gradient noise scale unknown: {noise['measurements']} measurements scatter too much; measure more often"
+        )
     scale, error = noise["scale"], noise["standard_error"]
     return (
         f"gradient noise scale {scale:,.3g} ± {error:,.2g} samples, {scale / global_batch:.2g} times the global batch: "

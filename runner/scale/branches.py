@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Findings:
-    """`progress`: by how much the reference batch lowers the loss in a window; `limit`: how much less is the same.
+    """`gained`: by how much the reference batch lowers the loss in a window; `limit`: how much less is the same.
 
     `largest`: the largest batch up to which some rule keeps every batch, and `rule` the best there; the reference batch
     and None without one. `beyond`: the best cell of the next batch, None if there is none; `more_samples`: how many
@@ -67,7 +67,7 @@ class Findings:
 
     reference: int
     start_loss: float
-    progress: float
+    gained: Estimate
     limit: float
     cells: tuple[Cell, ...]
     largest: int
@@ -77,9 +77,13 @@ class Findings:
     more_samples_range: tuple[float, float] | None
 
     @property
-    def best(self) -> Mapping[int, Cell]:
-        """For each batch the rule with the lowest loss."""
-        return best_cells(self.cells)
+    def progress(self) -> float:
+        return self.gained.value
+
+    @property
+    def learns(self) -> bool:
+        """Whether the reference batch surely lowers the loss: there is nothing to compare with otherwise."""
+        return self.gained.interval(EQUIVALENCE_LEVEL).low > 0
 
 
 def planned(reference: int, batches: Sequence[int], rules: Mapping[int, Sequence[str]], seeds: int) -> list[Branch]:
@@ -108,13 +112,14 @@ def longer(findings: Findings, seeds: int) -> list[Branch]:
 def find(outcomes: Outcomes, reference: int, start_loss: float, margin: float) -> Findings:
     """What the branches show. `margin`: the share of the reference batch's progress that may be lost."""
     at_reference = {branch.seed: outcome.loss for branch, outcome in outcomes.items() if branch.batch == reference}
-    progress = start_loss - sum(at_reference.values()) / len(at_reference)
-    limit = margin * progress
+    gained = mean_of([start_loss - loss for loss in at_reference.values()])
+    limit = margin * gained.value
     found: dict[tuple[int, str], dict[int, float]] = {}
     for branch, outcome in outcomes.items():
         if branch.batch != reference and branch.windows == 1:
             found.setdefault((branch.batch, branch.rule), {})[branch.seed] = outcome.loss - at_reference[branch.seed]
-    cells = tuple(_cell(batch, rule, list(values.values()), limit) for (batch, rule), values in sorted(found.items()))
+    allowed = {seed: margin * (start_loss - loss) for seed, loss in at_reference.items()}
+    cells = tuple(_cell(batch, rule, values, allowed) for (batch, rule), values in sorted(found.items()))
     largest, rule, beyond = reference, None, None
     for batch, best in best_cells(cells).items():
         if best.verdict != SAME:
@@ -122,29 +127,31 @@ def find(outcomes: Outcomes, reference: int, start_loss: float, margin: float) -
             break
         largest, rule = batch, best.rule
     more = between = None
-    if beyond is not None:
-        more = _more_samples(outcomes, beyond, at_reference)
+    if beyond is not None and (more := _more_samples(outcomes, beyond, at_reference)) is not None:
         each = [_more_samples(outcomes, beyond, {seed: loss}) for seed, loss in at_reference.items()]
-        known = [one for one in each if one is not None]
-        between = (min(known), max(known)) if more is not None else None
-    return Findings(reference, start_loss, progress, limit, cells, largest, rule, beyond, more, between)
+        known = [more, *(one for one in each if one is not None)]
+        between = (min(known), max(known))
+    return Findings(reference, start_loss, gained, limit, cells, largest, rule, beyond, more, between)
 
 
 def best_cells(cells: Sequence[Cell]) -> dict[int, Cell]:
-    """The cell with the lowest loss of each batch, in ascending order."""
+    """For each batch, in ascending order, the cell with the lowest loss: of those that are the same, if any are."""
     best: dict[int, Cell] = {}
-    for cell in sorted(cells, key=lambda cell: (cell.batch, cell.difference.value)):
+    for cell in sorted(cells, key=lambda cell: (cell.batch, cell.verdict != SAME, cell.difference.value)):
         best.setdefault(cell.batch, cell)
     return best
 
 
-def _cell(batch: int, rule: str, differences: Sequence[float], limit: float) -> Cell:
+def _cell(batch: int, rule: str, by_seed: Mapping[int, float], allowed: Mapping[int, float]) -> Cell:
+    """`by_seed`: differences of losses. `allowed`: for each seed, how much of it is the same."""
+    differences = list(by_seed.values())
     diverged = sum(not math.isfinite(one) for one in differences)
     if diverged:
         return Cell(batch, rule, Estimate(math.inf, "", (0, 0), (math.nan, math.nan)), WORSE, diverged)
     difference = mean_of(differences)
-    interval = difference.interval(EQUIVALENCE_LEVEL)  # one-sided at 5%: a lower loss is no reason for another verdict
-    verdict = SAME if interval.high < limit else WORSE if interval.low > limit else UNDECIDED
+    # One-sided at 5%: a lower loss is no reason for another verdict. By seed: what was gained is uncertain as well.
+    excess = mean_of([lost - allowed[seed] for seed, lost in by_seed.items()]).interval(EQUIVALENCE_LEVEL)
+    verdict = SAME if excess.high < 0 else WORSE if excess.low > 0 else UNDECIDED
     return Cell(batch, rule, difference, verdict, diverged)
 
 
@@ -160,8 +167,9 @@ def _more_samples(outcomes: Outcomes, cell: Cell, at_reference: Mapping[int, flo
         ]
         if not own:
             return None
-        means.append((windows, sum(own) / len(own)))
+        if all(map(math.isfinite, own)):  # another length can diverge
+            means.append((windows, sum(own) / len(own)))
     for (before, worse), (after, better) in itertools.pairwise(means):
         if better <= 0 < worse:
             return before + (after - before) * worse / (worse - better)
-    return math.inf if means[0][1] > 0 else 1.0
+    return math.inf if not means or means[0][1] > 0 else 1.0

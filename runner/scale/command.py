@@ -68,7 +68,7 @@ class Test:
         """Equal for tests that have the same branches with the same results."""
         # More seeds, or another margin, continue a test.
         asked = {name: value for name, value in vars(self).items() if name not in ("experiment", "seeds", "margin")}
-        content = [self.experiment.setup_digest, asked]
+        content = [self.experiment.job_digest, asked]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
     def job(self, branch: Branch | None, folder: Path) -> Job:
@@ -154,9 +154,15 @@ def scale(arguments: Sequence[str], console: Console) -> int:
     test = _test(options)
     folder = options.folder or Path("outputs/scale") / f"{test.experiment.config.recipe['name']}-{test.digest}"
     check_folder("--folder", folder.parent if not folder.exists() else folder)
+    for branch in test.branches:  # refuses rules that do not apply
+        test.job(branch, folder)
     folder.mkdir(parents=True, exist_ok=True)
     handle_signals()
-    with locked(folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+        except BlockingIOError:
+            raise UserError(f"--folder={folder} is used by a test that runs: wait for it, or end it first") from None
         _require_same(test, folder)
         findings = _run(test, folder, console)
         write_report(findings, test.experiment, test.seeds, folder)
@@ -194,6 +200,10 @@ def _test(options: argparse.Namespace) -> Test:
                 f"branches are trained by one worker each, in synchronous steps: use {usual or 'another equivalence'}"
             )
             require(value == usual, name, value, rule)
+        rule = (
+            "shares of a run are of whole epochs: leave it out, and use fewer epochs or recipe.data.max_train_samples"
+        )
+        require(config.max_steps is None, "max_steps", config.max_steps, rule)
         mode = config.accumulation.mode
         rule = "a branch measures no memory: use fixed or auto"
         require(mode is not AccumulationMode.fit, "accumulation", mode, rule)
@@ -215,9 +225,7 @@ def _of_sizes(options: argparse.Namespace, experiment: Experiment) -> Test:
     rule = f"use batches above scaling.reference_batch={reference}, such as {reference * 2},{reference * 4}"
     require(bool(batches) and min(batches) > reference, "--batches", options.batches, rule)
     asked = options.window * config.epochs * samples
-    step = math.lcm(reference, *batches)  # so that all branches end after the same sample
-    step = step if step <= asked else batches[-1]
-    window = int(asked / step) * step
+    window = int(asked / batches[-1]) * batches[-1]
     most = min(samples, asked) / _FEWEST_STEPS
     rule = (
         f"a window of {options.window:g} of {config.epochs} × {samples:,} samples has fewer than {_FEWEST_STEPS} such "
@@ -255,14 +263,14 @@ def _rules(given: str | None, config: Config, batch: int) -> tuple[str, ...]:
 def _run(test: Test, folder: Path, console: Console) -> Findings:
     """Train what is missing, and find what it shows."""
     branches = test.branches
-    jobs = {branch: test.job(branch, folder) for branch in branches}  # refuses rules that do not apply
+    jobs = {branch: test.job(branch, folder) for branch in branches}
     _announce(test, len(set(branches) - set(read(folder))), console)
     _train(test, jobs, folder, console)
     findings = _findings(test, branches, folder)
-    if not findings.progress > 0:
+    if not findings.learns:
         raise UserError(
             f"--window={test.window / _samples(test):.3g} shows nothing: the reference batch of {test.reference} did "
-            f"not lower the loss, {findings.start_loss:.4g} at the start of the branches; use another --start, "
+            f"not surely lower the loss, {findings.start_loss:.4g} at the start; use more --seeds, another --start, "
             "a larger --window or another optimizer.lr"
         )
     further = longer(findings, test.seeds)

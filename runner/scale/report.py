@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.table import Table
 
 import runner.compare
 from runner.folder.files import write_json, write_text
+from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
 from runner.plan.experiment import Experiment
 from runner.plan.tables import plain_table
@@ -25,6 +27,8 @@ from runner.track.secrets import masked
 from runner.track.store import error_summary, store_of
 from runner.track.tracker import warn
 
+#: The tag with a digest of the result.
+_RESULT_TAG = "scale.result"
 _STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
@@ -83,7 +87,10 @@ def print_findings(findings: Findings, experiment: Experiment, seeds: int, conso
     """Print the table."""
     limit = f"{100 * findings.limit / findings.progress:g}%"
     table: Table = plain_table(f"Held-out loss after equal {experiment.facts.unit}")
-    table.caption, table.caption_justify = f"{seeds} seeds; the same: surely at most {limit} lost", "left"
+    table.caption, table.caption_justify = (
+        f"{seeds} seeds; the same: at most {limit} lost, one-sided test at 5%",
+        "left",
+    )
     for name in _HEADS:
         table.add_column(name, justify="left" if name in ("rule", "verdict") else "right")
     for row in _rows(findings):
@@ -98,10 +105,13 @@ def write_report(findings: Findings, experiment: Experiment, seeds: int, folder:
     ]
     beyond = findings.beyond and {"batch": findings.beyond.batch, "rule": findings.beyond.rule}
     known = {field.name: getattr(findings, field.name) for field in dataclasses.fields(findings)}
-    write_json(
-        folder / "result.json",
-        {**known, "cells": cells, "beyond": beyond, "answer": answer(findings, experiment, seeds)},
-    )
+    known |= {"gained": dataclasses.asdict(findings.gained), "cells": cells, "beyond": beyond}
+    tested = {
+        "recipe": experiment.config.recipe["name"],
+        "model": experiment.model_name,
+        "data": experiment.facts.digest,
+    }
+    write_json(folder / "result.json", {**tested, **known, "answer": answer(findings, experiment, seeds)})
     lines = [_HEADS, ("--:", "---", "--:", "--:", "---"), *_rows(findings)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     write_text(folder / "table.md", f"{table}\n\n{answer(findings, experiment, seeds)}\n")
@@ -130,6 +140,8 @@ def _plot(findings: Findings, path: Path) -> None:
             axes.errorbar(x, y, yerr=spread, marker="o", markersize=4, capsize=3, linewidth=1, label=rule)
             highest = max([highest, *y])
         axes.set_ylim(min(-0.3 * highest, -5), 1.25 * min(highest, 150) + 5)
+        axes.plot([0], [0], marker="o", markersize=4, color="#4a4e57")
+        axes.set_xlim(-0.3, len(batches) + 0.4)
         axes.set_xticks(range(len(batches) + 1), [str(findings.reference), *map(str, batches)])
         axes.set_xlabel("global batch")
         axes.set_ylabel("progress lost, % (90% interval)")
@@ -139,13 +151,23 @@ def _plot(findings: Findings, path: Path) -> None:
 
 
 def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -> Sequence[str]:
-    """Log the test as a run in MLflow; lines that say how to open it. A store that fails costs a warning."""
+    """Log the result as a run in MLflow; lines that say how to open it. A store that fails costs a warning.
+
+    A test that was continued, and has another result, is another run.
+    """
     tracking = experiment.config.tracking
     uri = store_of(tracking)
     if uri is None:
         return []
-    again = (folder / CARD_FILE).exists()
-    card = RunCard.read(folder) if again else _card(findings, experiment, seeds, masked(uri))
+    result = hashlib.sha256((folder / "result.json").read_bytes()).hexdigest()[:16]
+    again = (folder / CARD_FILE).exists() and RunCard.read(folder).tags.get(_RESULT_TAG) == result
+    if again:
+        card = RunCard.read(folder)
+    else:
+        (folder / METRICS_FILE).unlink(missing_ok=True)
+        card = _card(
+            findings, experiment, seeds, masked(uri), result, (folder / "table.md").read_text(encoding="utf-8")
+        )
     log = MetricsLog(folder)
     for cell in findings.cells:
         if not cell.diverged:
@@ -155,12 +177,7 @@ def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -
     try:
         delivery.open()
         delivery.send_metrics()
-        sentence = answer(findings, experiment, seeds)
-        tags = {
-            NOTE_TAG: f"{sentence}\n\n{(folder / 'table.md').read_text(encoding='utf-8')}",
-            "scale.answer": sentence,
-        }
-        delivery.mark_ended(FINISHED, {**tags, "scale.largest_batch": str(findings.largest)})
+        delivery.mark_ended(FINISHED, {})
         delivery.close()
     except Exception as error:  # noqa: BLE001 - the results are in the folder, whatever happens to the store
         warn(f"MLflow has not received the test ({error_summary(error)}): the same command sends it again")
@@ -168,16 +185,22 @@ def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -
     return delivery.how_to_open()
 
 
-def _card(findings: Findings, experiment: Experiment, seeds: int, store: str) -> RunCard:
-    config = experiment.config
-    rules = ",".join(dict.fromkeys(cell.rule for cell in findings.cells))
+def _card(findings: Findings, experiment: Experiment, seeds: int, store: str, result: str, table: str) -> RunCard:
+    config, sentence = experiment.config, answer(findings, experiment, seeds)
     params = {
         "recipe": str(config.recipe["name"]),
         "model": experiment.model_name,
         "reference_batch": str(findings.reference),
         "base_lr": f"{config.optimizer.lr:.12g}",
-        "rules": rules,
+        "rules": ",".join(dict.fromkeys(cell.rule for cell in findings.cells)),
+        "seeds": str(seeds),
     }
-    tags = {**user_tags(), "kind": "branch test"}
+    tags = {
+        **user_tags(),
+        NOTE_TAG: f"{sentence}\n\n{table}",
+        _RESULT_TAG: result,
+        "scale.answer": sentence,
+        "scale.largest_batch": str(findings.largest),
+    }
     name = f"scale · {config.recipe['name']} · from {findings.reference}"
     return RunCard(experiment=config.tracking.experiment, run_name=name, params=params, tags=tags, store=store)

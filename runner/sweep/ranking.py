@@ -30,6 +30,7 @@ from runner.plan.experiment import Experiment, foresee
 from runner.plan.levels import NOT_COMPARABLE
 from runner.plan.prediction import Prediction, Quantity
 from runner.plan.sample_cost import SampleCost, read_sample_cost
+from runner.plan.scaling_range import rule_of
 from runner.plan.tables import plain_table
 from runner.run.preflight import say_aside
 from runner.sweep.grid import grid_of
@@ -68,12 +69,14 @@ class RankedSetup:
     def more_samples(self) -> Quantity | None:
         """How many times the samples this setup needs for the loss of the reference batch; None if it is not known.
 
-        With k above 1 that was not tested.
+        With local steps, or another scaling rule than the best, that was not tested.
         """
-        plan = self.experiment.plan
-        if self.sample_cost is None or (plan.k > 1 and plan.world_size > 1):
+        plan, config = self.experiment.plan, self.experiment.config
+        if self.sample_cost is None or (plan.world_size > 1 and not config.sync.always_synchronous):
             return None
-        return self.sample_cost.at(plan.global_batch)
+        rule, batch = rule_of(config, plan)
+        tested = batch == plan.reference_batch or rule.name == self.sample_cost.rule
+        return self.sample_cost.at(plan.global_batch) if tested else None
 
     @property
     def same_loss(self) -> Quantity | None:
@@ -168,8 +171,24 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
     measuring = Measuring(prepared_s, progress)
     measuring.announce([one for one in experiments.values() if one.config.measure and why_not(one) is None])
     setups = [_ranked(varied, experiment, measuring, console) for varied, experiment in experiments.items()]
+    if cost is not None:
+        _require_tested(setups, cost, first.plan.scale)
     setups = [dataclasses.replace(one, sample_cost=cost) for one in setups]
     return sorted(setups, key=_seconds)
+
+
+def _require_tested(setups: Sequence[RankedSetup], cost: SampleCost, path: str) -> None:
+    """Refuse a branch test of something else. Raises UserError."""
+    for one in setups:
+        experiment = one.experiment
+        plan, names = experiment.plan, ("recipe", "model", "data", "reference batch")
+        own = (
+            str(experiment.config.recipe["name"]), experiment.model_name, experiment.facts.digest, plan.reference_batch
+        )  # fmt: skip
+        for name, tested, here in zip(names, cost.tested, own, strict=True):
+            require(
+                tested == here, "plan.scale", path, f"its {name} is {tested}, and here it is {here}: test this recipe"
+            )
 
 
 def _seconds(one: RankedSetup) -> tuple[float, float]:
@@ -238,7 +257,8 @@ def worth_words(setups: Sequence[RankedSetup]) -> str:
     """How much faster more workers are to the same loss, and from which number on they are not worth it."""
     fastest: dict[int, RankedSetup] = {}
     for one in sorted(setups, key=_seconds):
-        if one.same_loss is not None and math.isfinite(one.same_loss.value):
+        fits = one.prediction is not None and one.prediction.fits is not False
+        if fits and one.same_loss is not None and math.isfinite(one.same_loss.value):
             fastest.setdefault(one.experiment.plan.world_size, one)
     if len(fastest) < 2:
         return ""
@@ -288,6 +308,8 @@ def best_words(setups: Sequence[RankedSetup]) -> str:
 
 def _total(one: RankedSetup) -> str:
     assert one.prediction is not None
+    if one.same_loss is not None and math.isfinite(one.same_loss.value):
+        return f"{seconds_words(one.same_loss.value)} to the same loss"
     return seconds_words(one.prediction.total.value)
 
 

@@ -76,6 +76,9 @@ class SyncPolicy(Protocol):
     #: Whether workers train on while a collective is in flight: nothing else should make them wait for each other then.
     overlaps: bool = False
 
+    #: Whether this step's gradients are averaged by DDP, which can compare each worker's own with the average.
+    averages_gradients: bool = False
+
     #: Whether a forward pass is a collective, so that all workers need the same number of them.
     collective_forward: bool = False
 

@@ -44,6 +44,8 @@ class Synchronous(SyncPolicy):
     the rows of their gradient that a step has used. `compares`: whether some steps compare gradients.
     """
 
+    averages_gradients = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -72,7 +74,7 @@ class Synchronous(SyncPolicy):
             if sends_rows and not tables.issuperset(parameters):  # DDP needs at least one parameter
                 self._embeddings = _without_ddp(model)
             before_sending = self._note_own_gradient if compares else None
-            self.forward_model = _data_parallel(model, backend, wire, self._low_rank, before_sending)
+            self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank, before_sending)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         #: In a step that compares gradients: the squared norms of this worker's, by bucket.
         self._own_gradient: list[Tensor] | None = None
@@ -267,13 +269,12 @@ def _without_ddp(model: nn.Module) -> list[GradientKeepingEmbedding]:
 
 def _data_parallel(
     model: nn.Module,
-    backend: Backend,
+    device: torch.device,
     wire: torch.dtype | None,
     low_rank: LowRankGradients | None,
     before_sending: Callable[[Tensor], None] | None = None,
 ) -> _DataParallel:
     """`before_sending`: called with each bucket of this worker's own gradients."""
-    device = backend.device
     with warnings.catch_warnings():
         # torch 2.13 deprecates `broadcast_buffers`, and recommends to keep using it for exactly this case: buffers are
         # local to a worker, and broadcasting them would communicate on accumulation micro-batches, too.
@@ -319,6 +320,7 @@ class PostLocal(SyncPolicy):
     def _use(self, policy: SyncPolicy) -> None:
         self._policy = policy
         self.forward_model, self.overlaps = policy.forward_model, policy.overlaps
+        self.averages_gradients = policy.averages_gradients
 
     def _become_local(self) -> None:
         self._earlier_stats = self._policy.stats()

@@ -151,7 +151,7 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
         "optimizer": config.optimizer.name.name,
         "lr": plan.lr,
         "base_lr": plan.base_lr,
-        "scaling": config.scaling.rule.name,
+        "scaling": plan.auto_rule or config.scaling.rule.name,
         "schedule": config.schedule.name.name,
         "warmup_share": config.schedule.warmup_share,
         "weight_decay": optimizer.weight_decay,

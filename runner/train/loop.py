@@ -26,6 +26,7 @@ from runner.data.unpadded import known_places
 from runner.errors import OutOfMemory, Preempted, first_line, printable
 from runner.exact import DropoutStreams
 from runner.plan import Plan
+from runner.plan.experiment import unmeasured_noise
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy
@@ -108,7 +109,9 @@ class Loop:
         self.first_step_at: float | None = None
         self.first_step_compile_s: float | None = None
         self._counts = label_counts(prepared.train)
-        self.noise = GradientNoise(config.noise.every_steps, backend, float(self._counts.mean()))
+        measured = unmeasured_noise(config, plan, backend.device.type) is None
+        every_steps = config.noise.every_steps if measured else None
+        self.noise = GradientNoise(every_steps, backend, float(self._counts.mean()))
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = list(model.buffers())
         self._evaluation_due = self._evaluation_stopped = False
@@ -241,7 +244,7 @@ class Loop:
             if facts.compares_gradients:
                 assert gradient_norm is not None
                 own_gradient = policy.own_gradient() if own_gradient is None else own_gradient
-                self._compare_gradients(facts, trained[0], divisor * scale, own_gradient, gradient_norm)
+                self._compare_gradients(facts, trained[0], divisor / scale, own_gradient, gradient_norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.backend.mark_step()
         meter.begin("other")
@@ -296,7 +299,7 @@ class Loop:
         local_count = int(self._counts[np.concatenate(ids)].sum())
         permutation = self.order.epoch_permutation(self.order.epoch)
         global_count = int(self._counts[permutation[step.start : step.stop]].sum())
-        compares = self.config.sync.always_synchronous and self.noise.is_due(self.optimizer_step)
+        compares = self.policy.averages_gradients and self.noise.is_due(self.optimizer_step)
         return StepFacts(self.optimizer_step, step.samples, len(ids), local_count, global_count, lr, compares)
 
     def _compare_gradients(
@@ -304,7 +307,9 @@ class Loop:
     ) -> None:
         """Note the noise of the gradient. `own`: |g|² of the loss terms of `rows` ÷ `divisor`."""
         terms = int(self._counts[rows].sum())
-        if own is None:  # this worker has the whole global batch
+        # Micro-batches can have become smaller for lack of memory; those of sorted lengths are no samples of the batch.
+        sorted_part = facts.micro_batches > 1 and self.config.batch.length_sorted
+        if own is None or sorted_part:
             own, terms = torch.zeros((), dtype=torch.float64), 0
         mean = own * (divisor / max(terms, 1)) ** 2
         self.noise.add(mean, terms, len(rows), global_norm.double().square(), facts.samples)

@@ -30,15 +30,16 @@ _NEWEST = 0.1
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """Over a whole run. `scale`: in samples, with its standard error; None if |G|² cannot be told from 0.
+    """Over a whole run. `scale`: in samples, with its standard error; None if tr(Σ) or |G|² cannot be told from 0.
 
-    `trace`: tr(Σ); `squared_gradient`: |G|²; `measurements`: how many.
+    `trace`: tr(Σ); `squared_gradient`: |G|²; None for local steps, whose updates are compared in units of the weights.
+    `measurements`: how many.
     """
 
     scale: float | None
     standard_error: float | None
-    trace: float
-    squared_gradient: float
+    trace: float | None
+    squared_gradient: float | None
     measurements: int
 
 
@@ -56,6 +57,8 @@ class GradientNoise:
         self._sums = [0.0] * 5
         self._count = 0
         self._recent: tuple[float, float] | None = None
+        #: Whether updates of local phases are compared, and not gradients.
+        self._local = False
 
     def is_due(self, step: int) -> bool:
         """Whether gradients are compared in optimizer step `step`, counted from 0."""
@@ -92,7 +95,9 @@ class GradientNoise:
             return {}
         weights, norms = record.updates.weights.cpu().double(), record.updates.norms.cpu().double()
         own, mean = float((weights * norms**2).sum()), float(record.updates.mean_norm) ** 2
-        self._take_in(own, samples / len(weights), mean, samples)
+        if not self._local:  # after a synchronous part, whose gradients have another unit
+            self._local, self._sums, self._count, self._recent = True, [0.0] * 5, 0, None
+        self._take_in(own, samples / max(int((weights > 0).sum()), 1), mean, samples)
         return self._metrics()
 
     def _take_in(self, small: float, size: float, big: float, global_size: float) -> None:
@@ -114,7 +119,7 @@ class GradientNoise:
             return {}
         trace, squared = self._recent
         known = {"noise/scale": trace / squared} if squared > 0 else {}
-        return {"noise/trace": trace, "noise/squared_gradient": squared, **known}
+        return known if self._local else {"noise/trace": trace, "noise/squared_gradient": squared, **known}
 
     def result(self) -> NoiseScale | None:
         """Over the run; None if nothing was measured. The error is that of a ratio, by the delta method."""
@@ -122,18 +127,30 @@ class GradientNoise:
         if n == 0:
             return None
         trace, squared, traces2, squares2, products = (total / n for total in self._sums)
-        if squared <= 0 or n < 2:
-            return NoiseScale(None, None, trace, squared, n)
+        shown = (None, None) if self._local else (trace, squared)
+        errors = [
+            math.sqrt(max(squares - mean**2, 0.0) / max(n - 1, 1))
+            for mean, squares in ((trace, traces2), (squared, squares2))
+        ]
+        if n < 2 or trace <= 2 * errors[0] or squared <= 2 * errors[1]:
+            return NoiseScale(None, None, trace=shown[0], squared_gradient=shown[1], measurements=n)
         scale = trace / squared
         residual = traces2 - 2 * scale * products + scale**2 * squares2  # of trace − scale × squared, whose mean is 0
-        return NoiseScale(scale, math.sqrt(max(residual, 0.0) / (n - 1)) / squared, trace, squared, n)
+        return NoiseScale(
+            scale,
+            math.sqrt(max(residual, 0.0) / (n - 1)) / squared,
+            trace=shown[0],
+            squared_gradient=shown[1],
+            measurements=n,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         assert not self._pending, "reduce first: pending steps are not part of the state"
-        return {"sums": list(self._sums), "count": self._count, "recent": self._recent}
+        return {"sums": list(self._sums), "count": self._count, "recent": self._recent, "local": self._local}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sums, self._count, self._recent = list(state["sums"]), state["count"], state["recent"]
+        self._local = state["local"]
 
 
 @torch.no_grad()

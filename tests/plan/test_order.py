@@ -21,6 +21,7 @@ def plan(samples: int = 53, world_size: int = 1, accumulation_steps: int = 1, **
         "micro_batch": None,
         "max_micro_batch": None,
         "drop_last": False,
+        "local_steps": False,
         "k": 1,
         "optimizer": Optimizer(OptimizerName.adagrad, lr=1e-3, eps=1e-8),
         "scaling": Scaling(ScalingRule.none, reference_batch=24),

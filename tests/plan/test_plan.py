@@ -33,6 +33,7 @@ def plan(**changes: Any) -> Plan:
         "accumulation_steps": 2,
         "max_micro_batch": None,
         "drop_last": False,
+        "local_steps": False,
         "k": 3,
         "optimizer": OPTIMIZER,
         "scaling": Scaling(ScalingRule.linear, reference_batch=48),
@@ -69,6 +70,7 @@ def test_plan_by_hand() -> None:
         "betas": None,
         "eps": None,
         "weight_decay": None,
+        "auto_rule": None,
         "digest": plan().digest,
     }
     assert plan().steps_per_epoch == 11

@@ -12,9 +12,11 @@ from runner.errors import UserError
 from runner.plan.prediction import Quantity
 from runner.plan.sample_cost import SampleCost, read_sample_cost
 
+TESTED = (("cola", "MiniLM", "0123", 16), "sde")
+
 
 def cost(more: float, low: float, high: float) -> SampleCost:
-    return SampleCost(64, 128, Quantity(more, low, high))
+    return SampleCost(64, 128, Quantity(more, low, high), *TESTED)
 
 
 def test_up_to_the_largest_batch_nothing_more_is_needed() -> None:
@@ -31,25 +33,54 @@ def test_the_critical_batch_by_hand() -> None:
 
 
 def test_what_is_not_known() -> None:
-    assert SampleCost(64, None, None).at(128) is None
-    assert SampleCost(64, 128, None).at(128) is None
-    beyond = SampleCost(64, 128, Quantity(math.inf, 1.9, math.inf)).at(128)
+    assert SampleCost(64, None, None, *TESTED).at(128) is None
+    assert SampleCost(64, 128, None, *TESTED).at(128) is None
+    assert cost(1.0, 1.0, 1.5).at(128) == Quantity(1.0, 1.0, 1.5)
+    assert cost(1.0, 1.0, 1.5).at(256) is None  # undecided at 128
+    beyond = cost(math.inf, 1.9, math.inf).at(128)
     assert (beyond.value, beyond.low) == (math.inf, pytest.approx(1.9))  # type: ignore[union-attr]
 
 
+RESULT = {
+    "recipe": "cola",
+    "model": "MiniLM",
+    "data": "0123",
+    "reference": 16,
+    "largest": 64,
+    "rule": "sde",
+    "beyond": {"batch": 128, "rule": "sqrt"},
+    "more_samples": "Infinity",
+    "more_samples_range": [1.5, "Infinity"],
+}
+
+
 def test_reading_a_result(tmp_path: Path) -> None:
-    """The folder or its file; anything else is refused in one sentence."""
-    content = {
-        "largest": 64,
-        "beyond": {"batch": 128},
-        "more_samples": "Infinity",
-        "more_samples_range": [1.5, "Infinity"],
-    }
-    (tmp_path / "result.json").write_text(json.dumps(content))
+    """The folder, or its file."""
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
     for path in (tmp_path, tmp_path / "result.json"):
-        assert read_sample_cost(str(path)) == SampleCost(64, 128, Quantity(math.inf, 1.5, math.inf))
-    (tmp_path / "list.json").write_text("[]")
-    (tmp_path / "large.json").write_text(" " * 2**21)
-    for name in ("list.json", "large.json", "absent.json"):
-        with pytest.raises(UserError, match=r"^plan\.scale="):
-            read_sample_cost(str(tmp_path / name))
+        found = read_sample_cost(str(path))
+        assert found == SampleCost(64, 128, Quantity(math.inf, 1.5, math.inf), *TESTED)
+    alone = {**RESULT, "largest": 16, "rule": None}
+    (tmp_path / "result.json").write_text(json.dumps(alone))
+    assert read_sample_cost(str(tmp_path)).rule == "sqrt"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        " " * 2**21,
+        "[" * 100_000,
+        json.dumps({**RESULT, "largest": "Infinity"}),
+        json.dumps({**RESULT, "largest": 128}),
+        json.dumps({**RESULT, "more_samples": "NaN"}),
+        json.dumps({**RESULT, "more_samples": 1.2}),
+    ],
+)
+def test_what_is_no_result(content: str, tmp_path: Path) -> None:
+    """Somebody else's file, in one sentence."""
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(UserError, match=r"^plan\.scale="):
+        read_sample_cost(str(tmp_path))
+    with pytest.raises(UserError, match=r"^plan\.scale="):
+        read_sample_cost(str(tmp_path / "absent.json"))

@@ -116,13 +116,22 @@ def test_a_rule_warns_where_it_was_not_measured(overrides: str, warned: str) -> 
     [
         ("optimizer=sgd scaling=sde", "scaling"),
         ("optimizer=rmsprop scaling=half_life", "scaling"),
-        ("device=cpu4 sync.k=4 scaling=sde", "scaling"),
         ("optimizer=sgd scaling.weight_decay=per_sample", "scaling.weight_decay"),
     ],
 )
 def test_rules_that_do_not_apply(overrides: str, setting: str) -> None:
     with pytest.raises(UserError, match=f"^{setting}="):
         configured(overrides)
+
+
+def test_averages_of_the_global_batch_are_for_synchronous_steps() -> None:
+    """Several workers that step alone get the root, under every policy; one worker is synchronous."""
+    for local in ("sync.k=4", "sync=outer sync.outer_lr=0.7 sync.k=1"):
+        with pytest.raises(UserError, match=r"^scaling="):
+            prepared(f"device=cpu4 {local} scaling=sde")
+        assert prepared(f"device=cpu4 {local} batch.global_batch=96").plan.auto_rule == "sqrt"
+    plan = prepared("sync.k=4 batch.global_batch=96").plan
+    assert (plan.auto_rule, plan.betas) == ("sde", pytest.approx([0.8, 0.998]))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_same_learning_rate_at_the_same_sample(name: str) -> None:
             max_micro_batch=None,
             drop_last=False,
             k=1,
+            local_steps=False,
             optimizer=OptimizerConfig(OptimizerName.adagrad, lr=1.0, eps=1e-8),
             scaling=Scaling(ScalingRule.none, reference_batch=48),
             epochs=2,

@@ -26,6 +26,7 @@ def plan(steps: int, workers: int = 2, warmup_share: float = 0.0) -> Plan:
         max_micro_batch=None,
         drop_last=False,
         k=1,
+        local_steps=False,
         optimizer=Optimizer(OptimizerName.adagrad, lr=0.1, eps=1e-8),
         scaling=Scaling(ScalingRule.none, reference_batch=10),
         epochs=1,

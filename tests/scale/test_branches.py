@@ -34,8 +34,8 @@ def test_the_largest_batch_and_its_rule() -> None:
             {
                 (16, "linear", 1.0): [1.05, 1.151, 0.949],
                 (16, "sde", 1.0): [1.02, 1.121, 0.919],
-                (32, "linear", 1.0): [1.8, 1.91, 1.69],
-                (32, "sde", 1.0): [1.6, 1.71, 1.49],
+                (32, "linear", 1.0): [1.9, 2.01, 1.79],
+                (32, "sde", 1.0): [1.8, 1.91, 1.69],
             }
         ),
         *(8, 2.0, 0.5),
@@ -76,6 +76,22 @@ def test_undecided_and_diverged() -> None:
     assert {cell.rule: cell.verdict for cell in found.cells} == {"linear": WORSE, "sde": UNDECIDED}
     assert {cell.rule: cell.diverged for cell in found.cells} == {"linear": 1, "sde": 0}
     assert (found.largest, found.rule) == (8, None)
+
+
+def test_a_rule_that_is_the_same_counts_although_another_may_be_better() -> None:
+    losses = {(16, "linear", 1.0): [1.02, 1.121, 0.919], (16, "sde", 1.0): [0.5, 1.3, 0.9]}
+    found = find(outcomes(losses), 8, 2.0, 0.1)
+    assert (found.largest, found.rule, found.beyond) == (16, "linear", None)
+
+
+def test_a_reference_batch_that_may_have_learnt_nothing() -> None:
+    assert find(outcomes({}), 8, 2.0, 0.1).learns
+    assert not find(outcomes({}), 8, 1.05, 0.1).learns
+
+
+def test_a_longer_branch_that_diverges_says_nothing() -> None:
+    losses = {(16, "sde", 1.0): [1.6, 1.71, 1.49], (16, "sde", 1.5): [math.inf] * 3, (16, "sde", 2.0): [0.8, 0.9, 0.7]}
+    assert find(outcomes(losses), 8, 2.0, 0.5).more_samples == pytest.approx(1.75)
 
 
 def test_a_lower_loss_is_the_same() -> None:

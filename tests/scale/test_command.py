@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from runner.cli import scale_main
+from runner.folder.lock import locked
 from tests.replicas import TINY
 from tests.runs import stored_runs
 
-#: Learns in a window of 384 samples.
+#: Learns in a window of 984 samples.
 BASE = [
     *(
         override
@@ -20,7 +21,7 @@ BASE = [
         if not override.startswith(("tracking", "precision", "batch", "epochs", "recipe.data"))
     ),
     *(
-        "recipe.data.train_samples=400",
+        "recipe.data.train_samples=1000",
         "recipe.data.eval_samples=60",
         "epochs=4",
         "scaling.reference_batch=8",
@@ -28,7 +29,7 @@ BASE = [
         "device=cpu2",
     ),
 ]
-SMALL = [*BASE, "--batches", "16,24", "--seeds", "2"]
+SMALL = [*BASE, "--batches", "16,24", "--seeds", "3"]
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -42,12 +43,12 @@ def test_a_test_from_start_to_end(here: Path, capsys: pytest.CaptureFixture[str]
     result = json.loads((folder / "result.json").read_text())
     first = lines(folder)
     asked = {(row["batch"], row["rule"], row["seed"]) for row in first if row["windows"] == 1}
-    assert asked == {(8, "none", 0), (8, "none", 1)} | {
-        (batch, rule, seed) for batch in (16, 24) for rule in ("sde", "linear") for seed in (0, 1)
+    assert asked == {(8, "none", seed) for seed in (0, 1, 2)} | {
+        (batch, rule, seed) for batch in (16, 24) for rule in ("sde", "linear") for seed in (0, 1, 2)
     }
     losses = {(row["batch"], row["rule"], row["seed"]): row["loss"] for row in first if row["windows"] == 1}
     cell = next(one for one in result["cells"] if (one["batch"], one["rule"]) == (24, "sde"))
-    by_hand = sum(losses[24, "sde", seed] - losses[8, "none", seed] for seed in (0, 1)) / 2
+    by_hand = sum(losses[24, "sde", seed] - losses[8, "none", seed] for seed in (0, 1, 2)) / 3
     assert cell["difference"]["value"] == pytest.approx(by_hand)
     assert result["answer"] in capsys.readouterr().out.replace("\n", " ")
     assert (folder / "scale.png").stat().st_size > 10_000
@@ -66,7 +67,15 @@ def test_a_test_from_start_to_end(here: Path, capsys: pytest.CaptureFixture[str]
         ([row[name] for name in key], row["loss"]) for row in again if [row[n] for n in key] in
         [[one[n] for n in key] for one in first]
     )  # fmt: skip
-    assert len(stored_runs(here)) == 1
+    first_run, second = stored_runs(here)
+    new = json.loads((folder / "result.json").read_text())
+    for one, answer in ((first_run, result["answer"]), (second, new["answer"])):  # another margin, another result
+        assert one.data.tags["scale.answer"] == answer
+        assert answer in one.data.tags["mlflow.note.content"]
+    assert scale_main([*SMALL, "--rules", "sde,linear", "--margin", "0.2"]) == 0
+    assert len(stored_runs(here)) == 2
+    with locked(folder):
+        assert scale_main([*SMALL, "--rules", "sde,linear", "--margin", "0.2"]) == 2
 
 
 def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
@@ -77,7 +86,7 @@ def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
     (folder,) = (here / "outputs" / "scale").iterdir()
     assert {float(str(row["loss"])) for row in lines(folder) if row["batch"] == 32} == {math.inf}
     (cell,) = json.loads((folder / "result.json").read_text())["cells"]
-    assert (cell["verdict"], cell["diverged"]) == ("worse", 2)
+    assert (cell["verdict"], cell["diverged"]) == ("worse", 3)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +103,7 @@ def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
         (["--window", "0.5"], "--window"),
         (["--margin", "nan"], "--margin"),
         (["sync.k=4"], "sync.k"),
+        (["max_steps=60"], "max_steps"),
         (["sharding=fsdp"], "sharding"),
         (["equivalence=identical"], "equivalence.shards"),
         (["accumulation=fit"], "accumulation"),
@@ -104,7 +114,7 @@ def test_wrong_input(arguments: list[str], setting: str, here: Path, capsys: pyt
     assert scale_main([*BASE, *arguments]) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith(f"error: {setting}="), error
-    assert not list(here.glob("outputs/scale/*/branches.jsonl"))
+    assert not list(here.glob("outputs/scale/*"))
 
 
 def test_the_reference_batch_has_to_learn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from runner import cli
+from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.prediction import Quantity, predict
 from runner.plan.sample_cost import SampleCost
-from runner.sweep.ranking import RankedSetup, _same, best_words, worth_words
+from runner.sweep.ranking import RankedSetup, _require_tested, _same, best_words, worth_words
 from tests.configured import configured
 from tests.plan.test_prediction import MEASURED, work
 from tests.replicas import TINY
@@ -49,7 +50,7 @@ def test_the_fastest_at_each_level() -> None:
 
 def test_worth_of_more_workers() -> None:
     """The time to the same loss: setups whose batch needs more samples, or was not tested, come later."""
-    cost = SampleCost(48, 96, Quantity(1.5, 1.2, 2.0))
+    cost = SampleCost(48, 96, Quantity(1.5, 1.2, 2.0), ("acceptability", "…", "…", 48), "sde")
     sizes = {1: 24, 2: 48, 4: 96}
 
     def of(workers: int, tokens: float, *overrides: str) -> RankedSetup:
@@ -72,6 +73,10 @@ def test_worth_of_more_workers() -> None:
     assert "not worth it" not in words.partition("4 workers")[0]
     assert words.endswith("not worth it.")
     assert worth_words([local, two]) == ""
+    other_rule = of(4, 1e6, "scaling=sqrt")
+    assert other_rule.more_samples is None
+    with pytest.raises(UserError, match=r"^plan\.scale="):
+        _require_tested([one], cost, "outputs/scale/other")
 
 
 def test_k_is_no_setup_of_one_worker() -> None:
