@@ -12,24 +12,23 @@ from runner.cli import scale_main
 from runner.folder.lock import locked
 from tests.replicas import TINY
 from tests.runs import stored_runs
+from tests.token_recipe import TOKENS
 
-#: Learns in a window of 984 samples.
+#: A tiny model that learns within a window of 384 samples whether tokens have odd numbers.
 BASE = [
-    *(
-        override
-        for override in TINY
-        if not override.startswith(("tracking", "precision", "batch", "epochs", "recipe.data"))
-    ),
-    *(
-        "recipe.data.train_samples=1000",
-        "recipe.data.eval_samples=60",
-        "epochs=4",
-        "scaling.reference_batch=8",
-        "optimizer.lr=1e-2",
-        "device=cpu2",
-    ),
+    *(one for one in TINY if not one.startswith(("tracking", "precision", "batch", "epochs", "recipe.data"))),
+    *(*TOKENS, "recipe.data.train_samples=400", "recipe.data.eval_samples=60", "epochs=4", "optimizer.lr=1e-2"),
+    *("scaling.reference_batch=8", "device=cpu2"),
 ]
 SMALL = [*BASE, "--batches", "16,24", "--seeds", "3"]
+#: Weights shrink or grow by weight decay alone.
+DECAYING = [
+    "schedule=constant",
+    "optimizer=sgd",
+    "optimizer.momentum=0",
+    "optimizer.lr=0.0125",
+    "optimizer.weight_decay=150",
+]
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -80,9 +79,8 @@ def test_a_test_from_start_to_end(here: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
     """Weight decay by a gradient shrinks weights below learning rate × decay = 2, and lets them grow above it."""
-    decay = ["optimizer=sgd", "optimizer.momentum=0", "optimizer.lr=0.0125", "optimizer.weight_decay=150"]
-    long = ["recipe.data.train_samples=800", "tracking=none", "--rules", "linear", "--batches", "32", "--start", "0"]
-    assert scale_main([*(one for one in SMALL if "train_samples" not in one), *decay, *long]) == 0
+    test = ["tracking=none", "epochs=40", "--rules", "linear", "--batches", "32", "--start", "0", "--window", "0.025"]
+    assert scale_main([*SMALL, *DECAYING, *test]) == 0
     (folder,) = (here / "outputs" / "scale").iterdir()
     assert {float(str(row["loss"])) for row in lines(folder) if row["batch"] == 32} == {math.inf}
     (cell,) = json.loads((folder / "result.json").read_text())["cells"]
@@ -95,12 +93,12 @@ def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
         (["--batches", "8"], "--batches"),
         (["--batches", "many"], "--batches"),
         (["--batches", "4096"], "--batches"),
-        (["--rules", "cube"], "--rules"),
-        (["--rules", "sde", "optimizer=sgd"], "scaling"),
+        (["--rules", "cube", "--batches", "16"], "--rules"),
+        (["--rules", "sde", "optimizer=sgd", "--batches", "16"], "scaling"),
         (["--rules", "sde", "--batches", "80"], "scaling"),
         (["--seeds", "1"], "--seeds"),
         (["--window", "0"], "--window"),
-        (["--window", "0.5"], "--window"),
+        (["--window", "0.5", "--batches", "16"], "--window"),
         (["--margin", "nan"], "--margin"),
         (["sync.k=4"], "sync.k"),
         (["max_steps=60"], "max_steps"),
@@ -118,5 +116,5 @@ def test_wrong_input(arguments: list[str], setting: str, here: Path, capsys: pyt
 
 
 def test_the_reference_batch_has_to_learn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scale_main([*SMALL, "optimizer.lr=1e-12", "--rules", "none", "tracking=none"]) == 2
+    assert scale_main([*SMALL, "optimizer.lr=1e-30", "--rules", "none", "tracking=none"]) == 2
     assert "--window=" in capsys.readouterr().err

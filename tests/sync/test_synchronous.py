@@ -125,12 +125,12 @@ def train_at_low_rank(backend: Backend, overrides: list[str]) -> LowRank:
             own[names[parameter]] = own[names[parameter]] + gradient
         return hook(self, bucket)
 
-    def watched_step() -> Any:
+    def watched_step(needs_norm: bool) -> Any:
         for parameter, name in names.items():
             assert parameter.grad is not None
             last[name] = parameter.grad.clone()
             applied[name] = applied[name] + parameter.grad
-        return step()
+        return step(needs_norm)
 
     watch_step = mock.patch.object(loop, "_optimizer_step", watched_step)
     with mock.patch.object(LowRankGradients, "__call__", watched_hook), watch_step:

@@ -123,6 +123,7 @@ CONTROLS = {
     "policy": ([*ADAMW, *OVERLAPPED], 3),
     "ledger": ([*ADAMW], 3),
     "meter": ([*ADAMW], 3),
+    "noise": ([*ADAMW, "noise.every_steps=1"], 3),
     "finite": ([*ADAMW], 3),
     "best": ([*ADAMW, *BEST], 3),
     "optimizer_step": ([*ADAMW], 3),
