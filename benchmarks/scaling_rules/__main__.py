@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks.long_runs import terminated_as_interrupted
 from benchmarks.scaling_rules.names_data import write_names
-from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Job, next_jobs
+from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Job, Task, chosen_rate, next_jobs
 from benchmarks.scaling_rules.report import write_report
 from benchmarks.sync_frontier.plan import digest_of
-from benchmarks.sync_frontier.rows import append_row, read_rows
+from benchmarks.sync_frontier.rows import Row, append_row, read_rows
 from benchmarks.sync_frontier.train import ROOT, Material, run_job
 
 RESULTS = ROOT / "docs" / "results" / "scaling-rules"
@@ -68,6 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _require_rate(task: Task, rows: Sequence[Row]) -> None:
+    if chosen_rate(task, rows) is None:
+        print(f"{task.name}: the runs that choose a learning rate have failed, so nothing can be compared")
+
+
 def _run(options: argparse.Namespace, material: Material, runs: Path) -> None:
     task, start = TASKS[options.task], time.monotonic()
     part, parts = map(int, options.part.split("/"))
@@ -90,6 +95,7 @@ def _run(options: argparse.Namespace, material: Material, runs: Path) -> None:
         append_row(runs, {name: row.get(name) for name in COLUMNS}, COLUMNS)
         shown = trouble or f"{task.metric} {found['metric']:.2f}, {found['wall_s']:.0f} s"
         print(f"× {job.ratio:g} {job.rule} seed {job.seed}: {shown} ({len(jobs) - 1} left)", flush=True)
+    _require_rate(task, [row for row in read_rows(runs) if row["data"] == data])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def write_report(rows: Sequence[Row], folder: Path) -> None:
     if not blocks:
         print(f"{folder}: no seed of the reference batch has run, so there is nothing to compare with")
         return
-    parts = [_section(TASKS[name], block) for name, block in blocks.items()]
+    parts = [_section(TASKS[name], block, _failed(TASKS[name], rows)) for name, block in blocks.items()]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     _plot(blocks, folder / "plot.png")
     print(f"{folder / 'table.md'}")
@@ -59,7 +60,16 @@ def _run(task: Task, position: int, row: Row) -> Run:
     )
 
 
-def _section(task: Task, block: Block) -> str:
+def _failed(task: Task, rows: Sequence[Row]) -> Counter[str]:
+    """Seeds of each setup of which no run finished."""
+    seeds: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        if row["task"] == task.name:
+            seeds.setdefault(_setup(row["ratio"], row["rule"]), {}).setdefault(row["seed"], []).append(row["status"])
+    return Counter({name: sum(FINISHED not in tried for tried in own.values()) for name, own in seeds.items()})
+
+
+def _section(task: Task, block: Block, failed: Counter[str]) -> str:
     heads = ["batch", "rule", "seeds", task.metric, "difference, 90% interval", f"margin {task.margin:g}"]
     lines = [heads, ["--:", "---", *("--:" for _ in heads[2:])]]
     for result in sorted(block.rows, key=lambda result: _place(result.setup.name)):
@@ -68,7 +78,9 @@ def _section(task: Task, block: Block) -> str:
         difference = " ".join(part for part in shown.difference if part) if result.difference else ""
         name = BASELINE if result.setup.name == BASELINE else f"`{RULES[rule]}`"
         batch = f"{int(task.reference_batch * ratio)}"
-        lines.append([batch, name, shown.seeds, _metric(result), difference, shown.verdict])
+        runs = failed[result.setup.name]
+        verdict = f"{runs} run{'s' * (runs > 1)} failed" if runs else shown.verdict
+        lines.append([batch, name, shown.seeds, _metric(result), difference, verdict])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"## {task.name}\n\n{text}"
 
