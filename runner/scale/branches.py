@@ -27,14 +27,15 @@ class Branch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`loss`: on the evaluation data; infinite if the branch diverged. `metric`: the recipe's."""
+    """`loss`: on the evaluation data; `metric`: the recipe's. Both are infinite if the branch diverged."""
 
     loss: float
     metric: float
     seconds: float
 
 
-Outcomes = Mapping[Branch, Outcome]
+#: What branches are compared by; lower is better, and infinite for one that diverged.
+Values = Mapping[Branch, float]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Findings:
-    """`gained`: by how much the reference batch lowers the loss in a window; `limit`: how much less is the same.
+    """`start`: the loss, or what is compared, before the branches. `gained`: by how much the reference batch lowers it
+    in a window; `limit`: how much less is the same.
 
     `largest`: the largest batch up to which some rule keeps every batch, and `rule` the best there; the reference batch
     and None without one. `beyond`: the best cell of the next batch, None if there is none; `more_samples`: how many
@@ -66,7 +68,7 @@ class Findings:
     """
 
     reference: int
-    start_loss: float
+    start: float
     gained: Estimate
     limit: float
     cells: tuple[Cell, ...]
@@ -109,17 +111,18 @@ def longer(findings: Findings, seeds: int) -> list[Branch]:
     return [Branch(cell.batch, cell.rule, seed, windows) for seed in range(seeds) for windows in LONGER]
 
 
-def find(outcomes: Outcomes, reference: int, start_loss: float, margin: float) -> Findings:
-    """What the branches show. `margin`: the share of the reference batch's progress that may be lost."""
-    at_reference = {branch.seed: outcome.loss for branch, outcome in outcomes.items() if branch.batch == reference}
-    gained = mean_of([start_loss - loss for loss in at_reference.values()])
+def find(values: Values, reference: int, start: float, margin: float) -> Findings:
+    """What the branches show. `start`: the value before them. `margin`: the share of the reference batch's progress
+    that may be lost."""
+    at_reference = {branch.seed: value for branch, value in values.items() if branch.batch == reference}
+    gained = mean_of([start - value for value in at_reference.values()])
     limit = margin * gained.value
     found: dict[tuple[int, str], dict[int, float]] = {}
-    for branch, outcome in outcomes.items():
+    for branch, value in values.items():
         if branch.batch != reference and branch.windows == 1:
-            found.setdefault((branch.batch, branch.rule), {})[branch.seed] = outcome.loss - at_reference[branch.seed]
-    allowed = {seed: margin * (start_loss - loss) for seed, loss in at_reference.items()}
-    cells = tuple(_cell(batch, rule, values, allowed) for (batch, rule), values in sorted(found.items()))
+            found.setdefault((branch.batch, branch.rule), {})[branch.seed] = value - at_reference[branch.seed]
+    allowed = {seed: margin * (start - value) for seed, value in at_reference.items()}
+    cells = tuple(_cell(batch, rule, by_seed, allowed) for (batch, rule), by_seed in sorted(found.items()))
     largest, rule, beyond = reference, None, None
     for batch, best in best_cells(cells).items():
         if best.verdict != SAME:
@@ -127,11 +130,11 @@ def find(outcomes: Outcomes, reference: int, start_loss: float, margin: float) -
             break
         largest, rule = batch, best.rule
     more = between = None
-    if beyond is not None and (more := _more_samples(outcomes, beyond, at_reference)) is not None:
-        each = [_more_samples(outcomes, beyond, {seed: loss}) for seed, loss in at_reference.items()]
+    if beyond is not None and (more := _more_samples(values, beyond, at_reference)) is not None:
+        each = [_more_samples(values, beyond, {seed: value}) for seed, value in at_reference.items()]
         known = [more, *(one for one in each if one is not None)]
         between = (min(known), max(known))
-    return Findings(reference, start_loss, gained, limit, cells, largest, rule, beyond, more, between)
+    return Findings(reference, start, gained, limit, cells, largest, rule, beyond, more, between)
 
 
 def best_cells(cells: Sequence[Cell]) -> dict[int, Cell]:
@@ -155,13 +158,13 @@ def _cell(batch: int, rule: str, by_seed: Mapping[int, float], allowed: Mapping[
     return Cell(batch, rule, difference, verdict, diverged)
 
 
-def _more_samples(outcomes: Outcomes, cell: Cell, at_reference: Mapping[int, float]) -> float | None:
+def _more_samples(values: Values, cell: Cell, at_reference: Mapping[int, float]) -> float | None:
     """At how many windows the mean loss of these seeds is the reference batch's, between those that were tried."""
     means = []
     for windows in (1.0, *LONGER):
         own = [
-            outcome.loss - at_reference[branch.seed]
-            for branch, outcome in outcomes.items()
+            value - at_reference[branch.seed]
+            for branch, value in values.items()
             if (branch.batch, branch.rule, branch.windows) == (cell.batch, cell.rule, windows)
             and branch.seed in at_reference
         ]

@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
-from runner.config.choices import AccumulationMode, BatchMode, LedgerMode, ScalingBatch, ScalingRule, ShardingKind
+from runner.config.choices import AccumulationMode, BatchMode, Goal, LedgerMode, ScalingBatch, ScalingRule, ShardingKind
 from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.plain import to_plain
@@ -45,7 +45,8 @@ _FEWEST_STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A branch test as it was asked for. `start`, `window`: samples. `margin`: see `Findings.limit`."""
+    """A branch test as it was asked for. `start`, `window`: samples. `margin`: see `Findings.limit`. `by`: `loss` or
+    `metric`."""
 
     experiment: Experiment
     batches: tuple[int, ...]
@@ -54,6 +55,7 @@ class Test:
     start: int
     window: int
     margin: float
+    by: str
 
     @property
     def reference(self) -> int:
@@ -67,7 +69,8 @@ class Test:
     def digest(self) -> str:
         """Equal for tests that have the same branches with the same results."""
         # More seeds, or another margin, continue a test.
-        asked = {name: value for name, value in vars(self).items() if name not in ("experiment", "seeds", "margin")}
+        left_out = ("experiment", "seeds", "margin", "by")
+        asked = {name: value for name, value in vars(self).items() if name not in left_out}
         content = [self.experiment.job_digest, asked]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
@@ -140,6 +143,12 @@ def _parser() -> ArgumentParser:
         help="share of what the reference batch learns in a window that may be lost (default: 0.1)",
     )
     parser.add_argument(
+        "--by",
+        choices=("loss", "metric"),
+        default="loss",
+        help="what is compared on the evaluation data (default: loss)",
+    )
+    parser.add_argument(
         "--folder", type=Path, metavar="FOLDER", help="where results are kept (default: in outputs/scale)"
     )
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
@@ -165,8 +174,8 @@ def scale(arguments: Sequence[str], console: Console) -> int:
             raise UserError(f"--folder={folder} is used by a test that runs: wait for it, or end it first") from None
         _require_same(test, folder)
         findings = _run(test, folder, console)
-        write_report(findings, test.experiment, test.seeds, folder)
-        print_findings(findings, test.experiment, test.seeds, console)
+        write_report(findings, test.experiment, test.seeds, test.by, folder)
+        print_findings(findings, test.experiment, test.seeds, test.by, console)
         console.print(f"\n[bold]answer:[/] {escape(answer(findings, test.experiment, test.seeds))}", soft_wrap=True)
         console.print(f"  saved to {escape(os.path.relpath(folder))}", soft_wrap=True)
         for line in send(findings, test.experiment, test.seeds, folder):
@@ -236,7 +245,7 @@ def _of_sizes(options: argparse.Namespace, experiment: Experiment) -> Test:
     require(window <= samples, "--window", options.window, rule)
     start = options.start * config.epochs * samples
     rules = {batch: _rules(options.rules, config, batch) for batch in batches}
-    return Test(experiment, batches, rules, options.seeds, int(start), window, options.margin)
+    return Test(experiment, batches, rules, options.seeds, int(start), window, options.margin, options.by)
 
 
 def _numbers(given: str) -> tuple[int, ...]:
@@ -270,8 +279,8 @@ def _run(test: Test, folder: Path, console: Console) -> Findings:
     if not findings.learns:
         raise UserError(
             f"--window={test.window / _samples(test):.3g} shows nothing: the reference batch of {test.reference} did "
-            f"not surely lower the loss, {findings.start_loss:.4g} at the start; use more --seeds, another --start, "
-            "a larger --window or another optimizer.lr"
+            f"not surely improve the {test.by}, {abs(findings.start):.4g} at the start; use more --seeds, another "
+            "--start, a larger --window or another optimizer.lr"
         )
     further = longer(findings, test.seeds)
     _train(test, {branch: test.job(branch, folder) for branch in further}, folder, console)
@@ -296,9 +305,14 @@ def _announce(test: Test, missing: int, console: Console) -> None:
 
 
 def _findings(test: Test, branches: Sequence[Branch], folder: Path) -> Findings:
-    found = read(folder)
-    start = torch.load(folder / START, weights_only=True, map_location="cpu")["loss"]
-    return find({branch: found[branch] for branch in branches}, test.reference, start, test.margin)
+    found, start = read(folder), torch.load(folder / START, weights_only=True, map_location="cpu")
+    if test.by == "loss":
+        losses = {branch: found[branch].loss for branch in branches}
+        return find(losses, test.reference, start["loss"], test.margin)
+    sign = 1 if test.experiment.config.evaluation.goal is Goal.min else -1
+    metrics = {branch: found[branch].metric for branch in branches}
+    values = {branch: sign * metric if math.isfinite(metric) else math.inf for branch, metric in metrics.items()}
+    return find(values, test.reference, sign * start["metric"], test.margin)
 
 
 def _train(test: Test, jobs: dict[Branch, Job], folder: Path, console: Console) -> None:

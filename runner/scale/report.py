@@ -36,7 +36,7 @@ def answer(findings: Findings, experiment: Experiment, seeds: int) -> str:
     """What the test has found, in one sentence."""
     unit, reference = experiment.facts.unit, findings.reference
     if findings.rule is None:
-        same = f"no batch above the reference batch of {reference} {unit} is shown to keep the loss"
+        same = f"no batch above the reference batch of {reference} {unit} is shown to train the same"
     else:
         workers = findings.largest // reference
         each = f" ({workers} workers of {reference})" if findings.largest % reference == 0 else ""
@@ -83,10 +83,10 @@ _MOST_SHOWN = 1000
 _HEADS = ("batch", "rule", "progress lost", "90% interval", "verdict")
 
 
-def print_findings(findings: Findings, experiment: Experiment, seeds: int, console: Console) -> None:
+def print_findings(findings: Findings, experiment: Experiment, seeds: int, by: str, console: Console) -> None:
     """Print the table."""
     limit = f"{100 * findings.limit / findings.progress:g}%"
-    table: Table = plain_table(f"Held-out loss after equal {experiment.facts.unit}")
+    table: Table = plain_table(f"Held-out {by} after equal {experiment.facts.unit}")
     table.caption, table.caption_justify = (
         f"{seeds} seeds; the same: at most {limit} lost, one-sided test at 5%",
         "left",
@@ -98,7 +98,7 @@ def print_findings(findings: Findings, experiment: Experiment, seeds: int, conso
     console.print(table)
 
 
-def write_report(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -> None:
+def write_report(findings: Findings, experiment: Experiment, seeds: int, by: str, folder: Path) -> None:
     """Write `result.json`, `table.md` and `scale.png`."""
     cells = [
         {**dataclasses.asdict(cell), "low": cell.interval.low, "high": cell.interval.high} for cell in findings.cells
@@ -111,14 +111,14 @@ def write_report(findings: Findings, experiment: Experiment, seeds: int, folder:
         "model": experiment.model_name,
         "data": experiment.facts.digest,
     }
-    write_json(folder / "result.json", {**tested, **known, "answer": answer(findings, experiment, seeds)})
+    write_json(folder / "result.json", {**tested, "by": by, **known, "answer": answer(findings, experiment, seeds)})
     lines = [_HEADS, ("--:", "---", "--:", "--:", "---"), *_rows(findings)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     write_text(folder / "table.md", f"{table}\n\n{answer(findings, experiment, seeds)}\n")
-    _plot(findings, folder / "scale.png")
+    _plot(findings, by, folder / "scale.png")
 
 
-def _plot(findings: Findings, path: Path) -> None:
+def _plot(findings: Findings, by: str, path: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context(fname=_STYLE):
@@ -145,7 +145,7 @@ def _plot(findings: Findings, path: Path) -> None:
         axes.set_xticks(range(len(batches) + 1), [str(findings.reference), *map(str, batches)])
         axes.set_xlabel("global batch")
         axes.set_ylabel("progress lost, % (90% interval)")
-        axes.set_title("Held-out loss at equal samples, against the reference batch")
+        axes.set_title(f"Held-out {by} after equal samples, against the reference batch")
         axes.legend(loc="upper left")
         figure.savefig(path, facecolor="white")
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from runner.backends import Backend
+from runner.config.choices import Goal
 from runner.errors import Diverged
 from runner.folder.files import strict_json
 from runner.launch.local import Place
@@ -63,7 +64,8 @@ def _train_start(job: Job, until: int, backend: Backend, path: Path) -> None:
     loop.finish()
     weights = {name: tensor.detach().cpu().clone() for name, tensor in changing_state(loop.model).items()}
     draft = path.with_suffix(".draft")
-    torch.save({"weights": weights, "loss": _loss(loop)}, draft)
+    loss, metric = _measured(loop)
+    torch.save({"weights": weights, "loss": loss, "metric": metric}, draft)
     draft.rename(path)
     loop.policy.close()
 
@@ -76,19 +78,18 @@ def _train_branch(job: Job, weights: dict[str, torch.Tensor], backend: Backend) 
     try:
         loop.train()
         loop.finish()
-        loss, metric = _loss(loop), loop.eval_metrics[job.config.evaluation.metric]
+        loss, metric = _measured(loop)
     except Diverged:
         loss = metric = math.inf
     loop.policy.close()
     return Outcome(loss, metric, time.monotonic() - started)
 
 
-def _loss(loop: Loop) -> float:
-    """Of the evaluation data, or for recipes without one the metric, with a sign by which lower is better."""
+def _measured(loop: Loop) -> tuple[float, float]:
+    """Loss and metric on the evaluation data. A recipe without a loss has the metric for both, lower being better."""
     metrics, evaluation = loop.eval_metrics, loop.config.evaluation
-    if "loss" in metrics:
-        return metrics["loss"]
-    return metrics[evaluation.metric] * (1 if evaluation.goal.name == "min" else -1)
+    metric = metrics[evaluation.metric]
+    return metrics.get("loss", metric if evaluation.goal is Goal.min else -metric), metric
 
 
 def append(folder: Path, branch: Branch, outcome: Outcome) -> None:

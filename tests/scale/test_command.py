@@ -73,6 +73,12 @@ def test_a_test_from_start_to_end(here: Path, capsys: pytest.CaptureFixture[str]
         assert answer in one.data.tags["mlflow.note.content"]
     assert scale_main([*SMALL, "--rules", "sde,linear", "--margin", "0.2"]) == 0
     assert len(stored_runs(here)) == 2
+    # The same branches by their metric, of which more is better.
+    assert scale_main([*SMALL, "--rules", "sde,linear", "--margin", "0.9", "--by", "metric", "tracking=none"]) == 0
+    by_metric = json.loads((folder / "result.json").read_text())
+    reached = [float(str(row["metric"])) for row in lines(folder) if row["batch"] == 8]
+    assert by_metric["by"] == "metric"
+    assert by_metric["gained"]["value"] == pytest.approx(sum(reached) / 3 + by_metric["start"])
     with locked(folder):
         assert scale_main([*SMALL, "--rules", "sde,linear", "--margin", "0.2"]) == 2
 
