@@ -159,7 +159,7 @@ def test_plan(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setenv("COLUMNS", "140")
     assert cli.plan_main([*QUICK, "batch.global_batch=96", "device=cpu2"]) == 0
     printed = capsys.readouterr().out
-    for text in ("48", "0.001 × 2", "Certificate"):
+    for text in ("48", "0.001 × 1.414", "betas", "0.8, 0.998", "Certificate"):
         assert text in printed
     cells = [line.split() for line in printed.splitlines()]
     assert ["256", "256", "128", "64", "32"] in cells
