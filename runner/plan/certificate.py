@@ -428,7 +428,7 @@ _ROWS = (
     ),
     _Row("schedule", _schedule, COMPARABLE, "the learning rate follows a different curve"),
     _Row("optimizer", _optimizer, NOT_COMPARABLE, "a different update rule"),
-    _Row("scaled_settings", _scaled_settings, COMPARABLE, "moving averages or weight decay follow the batch"),
+    _Row("scaled_settings", _scaled_settings, COMPARABLE, "betas, eps or weight decay follow the batch"),
     _Row("clipping", _clipping, NOT_COMPARABLE, "gradients are clipped differently"),
     _Row("clipping_scope", _clipping_scope, COMPARABLE, "each worker clips its local gradient"),
     _Row("evaluation", _evaluation, NOT_COMPARABLE, "different weights are evaluated, or by another metric"),

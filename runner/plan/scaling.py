@@ -65,7 +65,7 @@ def scaled(optimizer: Optimizer, scaling: Scaling, rule: ScalingRule, batch: int
         assert optimizer.betas is not None
         assert optimizer.eps is not None
         _require_positive_betas(optimizer.betas, scaling, batch)
-        changes["betas"] = [1 - ratio * (1 - beta) for beta in optimizer.betas]
+        changes["betas"] = [_sde_beta(beta, scaling, batch) for beta in optimizer.betas]
         changes["eps"] = optimizer.eps / math.sqrt(ratio)
     if rule in (ScalingRule.half_life, ScalingRule.half_life_sqrt):
         assert optimizer.betas is not None
@@ -88,6 +88,10 @@ def settings_text(value: float | Sequence[float]) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers)
 
 
+def _sde_beta(beta: float, scaling: Scaling, batch: int) -> float:
+    return 1 - batch / scaling.reference_batch * (1 - beta)
+
+
 def largest_sde_ratio(betas: Sequence[float]) -> float:
     """At and above this κ the rule `sde` gives a β that is not above 0."""
     return round(1 / (1 - min(betas)), 9)
@@ -97,8 +101,8 @@ def _require_positive_betas(betas: list[float], scaling: Scaling, batch: int) ->
     smallest = min(betas)
     most = math.ceil(scaling.reference_batch * largest_sde_ratio(betas)) - 1
     rule = (
-        f"for a batch of {batch}, {batch / scaling.reference_batch:.4g} times scaling.reference_batch="
-        f"{scaling.reference_batch}, a β of {smallest:g} would leave (0, 1): use a global batch of at most {most}, or "
-        "scaling=half_life_sqrt"
+        f"a batch of {batch} is {batch / scaling.reference_batch:.4g} times scaling.reference_batch="
+        f"{scaling.reference_batch}, and beta {smallest:g} would become {_sde_beta(smallest, scaling, batch):.3g}: "
+        f"use a global batch of at most {most}, or scaling=half_life_sqrt"
     )
     require(batch <= most, "scaling", ScalingRule.sde, rule)

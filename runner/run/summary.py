@@ -151,13 +151,12 @@ def one_line(error: Exception) -> str:
 def noise_words(noise: Mapping[str, Any], global_batch: int) -> str:
     """The gradient's noise scale, and how the global batch compares."""
     if noise["scale"] is None:
-        return (
-            f"gradient noise scale unknown: {noise['measurements']} measurements scatter too much; measure more often"
-        )
+        few = f"too few or too noisy measurements ({noise['measurements']})"
+        return f"gradient noise scale unknown: {few}; use a smaller noise.every_steps"
     scale, error = noise["scale"], noise["standard_error"]
     return (
-        f"gradient noise scale {scale:,.3g} ± {error:,.2g} samples, {scale / global_batch:.2g} times the global batch: "
-        "an estimate of the batch above which larger ones save few steps"
+        f"gradient noise scale {scale:,.0f} ± {error:,.0f} samples, {scale / global_batch:.2g} times the global batch: "
+        "above about this batch size, a larger batch saves few steps"
     )
 
 

@@ -58,8 +58,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Findings:
-    """`start`: the loss, or what is compared, before the branches. `gained`: by how much the reference batch lowers it
-    in a window; `limit`: how much less is the same.
+    """`by`: what is compared, `loss` or `metric`; `start`: its value before the branches. `gained`: by how much the
+    reference batch lowers it in a window; `limit`: how much less is the same.
 
     `largest`: the largest batch up to which some rule keeps every batch, and `rule` the best there; the reference batch
     and None without one. `beyond`: the best cell of the next batch, None if there is none; `more_samples`: how many
@@ -67,6 +67,7 @@ class Findings:
     range is that of the single seeds.
     """
 
+    by: str
     reference: int
     start: float
     gained: Estimate
@@ -77,6 +78,10 @@ class Findings:
     beyond: Cell | None
     more_samples: float | None
     more_samples_range: tuple[float, float] | None
+
+    @property
+    def seeds(self) -> int:
+        return self.gained.sizes[0]
 
     @property
     def progress(self) -> float:
@@ -111,7 +116,7 @@ def longer(findings: Findings, seeds: int) -> list[Branch]:
     return [Branch(cell.batch, cell.rule, seed, windows) for seed in range(seeds) for windows in LONGER]
 
 
-def find(values: Values, reference: int, start: float, margin: float) -> Findings:
+def find(values: Values, reference: int, start: float, margin: float, by: str = "loss") -> Findings:
     """What the branches show. `start`: the value before them. `margin`: the share of the reference batch's progress
     that may be lost."""
     at_reference = {branch.seed: value for branch, value in values.items() if branch.batch == reference}
@@ -134,7 +139,7 @@ def find(values: Values, reference: int, start: float, margin: float) -> Finding
         each = [_more_samples(values, beyond, {seed: value}) for seed, value in at_reference.items()]
         known = [more, *(one for one in each if one is not None)]
         between = (min(known), max(known))
-    return Findings(reference, start, gained, limit, cells, largest, rule, beyond, more, between)
+    return Findings(by, reference, start, gained, limit, cells, largest, rule, beyond, more, between)
 
 
 def best_cells(cells: Sequence[Cell]) -> dict[int, Cell]:

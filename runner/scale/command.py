@@ -115,7 +115,7 @@ def _alone(config: Config, micro_batch: int) -> Config:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m runner.scale",
-        description="Train shortly at the reference batch, then branch: the same window of samples at larger batches "
+        description="Train briefly at the reference batch, then branch: the same window of samples at larger batches "
         "under each scaling rule, and compare the held-out loss. Ends with the largest batch for which training is the "
         "same. The same command continues an interrupted test.",
         epilog="example: python -m runner.scale recipe=cola recipe.data.train=train.tsv recipe.data.eval=dev.tsv "
@@ -129,7 +129,7 @@ def _parser() -> ArgumentParser:
         "--batches", metavar="LIST", help="global batches (default: 2, 4 and 8 times the reference batch)"
     )
     parser.add_argument("--rules", metavar="LIST", help="scaling rules (default: linear, sqrt and, for Adam, sde)")
-    parser.add_argument("--seeds", type=int, default=3, help="orders of the data for each batch and rule (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds for each batch and rule (default: 3)")
     parser.add_argument(
         "--start", type=float, default=0.1, help="share of the run's samples before the branches (default: 0.1)"
     )
@@ -171,14 +171,14 @@ def scale(arguments: Sequence[str], console: Console) -> int:
         try:
             stack.enter_context(locked(folder))
         except BlockingIOError:
-            raise UserError(f"--folder={folder} is used by a test that runs: wait for it, or end it first") from None
+            raise UserError(f"--folder={folder} is in use by another test: wait for it, or end it first") from None
         _require_same(test, folder)
         findings = _run(test, folder, console)
-        write_report(findings, test.experiment, test.seeds, test.by, folder)
-        print_findings(findings, test.experiment, test.seeds, test.by, console)
-        console.print(f"\n[bold]answer:[/] {escape(answer(findings, test.experiment, test.seeds))}", soft_wrap=True)
+        write_report(findings, test.experiment, folder)
+        print_findings(findings, test.experiment, console)
+        console.print(f"\n[bold]answer:[/] {escape(answer(findings, test.experiment))}", soft_wrap=True)
         console.print(f"  saved to {escape(os.path.relpath(folder))}", soft_wrap=True)
-        for line in send(findings, test.experiment, test.seeds, folder):
+        for line in send(findings, test.experiment, folder):
             console.print(escape(line), soft_wrap=True)
     return 0
 
@@ -187,7 +187,7 @@ def _require_same(test: Test, folder: Path) -> None:
     """Refuse a folder with the results of another test, and cut a line off that a crash has left unfinished."""
     path = folder / "test.json"
     if path.exists() and json.loads(path.read_text(encoding="utf-8")).get("digest") != test.digest:
-        raise UserError(f"--folder={folder} has another test: choose a new folder, or leave it out")
+        raise UserError(f"--folder={folder} contains a different test: choose a new folder, or leave it out")
     asked = {name: value for name, value in vars(test).items() if name != "experiment"}
     config = to_plain(dataclasses.replace(test.experiment.config, tracking=Tracking()))
     write_json(path, {"digest": test.digest, **asked, "config": config})
@@ -200,14 +200,12 @@ def _test(options: argparse.Namespace) -> Test:
         cfg = compose(options.overrides, config_dirs(options.config_dir))
         refuse_sweeper_params(cfg, "test one of its jobs")
         config = settings(cfg)
-        for name, value, usual in (
-            ("sync.k", config.sync.k, 1),
-            ("sharding", config.sharding.kind, ShardingKind.none),
-            ("equivalence.shards", config.equivalence.shards, None),
+        for name, value, usual, instead in (
+            ("sync.k", config.sync.k, 1, "sync.k=1"),
+            ("sharding", config.sharding.kind, ShardingKind.none, "sharding=none"),
+            ("equivalence.shards", config.equivalence.shards, None, "equivalence=standard or exact"),
         ):
-            rule = (
-                f"branches are trained by one worker each, in synchronous steps: use {usual or 'another equivalence'}"
-            )
+            rule = f"each branch runs on one worker, in synchronous steps: use {instead}"
             require(value == usual, name, value, rule)
         rule = (
             "shares of a run are of whole epochs: leave it out, and use fewer epochs or recipe.data.max_train_samples"
@@ -218,7 +216,7 @@ def _test(options: argparse.Namespace) -> Test:
         require(mode is not AccumulationMode.fit, "accumulation", mode, rule)
         experiment = prepare(config, progress)
     device = experiment.placement.device_type
-    require(device != "xla", "device", config.device.kind, "branches were not made for torch_xla: use CPUs or GPUs")
+    require(device != "xla", "device", config.device.kind, "not supported on torch_xla: use CPUs or GPUs")
     require(2 <= options.seeds <= 1000, "--seeds", options.seeds, "use at least 2: one has no interval")
     for name in ("start", "window", "margin"):
         value, least = getattr(options, name), name == "start"
@@ -265,7 +263,7 @@ def _rules(given: str | None, config: Config, batch: int) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(given.split(",")))
     known = [rule.name for rule in ScalingRule if rule is not ScalingRule.auto]
     for name in names:
-        require(name in known, "--rules", given, f"use some of {','.join(known)}")
+        require(name in known, "--rules", given, f"choose from {','.join(known)}")
     return names
 
 
@@ -278,8 +276,8 @@ def _run(test: Test, folder: Path, console: Console) -> Findings:
     findings = _findings(test, branches, folder)
     if not findings.learns:
         raise UserError(
-            f"--window={test.window / _samples(test):.3g} shows nothing: the reference batch of {test.reference} did "
-            f"not surely improve the {test.by}, {abs(findings.start):.4g} at the start; use more --seeds, another "
+            f"--window={test.window / _samples(test):.3g} is too short: the reference batch ({test.reference}) did "
+            f"not clearly improve the {test.by} ({abs(findings.start):.4g} at the start); use more --seeds, another "
             "--start, a larger --window or another optimizer.lr"
         )
     further = longer(findings, test.seeds)
@@ -298,7 +296,7 @@ def _announce(test: Test, missing: int, console: Console) -> None:
     console.print(f"[bold]Branch test[/] · {escape(test.experiment.config.recipe['name'])} · {sizes}")
     console.print(
         f"  {missing} branches of {test.window:,} samples after {test.start:,}: as much as {runs:.1f} runs of this "
-        f"recipe, by {test.experiment.placement.workers} worker(s) side by side; up to "
+        f"recipe, on {test.experiment.placement.workers} worker(s) in parallel; up to "
         f"{test.seeds * sum(LONGER) * test.window / _samples(test):.1f} more if a batch needs more samples",
         soft_wrap=True,
     )
@@ -308,11 +306,11 @@ def _findings(test: Test, branches: Sequence[Branch], folder: Path) -> Findings:
     found, start = read(folder), torch.load(folder / START, weights_only=True, map_location="cpu")
     if test.by == "loss":
         losses = {branch: found[branch].loss for branch in branches}
-        return find(losses, test.reference, start["loss"], test.margin)
+        return find(losses, test.reference, start["loss"], test.margin, test.by)
     sign = 1 if test.experiment.config.evaluation.goal is Goal.min else -1
     metrics = {branch: found[branch].metric for branch in branches}
     values = {branch: sign * metric if math.isfinite(metric) else math.inf for branch, metric in metrics.items()}
-    return find(values, test.reference, sign * start["metric"], test.margin)
+    return find(values, test.reference, sign * start["metric"], test.margin, test.by)
 
 
 def _train(test: Test, jobs: dict[Branch, Job], folder: Path, console: Console) -> None:

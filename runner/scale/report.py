@@ -32,26 +32,30 @@ _RESULT_TAG = "scale.result"
 _STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
-def answer(findings: Findings, experiment: Experiment, seeds: int) -> str:
-    """What the test has found, in one sentence."""
+def answer(findings: Findings, experiment: Experiment) -> str:
+    """Return what the test has found, in one sentence."""
     unit, reference = experiment.facts.unit, findings.reference
     if findings.rule is None:
-        same = f"no batch above the reference batch of {reference} {unit} is shown to train the same"
+        same = f"no batch above the reference batch ({reference} {unit}) was shown to reach the same {findings.by}"
     else:
         workers = findings.largest // reference
-        each = f" ({workers} workers of {reference})" if findings.largest % reference == 0 else ""
-        same = f"up to {findings.largest} {unit}{each} training is the same with scaling={findings.rule}"
+        each = f" ({workers} workers × {reference})" if findings.largest % reference == 0 else ""
+        same = (
+            f"up to {findings.largest} {unit}{each} the held-out {findings.by} is the same with scaling={findings.rule}"
+        )
     cell = findings.beyond
     if cell is None:
         return f"{same}; larger batches were not tried"
-    return f"{same}; at {cell.batch} {_beyond(findings, cell, seeds)}"
+    return f"{same}; at {cell.batch} {_beyond(findings, cell)}"
 
 
-def _beyond(findings: Findings, cell: Cell, seeds: int) -> str:
+def _beyond(findings: Findings, cell: Cell) -> str:
     if cell.verdict == UNDECIDED:
         lost, interval = _share(cell.difference.value, findings), cell.interval
         between = f"{_share(interval.low, findings)} to {_share(interval.high, findings)}"
-        return f"{seeds} seeds do not decide (scaling={cell.rule} loses {lost}, {between}): use more --seeds"
+        lost = lost.removeprefix("+")
+        of_progress = f"scaling={cell.rule} loses {lost} of the progress, {between}"
+        return f"{findings.seeds} seeds are too few to decide ({of_progress})"
     if cell.diverged or findings.more_samples is None:
         return "every rule diverged"
     if math.isinf(findings.more_samples):
@@ -83,12 +87,12 @@ _MOST_SHOWN = 1000
 _HEADS = ("batch", "rule", "progress lost", "90% interval", "verdict")
 
 
-def print_findings(findings: Findings, experiment: Experiment, seeds: int, by: str, console: Console) -> None:
+def print_findings(findings: Findings, experiment: Experiment, console: Console) -> None:
     """Print the table."""
     limit = f"{100 * findings.limit / findings.progress:g}%"
-    table: Table = plain_table(f"Held-out {by} after equal {experiment.facts.unit}")
+    table: Table = plain_table(f"Held-out {findings.by} after equal {experiment.facts.unit}")
     table.caption, table.caption_justify = (
-        f"{seeds} seeds; the same: at most {limit} lost, one-sided test at 5%",
+        f"{findings.seeds} seeds; the same: at most {limit} lost, one-sided test at 5%",
         "left",
     )
     for name in _HEADS:
@@ -98,7 +102,7 @@ def print_findings(findings: Findings, experiment: Experiment, seeds: int, by: s
     console.print(table)
 
 
-def write_report(findings: Findings, experiment: Experiment, seeds: int, by: str, folder: Path) -> None:
+def write_report(findings: Findings, experiment: Experiment, folder: Path) -> None:
     """Write `result.json`, `table.md` and `scale.png`."""
     cells = [
         {**dataclasses.asdict(cell), "low": cell.interval.low, "high": cell.interval.high} for cell in findings.cells
@@ -111,14 +115,14 @@ def write_report(findings: Findings, experiment: Experiment, seeds: int, by: str
         "model": experiment.model_name,
         "data": experiment.facts.digest,
     }
-    write_json(folder / "result.json", {**tested, "by": by, **known, "answer": answer(findings, experiment, seeds)})
+    write_json(folder / "result.json", {**tested, **known, "answer": answer(findings, experiment)})
     lines = [_HEADS, ("--:", "---", "--:", "--:", "---"), *_rows(findings)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    write_text(folder / "table.md", f"{table}\n\n{answer(findings, experiment, seeds)}\n")
-    _plot(findings, by, folder / "scale.png")
+    write_text(folder / "table.md", f"{table}\n\n{answer(findings, experiment)}\n")
+    _plot(findings, folder / "scale.png")
 
 
-def _plot(findings: Findings, by: str, path: Path) -> None:
+def _plot(findings: Findings, path: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context(fname=_STYLE):
@@ -145,12 +149,12 @@ def _plot(findings: Findings, by: str, path: Path) -> None:
         axes.set_xticks(range(len(batches) + 1), [str(findings.reference), *map(str, batches)])
         axes.set_xlabel("global batch")
         axes.set_ylabel("progress lost, % (90% interval)")
-        axes.set_title(f"Held-out {by} after equal samples, against the reference batch")
+        axes.set_title(f"Held-out {findings.by} after equal samples, against the reference batch")
         axes.legend(loc="upper left")
         figure.savefig(path, facecolor="white")
 
 
-def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -> Sequence[str]:
+def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[str]:
     """Log the result as a run in MLflow; lines that say how to open it. A store that fails costs a warning.
 
     A test that was continued, and has another result, is another run.
@@ -165,9 +169,7 @@ def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -
         card = RunCard.read(folder)
     else:
         (folder / METRICS_FILE).unlink(missing_ok=True)
-        card = _card(
-            findings, experiment, seeds, masked(uri), result, (folder / "table.md").read_text(encoding="utf-8")
-        )
+        card = _card(findings, experiment, masked(uri), result, (folder / "table.md").read_text(encoding="utf-8"))
     log = MetricsLog(folder)
     for cell in findings.cells:
         if not cell.diverged:
@@ -185,15 +187,15 @@ def send(findings: Findings, experiment: Experiment, seeds: int, folder: Path) -
     return delivery.how_to_open()
 
 
-def _card(findings: Findings, experiment: Experiment, seeds: int, store: str, result: str, table: str) -> RunCard:
-    config, sentence = experiment.config, answer(findings, experiment, seeds)
+def _card(findings: Findings, experiment: Experiment, store: str, result: str, table: str) -> RunCard:
+    config, sentence = experiment.config, answer(findings, experiment)
     params = {
         "recipe": str(config.recipe["name"]),
         "model": experiment.model_name,
         "reference_batch": str(findings.reference),
         "base_lr": f"{config.optimizer.lr:.12g}",
         "rules": ",".join(dict.fromkeys(cell.rule for cell in findings.cells)),
-        "seeds": str(seeds),
+        "seeds": str(findings.seeds),
     }
     tags = {
         **user_tags(),

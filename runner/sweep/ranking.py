@@ -272,10 +272,11 @@ def worth_words(setups: Sequence[RankedSetup]) -> str:
         )
         worth = worth and speed / speed_before - 1 >= _WORTH * (workers / before - 1)
         verdict = "" if worth else ", not worth it"
-        parts.append(f"{workers} workers: {speed:.1f} times ({low:.1f} to {high:.1f}){verdict}")
+        parts.append(f"{workers} workers {speed:.1f} ({low:.1f} to {high:.1f}){verdict}")
         before, speed_before = workers, speed
     marked = " (predicted)" if first.experiment.config.hardware.name is not None else ""
-    return f"Faster than {fewest} to the same loss{marked}: {'; '.join(parts)}."
+    over = f"{fewest} worker{'s' * (fewest > 1)}"
+    return f"Speed-up to the same loss over {over}{marked}: {'; '.join(parts)}."
 
 
 def _cells(one: RankedSetup, priced: bool, columns: int) -> list[str]:

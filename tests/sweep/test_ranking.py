@@ -69,7 +69,7 @@ def test_worth_of_more_workers() -> None:
     assert four.same_loss.value == pytest.approx(found.total.value + 0.5 * found.training.value)
     assert four.row()["same_loss_s_high"] > four.row()["same_loss_s"]
     words = worth_words([local, four, two, one])
-    assert words.index("2 workers: ") < words.index("4 workers: ")
+    assert words.index("2 workers ") < words.index("4 workers ")
     assert "not worth it" not in words.partition("4 workers")[0]
     assert words.endswith("not worth it.")
     assert worth_words([local, two]) == ""
