@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import runner.compare
 from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, TUNING_SEEDS, Task
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
 from runner.compare.results import Block, SetupResult
 from runner.compare.runs import ACCUMULATION, BlockKey, FoundRuns, Run, newest_of_each_seed
 from runner.compare.text import row_text
+
+_STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:
@@ -101,10 +104,15 @@ def _metric(result: SetupResult) -> str:
 def _plot(blocks: dict[str, Block], path: Path) -> None:
     import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    with matplotlib.rc_context(fname=_STYLE):
+        _draw(blocks, path)
 
-    figure, all_axes = pyplot.subplots(1, len(blocks), figsize=(6 * len(blocks), 4), squeeze=False)
+
+def _draw(blocks: dict[str, Block], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(blocks), 3.8), layout="constrained")
+    all_axes = figure.subplots(1, len(blocks), squeeze=False)
     for axes, (name, block) in zip(all_axes[0], blocks.items(), strict=True):
         means = {
             _place(result.setup.name): [run.metric for run in result.setup.runs if run.metric is not None]
@@ -115,13 +123,13 @@ def _plot(blocks: dict[str, Block], path: Path) -> None:
         for number, rule in enumerate(RULES):
             points = sorted((ratio, values) for (ratio, at), values in means.items() if at == number)
             if points:
+                points = sorted([(1.0, reference), *points])
                 ratios = [ratio for ratio, _ in points]
                 axes.plot(ratios, [sum(values) / len(values) for _, values in points], marker="o", label=rule)
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("batch ÷ reference batch")
         axes.set_ylabel(TASKS[name].metric)
         axes.set_title(name)
         axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    figure.savefig(path, facecolor="white")
