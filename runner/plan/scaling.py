@@ -36,7 +36,7 @@ def rule_for(scaling: Scaling, optimizer: Optimizer, local_steps: bool, ratio: f
     if optimizer.name not in SCALED_BY_SDE or local_steps:
         return ScalingRule.sqrt
     assert optimizer.betas is not None
-    return ScalingRule.sde if ratio < largest_sde_ratio(optimizer.betas) else ScalingRule.half_life_sqrt
+    return ScalingRule.sde if ratio < largest_sde_ratio(optimizer.betas) else ScalingRule.sqrt
 
 
 def scaled(optimizer: Optimizer, scaling: Scaling, rule: ScalingRule, batch: int) -> Optimizer:
@@ -103,6 +103,6 @@ def _require_positive_betas(betas: list[float], scaling: Scaling, batch: int) ->
     rule = (
         f"a batch of {batch} is {batch / scaling.reference_batch:.4g} times scaling.reference_batch="
         f"{scaling.reference_batch}, and beta {smallest:g} would become {_sde_beta(smallest, scaling, batch):.3g}: "
-        f"use a global batch of at most {most}, or scaling=half_life_sqrt"
+        f"use a global batch of at most {most}, or scaling=sqrt"
     )
     require(batch <= most, "scaling", ScalingRule.sde, rule)

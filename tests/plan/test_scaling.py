@@ -62,8 +62,8 @@ def test_largest_batch_of_the_sde_rule() -> None:
     ("overrides", "local_steps", "ratio", "rule"),
     [
         ("optimizer=adamw", False, 9.99, "sde"),
-        ("optimizer=adamw", False, 10, "half_life_sqrt"),
-        ("optimizer=adamw optimizer.betas=[0.9,0.5]", False, 2, "half_life_sqrt"),
+        ("optimizer=adamw", False, 10, "sqrt"),
+        ("optimizer=adamw optimizer.betas=[0.9,0.5]", False, 2, "sqrt"),
         ("optimizer=adam", False, 0.25, "sde"),
         ("optimizer=adafactor", False, 8, "sqrt"),
         ("optimizer=sgd", False, 8, "linear"),
@@ -101,7 +101,7 @@ def test_accumulation_and_workers_scale_alike(setup: str, accumulation: int) -> 
         ("batch.global_batch=240 scaling=linear", "scaling=linear"),
         ("batch.global_batch=240 scaling=half_life", "scaling=half_life"),
         ("batch.global_batch=240 optimizer=sgd", ""),
-        ("batch.global_batch=480", "scaling=half_life_sqrt"),
+        ("batch.global_batch=480", "scaling=sqrt"),
         ("batch.global_batch=240 epochs=4", "16 optimizer steps"),
     ],
 )
