@@ -39,6 +39,8 @@ from runner.scale.report import answer, print_findings, send, write_report
 from runner.scale.worker import OUTCOMES, START, read, run_launched
 from runner.train.build import Job
 
+#: Share of a run's samples in a branch.
+_WINDOW = 0.25
 #: Optimizer steps of the largest batch in a window, at least: with fewer there is no training to compare.
 _FEWEST_STEPS = 4
 
@@ -134,7 +136,9 @@ def _parser() -> ArgumentParser:
         "--start", type=float, default=0.1, help="share of the run's samples before the branches (default: 0.1)"
     )
     parser.add_argument(
-        "--window", type=float, default=0.25, help="share of the run's samples in a branch (default: 0.25)"
+        "--window",
+        type=float,
+        help="share of the run's samples in a branch (default: 0.25, or an epoch if that is less)",
     )
     parser.add_argument(
         "--margin",
@@ -220,7 +224,7 @@ def _test(options: argparse.Namespace) -> Test:
     require(2 <= options.seeds <= 1000, "--seeds", options.seeds, "use at least 2: one has no interval")
     for name in ("start", "window", "margin"):
         value, least = getattr(options, name), name == "start"
-        ok = (0 <= value < 1) if least else (0 < value < 1)
+        ok = value is None or ((0 <= value < 1) if least else (0 < value < 1))
         require(ok, f"--{name}", value, f"use a share {'of at least' if least else 'above'} 0 and below 1")
     return _of_sizes(options, experiment)
 
@@ -231,11 +235,12 @@ def _of_sizes(options: argparse.Namespace, experiment: Experiment) -> Test:
     batches = _numbers(options.batches) if options.batches else tuple(reference * factor for factor in (2, 4, 8))
     rule = f"use batches above scaling.reference_batch={reference}, such as {reference * 2},{reference * 4}"
     require(bool(batches) and min(batches) > reference, "--batches", options.batches, rule)
-    asked = options.window * config.epochs * samples
+    share = options.window if options.window is not None else min(_WINDOW, 1 / config.epochs)
+    asked = share * config.epochs * samples
     window = int(asked / batches[-1]) * batches[-1]
     most = min(samples, asked) / _FEWEST_STEPS
     rule = (
-        f"a window of {options.window:g} of {config.epochs} × {samples:,} samples has fewer than {_FEWEST_STEPS} such "
+        f"a window of {share:.3g} of {config.epochs} × {samples:,} samples has fewer than {_FEWEST_STEPS} such "
         f"steps: use at most {math.floor(most)}, or a larger --window"
     )
     require(batches[-1] * _FEWEST_STEPS <= window, "--batches", ",".join(map(str, batches)), rule)
