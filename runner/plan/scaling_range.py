@@ -31,7 +31,7 @@ def scaling_warning(config: Config, plan: Plan) -> str | None:
     times = f"{ratio:.3g} times the reference batch ({config.scaling.reference_batch})"
     if ratio > _KEPT_UP_TO.get(rule, 1.0):
         return f"the batch is {times}, and scaling={rule.name} has not been shown to keep the metric there: {asked}"
-    if plan.optimizer_steps < _FEWEST_STEPS:
+    if plan.optimizer_steps < _FEWEST_STEPS and config.max_steps is None:  # with it a run is a short trial
         steps = f"the batch is {times}, which leaves {plan.optimizer_steps} optimizer steps"
         return f"{steps}: no rule has been shown to keep the metric with so few; {asked}"
     return None
