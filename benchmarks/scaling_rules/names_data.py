@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-#: Words of a sentence: with fewer there is no context, and longer ones are mostly lists.
+#: Lengths of sentences, in words: shorter ones have no context, and longer ones are mostly lists.
 _WORDS = range(5, 61)
 
 

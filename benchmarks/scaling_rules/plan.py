@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.sync_frontier.rows import FINISHED, Row
-
-#: Of the choice of a learning rate.
-TUNING_SEEDS = range(100, 102)
-#: A run that has failed this many times is not retried.
-MOST_FAILURES = 2
+from benchmarks.sync_frontier.plan import TUNING_SEEDS
+from benchmarks.sync_frontier.rows import FINISHED, Row, missing_jobs, settings_digest
 
 #: The baseline: the reference batch, at which all rules are the same.
 BASELINE = "reference"
@@ -120,9 +114,8 @@ class Job:
         ]
 
     def digest(self, data: str) -> str:
-        """Of everything but the seed."""
-        same = [*self.overrides[:-1], "seed=0"]
-        return hashlib.sha256(json.dumps([data, *same]).encode()).hexdigest()[:12]
+        """Return a digest of everything but the seed."""
+        return settings_digest(self.overrides, data)
 
 
 def chosen_rate(task: Task, rows: Sequence[Row]) -> float | None:
@@ -152,12 +145,4 @@ def planned(task: Task, rows: Sequence[Row]) -> Iterator[Job]:
 def next_jobs(task: Task, rows: Sequence[Row], data: str) -> list[Job]:
     """The planned runs that are missing. `data`: its files' digest."""
     rows = [row for row in rows if row["data"] == data]
-    done: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        done.setdefault((row["digest"], row["seed"]), []).append(row["status"])
-
-    def is_missing(job: Job) -> bool:
-        tried = done.get((job.digest(data), str(job.seed)), [])
-        return FINISHED not in tried and len(tried) < MOST_FAILURES
-
-    return [job for job in planned(task, rows) if is_missing(job)]
+    return missing_jobs(planned(task, rows), rows, data)

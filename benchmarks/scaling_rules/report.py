@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import runner.compare
-from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, TUNING_SEEDS, Task
+from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Task
+from benchmarks.sync_frontier.plan import TUNING_SEEDS
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
 from runner.compare.results import Block, SetupResult

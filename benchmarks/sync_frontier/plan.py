@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.sync_frontier.rows import FINISHED, Row
+from benchmarks.sync_frontier.rows import FINISHED, Row, missing_jobs, settings_digest
 
 #: Of the choice of a learning rate.
 TUNING_SEEDS = range(100, 102)
-#: A run that has failed this many times is not retried.
-MOST_FAILURES = 2
 
 
 @dataclass(frozen=True)
@@ -134,8 +131,7 @@ class Job:
 
     def digest(self, data: str) -> str:
         """Of everything but the seed."""
-        same = [*self.overrides[:-1], "seed=0"]
-        return hashlib.sha256(json.dumps([data, *same]).encode()).hexdigest()[:12]
+        return settings_digest(self.overrides, data)
 
 
 def is_planned(row: Row) -> bool:
@@ -165,16 +161,8 @@ def chosen_rate(task: Task, setup: str, rows: Sequence[Row]) -> float | None:
 def next_jobs(task: Task, setups: Sequence[str], rows: Sequence[Row], data: str) -> list[Job]:
     """The runs that can be made now: those that choose learning rates, then seed by seed. `data`: its files' digest."""
     rows = [row for row in rows if row["data"] == data and is_planned(row)]
-    done: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        done.setdefault((row["digest"], row["seed"]), []).append(row["status"])
-
-    def is_missing(job: Job) -> bool:
-        tried = done.get((job.digest(data), str(job.seed)), [])
-        return FINISHED not in tried and len(tried) < MOST_FAILURES
-
     rates = {name: chosen_rate(task, name, rows) for name in setups}
-    return [job for job in _wanted(task, setups, rates) if is_missing(job)]
+    return missing_jobs(_wanted(task, setups, rates), rows, data)
 
 
 def _wanted(task: Task, setups: Sequence[str], rates: Mapping[str, float | None]) -> Iterator[Job]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 #: `metric`: of the task, in percent; `comm_bytes`: sent by one worker; `digest`: of all settings but the seed.
 COLUMNS = (
@@ -15,7 +17,40 @@ COLUMNS = (
     *("certificate", "machine", "data", "digest", "commit", "finished_at"),
 )
 FINISHED, FAILED = "FINISHED", "FAILED"
+#: A run that has failed this many times is not retried.
+MOST_FAILURES = 2
 Row = Mapping[str, str]
+
+
+class PlannedJob(Protocol):
+    """A run that a row describes once it has ended."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def digest(self, data: str) -> str: ...
+
+
+AnyJob = TypeVar("AnyJob", bound=PlannedJob)
+
+
+def missing_jobs(jobs: Iterable[AnyJob], rows: Sequence[Row], data: str) -> list[AnyJob]:
+    """Return the jobs that have not finished, and have not failed too often. `data`: digest of its files."""
+    done: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["data"] == data:
+            done.setdefault((row["digest"], row["seed"]), []).append(row["status"])
+
+    def is_missing(job: AnyJob) -> bool:
+        tried = done.get((job.digest(data), str(job.seed)), [])
+        return FINISHED not in tried and len(tried) < MOST_FAILURES
+
+    return [job for job in jobs if is_missing(job)]
+
+
+def settings_digest(overrides: Sequence[str], data: str) -> str:
+    """Return a digest of data and settings without the seed, which is the last override."""
+    return hashlib.sha256(json.dumps([data, *overrides[:-1], "seed=0"]).encode()).hexdigest()[:12]
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -756,9 +756,9 @@ class Config:
         by_half_life = rule in (ScalingRule.half_life, ScalingRule.half_life_sqrt)
         require(not by_half_life or self.optimizer.betas is not None, "scaling", rule, other)
         decay = self.scaling.weight_decay
-        rule_ = f"optimizer={name.name} adds its weight decay to the gradient: use fixed, or optimizer=adamw"
+        coupled = f"optimizer={name.name} adds its weight decay to the gradient: use fixed, or optimizer=adamw"
         ok = decay is ScalingWeightDecay.fixed or name in _DECOUPLED
-        require(ok, "scaling.weight_decay", decay, rule_)
+        require(ok, "scaling.weight_decay", decay, coupled)
 
     def _check_identical(self) -> None:
         """Refuse what lets the result depend on the number of workers."""

@@ -123,9 +123,8 @@ def _plan(run: Recorded) -> Finding:
     if run.resumed or given.accumulation.mode is AccumulationMode.fit:
         steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
         given = dataclasses.replace(given, accumulation=steps)
-    if (
-        run.resumed and run.plan.auto_rule is not None
-    ):  # decided at its start, when the synchronisation may have differed
+    if run.resumed and run.plan.auto_rule is not None:
+        # `auto` was decided at the start of the run, whose synchronisation may have changed since.
         rule = ScalingRule.__members__.get(run.plan.auto_rule, given.scaling.rule)
         given = dataclasses.replace(given, scaling=dataclasses.replace(given.scaling, rule=rule))
     try:

@@ -16,7 +16,6 @@ from runner.config.schema import Adapter, Config, Sync
 from runner.plan import Plan
 from runner.plan.describe_sync import describe_sync
 from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL, NOT_COMPARABLE, worst
-from runner.plan.plan import FOLLOW_THE_BATCH
 from runner.plan.scaling import settings_text
 from runner.plan.schedule import lr_multiplier
 
@@ -288,7 +287,7 @@ def _optimizer(setup: RunSetup) -> str:
 
 def _scaled_settings(setup: RunSetup) -> str:
     """What the scaling rule has changed, besides the learning rate."""
-    changed = {name: value for name in FOLLOW_THE_BATCH if (value := getattr(setup.plan, name)) is not None}
+    changed = setup.plan.scaled_settings
     return "; ".join(f"{name} {settings_text(value)}" for name, value in changed.items()) or "none"
 
 

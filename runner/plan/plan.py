@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imports OmegaConf
     from runner.config.schema import Optimizer, Scaling
 
 #: What else than the learning rate a scaling rule can change.
-FOLLOW_THE_BATCH = ("betas", "eps", "weight_decay")
+_FOLLOW_THE_BATCH = ("betas", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,14 @@ class Plan:
     weight_decay: float | None = None
     auto_rule: str | None = None
 
+    @property
+    def scaled_settings(self) -> dict[str, Any]:
+        """The optimizer's settings that follow the batch, besides the learning rate."""
+        return {name: value for name in _FOLLOW_THE_BATCH if (value := getattr(self, name)) is not None}
+
     def scaled(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer's settings for this batch size."""
-        changed = {name: value for name in FOLLOW_THE_BATCH if (value := getattr(self, name)) is not None}
-        return dataclasses.replace(optimizer, lr=self.lr, **changed)
+        return dataclasses.replace(optimizer, lr=self.lr, **self.scaled_settings)
 
     @property
     def digest(self) -> str:
@@ -152,7 +156,7 @@ def make_plan(
     ratio = observed / scaling.reference_batch
     rule = rule_for(scaling, optimizer, local_steps and sizes.world_size > 1, ratio)
     fitting = scaled(optimizer, scaling, rule, observed)
-    pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in FOLLOW_THE_BATCH}
+    pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in _FOLLOW_THE_BATCH}
     warmup_steps = bisect.bisect_left(
         range(steps),
         warmup_share * total_samples,

@@ -14,7 +14,6 @@ from runner.plan import equivalent_micro_batches
 from runner.plan.certificate import Certificate, describe_adapter
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
-from runner.plan.plan import FOLLOW_THE_BATCH
 from runner.plan.scaling import settings_text
 from runner.plan.scaling_range import rule_of
 from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
@@ -159,23 +158,19 @@ def _learning_rate(experiment: Experiment) -> str:
     return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({rule.name} rule: {shown})"
 
 
-def _scaling_rule(experiment: Experiment) -> ScalingRule:
-    return rule_of(experiment.config, experiment.plan)[0]
-
-
 def _follows_the_batch(experiment: Experiment) -> list[tuple[str, str, str]]:
     """The optimizer's other settings that the scaling rule has changed."""
     plan, optimizer = experiment.plan, experiment.config.optimizer
+    rule, _ = rule_of(experiment.config, plan)
     decay = f"scaling.weight_decay={ScalingWeightDecay.per_sample.name}"
     return [
         (
             name.replace("_", " "),
             settings_text(value),
             f"{settings_text(getattr(optimizer, name))} at the reference batch "
-            f"({decay if name == 'weight_decay' else f'{_scaling_rule(experiment).name} rule'})",
+            f"({decay if name == 'weight_decay' else f'{rule.name} rule'})",
         )
-        for name in FOLLOW_THE_BATCH
-        if (value := getattr(plan, name)) is not None
+        for name, value in plan.scaled_settings.items()
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -190,3 +191,17 @@ class Lines:
     def _print(self, line: str) -> None:
         self._next = time.monotonic() + _LINE_EVERY
         self._console.print(line, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def live_status(console: Console, first: str, text: Callable[[], str | None]) -> Iterator[None]:
+    """Show a line on a terminal that a thread renews: `first`, then what `text` returns unless that is None."""
+    with console.status(first) as status:
+
+        def follow(done: threading.Event) -> None:
+            while not done.wait(_READ_EVERY):
+                if (line := text()) is not None:
+                    status.update(line)
+
+        with Background("status", follow):
+            yield

@@ -10,9 +10,8 @@ import json
 import math
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -32,8 +31,9 @@ from runner.folder.lock import locked
 from runner.launch.local import launch
 from runner.launch.signals import handle_signals
 from runner.plan.experiment import Experiment, plan_for, prepare
-from runner.plan.scaling import largest_sde_ratio
+from runner.plan.scaling import rule_for
 from runner.run.preflight import reading_data, refuse_sweeper_params
+from runner.run.progress import live_status
 from runner.scale.branches import LONGER, Branch, Findings, find, longer, planned
 from runner.scale.report import answer, print_findings, send, write_report
 from runner.scale.worker import OUTCOMES, START, read, run_launched
@@ -41,7 +41,7 @@ from runner.train.build import Job
 
 #: Share of a run's samples in a branch.
 _WINDOW = 0.25
-#: Optimizer steps of the largest batch in a window, at least: with fewer there is no training to compare.
+#: The fewest optimizer steps of the largest batch in a window that make a training.
 _FEWEST_STEPS = 4
 
 
@@ -167,8 +167,7 @@ def scale(arguments: Sequence[str], console: Console) -> int:
     test = _test(options)
     folder = options.folder or Path("outputs/scale") / f"{test.experiment.config.recipe['name']}-{test.digest}"
     check_folder("--folder", folder.parent if not folder.exists() else folder)
-    for branch in test.branches:  # refuses rules that do not apply
-        test.job(branch, folder)
+    jobs = {branch: test.job(branch, folder) for branch in test.branches}  # refuses rules that do not apply
     folder.mkdir(parents=True, exist_ok=True)
     handle_signals()
     with contextlib.ExitStack() as stack:
@@ -177,7 +176,7 @@ def scale(arguments: Sequence[str], console: Console) -> int:
         except BlockingIOError:
             raise UserError(f"--folder={folder} is in use by another test: wait for it, or end it first") from None
         _require_same(test, folder)
-        findings = _run(test, folder, console)
+        findings = _run(test, jobs, folder, console)
         write_report(findings, test.experiment, folder)
         print_findings(findings, test.experiment, console)
         console.print(f"\n[bold]answer:[/] {escape(answer(findings, test.experiment))}", soft_wrap=True)
@@ -260,11 +259,10 @@ def _numbers(given: str) -> tuple[int, ...]:
 
 def _rules(given: str | None, config: Config, batch: int) -> tuple[str, ...]:
     """The rules for a batch; without those that are not defined there, if they were not asked for."""
-    optimizer, ratio = config.optimizer, batch / config.scaling.reference_batch
     if given is None:
-        adam = optimizer.betas is not None and optimizer.name.name in ("adam", "adamw")
-        in_range = adam and optimizer.betas is not None and ratio < largest_sde_ratio(optimizer.betas)
-        return ("linear", "sqrt", *(("sde",) if in_range else ()))
+        auto = dataclasses.replace(config.scaling, rule=ScalingRule.auto)
+        best = rule_for(auto, config.optimizer, False, batch / config.scaling.reference_batch)
+        return tuple(dict.fromkeys(("linear", "sqrt", best.name)))
     names = tuple(dict.fromkeys(given.split(",")))
     known = [rule.name for rule in ScalingRule if rule is not ScalingRule.auto]
     for name in names:
@@ -272,13 +270,11 @@ def _rules(given: str | None, config: Config, batch: int) -> tuple[str, ...]:
     return names
 
 
-def _run(test: Test, folder: Path, console: Console) -> Findings:
+def _run(test: Test, jobs: dict[Branch, Job], folder: Path, console: Console) -> Findings:
     """Train what is missing, and find what it shows."""
-    branches = test.branches
-    jobs = {branch: test.job(branch, folder) for branch in branches}
-    _announce(test, len(set(branches) - set(read(folder))), console)
+    _announce(test, len(jobs.keys() - read(folder).keys()), console)
     _train(test, jobs, folder, console)
-    findings = _findings(test, branches, folder)
+    findings = _findings(test, jobs, folder)
     if not findings.learns:
         raise UserError(
             f"--window={test.window / _samples(test):.3g} is too short: the reference batch ({test.reference}) did "
@@ -287,7 +283,7 @@ def _run(test: Test, folder: Path, console: Console) -> Findings:
         )
     further = longer(findings, test.seeds)
     _train(test, {branch: test.job(branch, folder) for branch in further}, folder, console)
-    return _findings(test, [*branches, *further], folder)
+    return _findings(test, [*jobs, *further], folder)
 
 
 def _samples(test: Test) -> int:
@@ -307,7 +303,7 @@ def _announce(test: Test, missing: int, console: Console) -> None:
     )
 
 
-def _findings(test: Test, branches: Sequence[Branch], folder: Path) -> Findings:
+def _findings(test: Test, branches: Iterable[Branch], folder: Path) -> Findings:
     found, start = read(folder), torch.load(folder / START, weights_only=True, map_location="cpu")
     if test.by == "loss":
         losses = {branch: found[branch].loss for branch in branches}
@@ -336,30 +332,22 @@ def _train(test: Test, jobs: dict[Branch, Job], folder: Path, console: Console) 
 @contextlib.contextmanager
 def _progress(folder: Path, before: int, missing: Sequence[Branch], console: Console) -> Iterator[None]:
     """Show on a terminal how many branches have ended, and about how long the others will take."""
-    ended, started = threading.Event(), time.monotonic()
-    with console.status("training the common weights") as status:
+    started, first = time.monotonic(), 0.0
 
-        def follow() -> None:
-            first: float | None = None
-            while not ended.wait(0.5):
-                if not (folder / START).exists():
-                    continue
-                first = first or time.monotonic()
-                done = len(read(folder)) - before
-                if done:
-                    left = sum(branch.windows for branch in missing) / done * (time.monotonic() - first)
-                    left -= time.monotonic() - first
-                    minutes = f", about {max(left, 0) / 60:.0f} min left"
-                else:
-                    minutes = ""
-                status.update(f"branch {min(done + 1, len(missing))} of {len(missing)}{minutes}")
+    def text() -> str | None:
+        nonlocal first
+        if not (folder / START).exists():
+            return None
+        first = first or time.monotonic()
+        done = len(read(folder)) - before
+        status = f"branch {min(done + 1, len(missing))} of {len(missing)}"
+        if not done:
+            return status
+        spent = time.monotonic() - first
+        left = max(sum(branch.windows for branch in missing) / done - 1, 0) * spent
+        return f"{status}, about {left / 60:.0f} min left"
 
-        thread = threading.Thread(target=follow, name="progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    with live_status(console, "training the common weights", text):
+        yield
     if not console.is_terminal:
         console.print(f"  {len(missing)} branches in {(time.monotonic() - started) / 60:.1f} min")

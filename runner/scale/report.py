@@ -164,10 +164,9 @@ def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[s
     if uri is None:
         return []
     result = hashlib.sha256((folder / "result.json").read_bytes()).hexdigest()[:16]
-    again = (folder / CARD_FILE).exists() and RunCard.read(folder).tags.get(_RESULT_TAG) == result
-    if again:
-        card = RunCard.read(folder)
-    else:
+    card = RunCard.read(folder) if (folder / CARD_FILE).exists() else None
+    again = card is not None and card.tags.get(_RESULT_TAG) == result
+    if card is None or not again:
         (folder / METRICS_FILE).unlink(missing_ok=True)
         card = _card(findings, experiment, masked(uri), result, (folder / "table.md").read_text(encoding="utf-8"))
     log = MetricsLog(folder)

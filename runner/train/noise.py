@@ -30,7 +30,7 @@ _NEWEST = 0.1
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """Over a whole run. `scale`: in samples, with its standard error; None if tr(Σ) or |G|² cannot be told from 0.
+    """Over a whole run. `scale`: in samples, with its standard error; None if tr(Σ) or |G|² is within its error of 0.
 
     `trace`: tr(Σ); `squared_gradient`: |G|²; None for local steps, whose updates are compared in units of the weights.
     `measurements`: how many.
@@ -51,7 +51,7 @@ class GradientNoise:
 
     def __init__(self, every_steps: int | None, backend: Backend, terms_per_sample: float) -> None:
         self._every, self._backend, self._terms_per_sample = every_steps, backend, terms_per_sample
-        #: Of this worker's part: samples as they count, and those times the squared norm. Of the step: (|g_B|², B).
+        #: For each step |g_b|² and b of this worker's part, and |g_B|² and B of the global batch.
         self._pending: list[tuple[Tensor, float, Tensor, int]] = []
         self._in_flight: list[tuple[list[tuple[Tensor, float, Tensor, int]], Callable[[], list[float]]]] = []
         self._sums = [0.0] * 5
@@ -76,15 +76,18 @@ class GradientNoise:
         """
         if self._pending:
             pending, self._pending = self._pending, []
-            numbers = [number for own, size, _, _ in pending for number in (own * size, torch.tensor(size))]
-            numbers += [torch.tensor(float(size > 0)) for _, size, _, _ in pending]
+            numbers = [
+                number
+                for own, size, _, _ in pending
+                for number in (own * size, torch.tensor(size), torch.tensor(float(size > 0)))
+            ]
             self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         before = self._count
         while len(self._in_flight) > (0 if wait else 1):
             pending, result = self._in_flight.pop(0)
             sums = result()
             for at, (_, _, square, samples) in enumerate(pending):
-                weighted, sizes, parts = sums[2 * at], sums[2 * at + 1], sums[2 * len(pending) + at]
+                weighted, sizes, parts = sums[3 * at : 3 * at + 3]
                 if parts:
                     self._take_in(weighted / sizes, sizes / parts, float(square), samples)
         return self._metrics() if self._count > before else {}
@@ -114,7 +117,7 @@ class GradientNoise:
         )
 
     def _metrics(self) -> dict[str, float]:
-        """Recent averages, and their ratio where |G|² can be told from 0."""
+        """Recent averages, and their ratio where |G|² is above 0."""
         if self._recent is None:
             return {}
         trace, squared = self._recent

@@ -7,7 +7,6 @@ import dataclasses
 import shlex
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from runner.launch.signals import handle_signals
 from runner.plan.certificate import certify
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.tables import certificate_table, plain_table
+from runner.run.progress import live_status
 from runner.track.secrets import masked_override
 from runner.train.build import Job
 from runner.verify.lockstep import frames_compared, run_launched
@@ -151,22 +151,13 @@ def replay_job(experiment: Experiment, folder: Path, workers: int) -> Job:
 @contextlib.contextmanager
 def _status(folder: Path, steps: int, console: Console) -> Iterator[None]:
     """Show the progress of the replay on a terminal."""
-    done = threading.Event()
-    with console.status("starting the workers of both setups") as status:
 
-        def follow() -> None:
-            while not done.wait(0.25):
-                frames = frames_compared(folder)
-                if frames is not None:  # the start and the end are frames, too
-                    status.update(f"comparing optimizer step {min(frames, steps)} of {steps}")
+    def text() -> str | None:
+        frames = frames_compared(folder)  # the start and the end are frames, too
+        return None if frames is None else f"comparing optimizer step {min(frames, steps)} of {steps}"
 
-        thread = threading.Thread(target=follow, name="status", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    with live_status(console, "starting the workers of both setups", text):
+        yield
 
 
 def _report(result: dict[str, Any], seconds: float) -> RenderableType:
