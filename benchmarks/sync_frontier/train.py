@@ -20,7 +20,7 @@ _INTERRUPTED = (130, 143)
 
 
 class TrainingTask(Protocol):
-    """What is measured."""
+    """A task and its metric."""
 
     @property
     def metric(self) -> str: ...

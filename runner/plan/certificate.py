@@ -286,7 +286,7 @@ def _optimizer(setup: RunSetup) -> str:
 
 
 def _scaled_settings(setup: RunSetup) -> str:
-    """What the scaling rule has changed, besides the learning rate."""
+    """Settings that the scaling rule has changed, besides the learning rate."""
     changed = setup.plan.scaled_settings
     return "; ".join(f"{name} {settings_text(value)}" for name, value in changed.items()) or "none"
 

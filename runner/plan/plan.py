@@ -18,7 +18,7 @@ from runner.plan.steps import epoch_length, samples_before, total_steps
 if TYPE_CHECKING:  # imports OmegaConf
     from runner.config.schema import Optimizer, Scaling
 
-#: What else than the learning rate a scaling rule can change.
+#: Settings besides the learning rate that a scaling rule can change.
 _FOLLOW_THE_BATCH = ("betas", "eps", "weight_decay")
 
 

@@ -54,7 +54,7 @@ class SampleCost:
 
 
 def read_sample_cost(path: str) -> SampleCost:
-    """From the folder of a branch test, or its `result.json`. Raises UserError."""
+    """Read the result from the folder of a branch test, or its `result.json`. Raises UserError."""
     file = Path(path)
     file = file / "result.json" if file.is_dir() else file
     try:

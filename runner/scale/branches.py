@@ -34,7 +34,7 @@ class Outcome:
     seconds: float
 
 
-#: What branches are compared by; lower is better, and infinite for one that diverged.
+#: Values that are compared; lower is better, and infinite for one that diverged.
 Values = Mapping[Branch, float]
 
 
@@ -117,7 +117,7 @@ def longer(findings: Findings, seeds: int) -> list[Branch]:
 
 
 def find(values: Values, reference: int, start: float, margin: float, by: str = "loss") -> Findings:
-    """What the branches show. `start`: the value before them. `margin`: the share of the reference batch's progress
+    """Evaluate the branches. `start`: the value before them. `margin`: the share of the reference batch's progress
     that may be lost."""
     at_reference = {branch.seed: value for branch, value in values.items() if branch.batch == reference}
     gained = mean_of([start - value for value in at_reference.values()])

@@ -1,4 +1,4 @@
-"""What the workers of a branch test do: each trains branches alone, one after the other."""
+"""Workers of a branch test: each trains branches alone, one after the other."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from runner.train.adapter import changing_state, load_changing_state
 from runner.train.build import Job, build_loop, connect
 from runner.train.loop import Loop
 
-#: In the test's folder: the common weights, with the loss that they have, and a line for each branch. Names with a dot
-#: are not sent to trackers.
+#: Files in the test's folder: the common weights with their loss, and a line for each branch. Trackers are not sent
+#: files whose name starts with a dot.
 START, OUTCOMES = ".start.pt", "branches.jsonl"
 #: How long workers wait for the one that trains the common weights.
 _TIMEOUT = datetime.timedelta(hours=24)
@@ -42,7 +42,7 @@ def run_launched(test: dict[str, Any], place: Place) -> None:
     store = rendezvous_store(place)
     store.set_timeout(_TIMEOUT)
     with told_to_parent(place.rank, "a smaller batch.micro_batch, or precision=bf16"):
-        # With its own prefix in the common store each worker is a separate world.
+        # A separate prefix in the common store makes each worker a separate world.
         backend = connect(start, 0, 1, place.rank, dist.PrefixStore(f"alone {place.rank}", store))
         path = start.folder / START
         if place.rank == 0:

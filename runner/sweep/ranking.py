@@ -192,7 +192,7 @@ def _require_tested(setups: Sequence[RankedSetup], cost: SampleCost, path: str) 
 
 
 def _seconds(one: RankedSetup) -> tuple[float, float]:
-    """To the same loss, where that is known for some setups, then in total."""
+    """Sort key: seconds to the same loss, where that is known for some setups, then in total."""
     total = one.prediction.total.value if one.prediction else math.inf
     if one.sample_cost is None:
         return total, total

@@ -76,7 +76,7 @@ class Synchronous(SyncPolicy):
             before_sending = self._note_own_gradient if compares else None
             self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank, before_sending)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
-        #: In a step that compares gradients: the squared norms of this worker's, by bucket.
+        #: Squared norms of this worker's gradients by bucket, in a step that compares them.
         self._own_gradient: list[Tensor] | None = None
         self._steps = 0
         #: Of a run that this one continues: its steps, and the seconds in which gradients were in flight, and in which
@@ -248,7 +248,7 @@ class _DataParallel(DistributedDataParallel):
 
 
 def _average_bucket(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """What DDP does without a hook, with the same bits."""
+    """Average a bucket as DDP does without a hook, with the same bits."""
     scaled = bucket.buffer().mul_(1.0 / dist.get_world_size())
     return dist.all_reduce(scaled, async_op=True).get_future().then(lambda future: future.value()[0])
 
