@@ -304,6 +304,7 @@ def _plan(arguments: list[str]) -> int:
 def _rank(options: HydraOptions, started: float) -> int:
     from runner.run.preflight import reading_data  # this command only, like the following
     from runner.sweep.ranking import print_ranking, rank, write_csv  # as above
+    from runner.sweep.worth import worth_of_workers, write_plot  # as above
 
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
     with reading_data() as progress:
@@ -311,4 +312,9 @@ def _rank(options: HydraOptions, started: float) -> int:
     print_ranking(setups, console)
     if (path := setups[0].experiment.config.plan.csv) is not None:
         write_csv(setups, path)
+    if (path := setups[0].experiment.config.plan.plot) is not None:
+        if worth_of_workers(setups):
+            write_plot(setups, path)
+        else:
+            console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
     return 0

@@ -49,7 +49,7 @@ _LONGEST_BAR = (0.15, 0.3)
 _BAR = "bar"
 #: Errors of a prediction whose bands are drawn.
 _ERRORS = (0.25, 0.1)
-_STYLE = Path(__file__).with_name("plots.mplstyle")
+STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
 def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
@@ -63,7 +63,7 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
         "prediction.png": prediction,
     }
     written = []
-    with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
         # A name may hold any character, and the warning would print it as it is.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         for name, draw in drawings.items():

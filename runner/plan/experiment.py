@@ -198,6 +198,7 @@ def prepare(
         ("plan.train_samples", config.plan.train_samples, None),
         ("plan.price_per_hour", config.plan.price_per_hour, None),
         ("plan.csv", config.plan.csv, None),
+        ("plan.plot", config.plan.plot, None),
         ("plan.scale", config.plan.scale, None),
         ("plan.parameters", config.plan.parameters, None),
         ("plan.tokens", config.plan.tokens, None),

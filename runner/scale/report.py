@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import runner.compare
+from runner.compare.plots import STYLE
 from runner.folder.files import write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
@@ -29,7 +29,6 @@ from runner.track.tracker import warn
 
 #: The tag with a digest of the result.
 _RESULT_TAG = "scale.result"
-_STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
 def answer(findings: Findings, experiment: Experiment) -> str:
@@ -125,7 +124,7 @@ def write_report(findings: Findings, experiment: Experiment, folder: Path) -> No
 def _plot(findings: Findings, path: Path) -> None:
     import matplotlib
 
-    with matplotlib.rc_context(fname=_STYLE):
+    with matplotlib.rc_context(fname=STYLE):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.5, 3.8), layout="constrained")

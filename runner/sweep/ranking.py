@@ -34,6 +34,7 @@ from runner.plan.scaling_range import rule_of
 from runner.plan.tables import plain_table
 from runner.run.preflight import say_aside
 from runner.sweep.grid import grid_of
+from runner.sweep.worth import worth_words
 from runner.track.names import setting_labels
 
 _NOT_MEASURED = "not measured: add measure=true"
@@ -134,9 +135,6 @@ _NUMBERS = (
     *("more_samples", "same_loss_s", "same_loss_s_low", "same_loss_s_high"),
 )
 
-#: Further workers are worth it if they are at least this share as useful as the ones before.
-_WORTH = 0.5
-
 
 def rank(options: HydraOptions, started: float, progress: Progress, console: Console) -> list[RankedSetup]:
     """The setups that a grid asks for, the fastest first; those without a prediction last.
@@ -148,9 +146,13 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
     grid = grid_of(parsed(overrides), first.hydra)
     if grid.overrides is None:
         raise UserError("an optimizing sweeper chooses its jobs as it runs: runner.plan -m needs a list of values")
-    given = first.plan.csv
-    if given is not None:
-        _check_csv(given)
+    for name, path in (("plan.csv", first.plan.csv), ("plan.plot", first.plan.plot)):
+        if path is not None:
+            _check_new_file(name, path)
+    require(
+        first.plan.plot is None or first.plan.scale is not None, "plan.plot", first.plan.plot,
+        "it shows the time to the same loss, for which plan.scale=FOLDER is needed",
+    )  # fmt: skip
     cost = read_sample_cost(first.plan.scale) if first.plan.scale is not None else None
     experiments: dict[str, Experiment] = {}
     prepared_s = 0.0
@@ -253,32 +255,6 @@ def _same_loss_cells(one: RankedSetup) -> tuple[str, str]:
     return f"× {more.value:.2g}", seconds_words(seconds.value) if known else "more than tried"
 
 
-def worth_words(setups: Sequence[RankedSetup]) -> str:
-    """How much faster more workers are to the same loss, and from which number on they are not worth it."""
-    fastest: dict[int, RankedSetup] = {}
-    for one in sorted(setups, key=_seconds):
-        fits = one.prediction is not None and one.prediction.fits is not False
-        if fits and one.same_loss is not None and math.isfinite(one.same_loss.value):
-            fastest.setdefault(one.experiment.plan.world_size, one)
-    if len(fastest) < 2:
-        return ""
-    (fewest, first), *others = sorted(fastest.items())
-    assert first.same_loss is not None
-    parts, before, speed_before, worth = [], fewest, 1.0, True
-    for workers, one in others:
-        assert one.same_loss is not None
-        speed, low, high = (
-            first.same_loss.value / seconds for seconds in (one.same_loss.value, one.same_loss.high, one.same_loss.low)
-        )
-        worth = worth and speed / speed_before - 1 >= _WORTH * (workers / before - 1)
-        verdict = "" if worth else ", not worth it"
-        parts.append(f"{workers} workers {speed:.1f} ({low:.1f} to {high:.1f}){verdict}")
-        before, speed_before = workers, speed
-    marked = " (predicted)" if first.experiment.config.hardware.name is not None else ""
-    over = f"{fewest} worker{'s' * (fewest > 1)}"
-    return f"Speed-up to the same loss over {over}{marked}: {'; '.join(parts)}."
-
-
 def _cells(one: RankedSetup, priced: bool, columns: int) -> list[str]:
     found = one.prediction
     if found is None:
@@ -314,10 +290,10 @@ def _total(one: RankedSetup) -> str:
     return seconds_words(one.prediction.total.value)
 
 
-def _check_csv(path: str) -> None:
+def _check_new_file(setting: str, path: str) -> None:
     """Refuse a file that exists or cannot be written. Raises UserError."""
-    require(not Path(path).exists(), "plan.csv", path, "the file exists; choose another")
-    check_folder("plan.csv", str(Path(path).parent))
+    require(not Path(path).exists(), setting, path, "the file exists; choose another")
+    check_folder(setting, str(Path(path).parent))
 
 
 def write_csv(setups: Sequence[RankedSetup], path: str) -> None:

@@ -370,6 +370,8 @@ WRONG: list[tuple[str, ...]] = [
     ("runner.plan -m seed=0,1 plan.csv=good.tsv", "plan.csv=good.tsv"),
     ("runner.plan plan.csv=new.csv", "plan.csv=new.csv", "-m"),
     ("runner plan.csv=new.csv", "plan.csv=new.csv", "runner.plan"),
+    ("runner plan.plot=new.png", "plan.plot=new.png", "runner.plan"),
+    ("runner.plan -m seed=0,1 plan.plot=new.png", "plan.plot=new.png", "plan.scale"),
     ("runner hardware=a100", "hardware=A100", "runner.plan"),
     ("runner plan.tokens=5", "plan.tokens=5", "runner.plan"),
     ("runner.plan hardware=a1000", "hardware=a1000", "a100"),

@@ -14,7 +14,8 @@ from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.prediction import Quantity, predict
 from runner.plan.sample_cost import SampleCost
-from runner.sweep.ranking import RankedSetup, _require_tested, _same, best_words, worth_words
+from runner.sweep.ranking import RankedSetup, _require_tested, _same, best_words
+from runner.sweep.worth import worth_words, write_plot
 from tests.configured import configured
 from tests.plan.test_prediction import MEASURED, work
 from tests.replicas import TINY
@@ -48,7 +49,7 @@ def test_the_fastest_at_each_level() -> None:
     assert best_words(setups[4:]) == "No setup has a prediction."
 
 
-def test_worth_of_more_workers() -> None:
+def test_worth_of_more_workers(tmp_path: Path) -> None:
     """The time to the same loss: setups whose batch needs more samples, or was not tested, come later."""
     cost = SampleCost(48, 96, Quantity(1.5, 1.2, 2.0), ("acceptability", "…", "…", 48), "sde")
     sizes = {1: 24, 2: 48, 4: 96}
@@ -68,11 +69,13 @@ def test_worth_of_more_workers() -> None:
     found = four.prediction
     assert four.same_loss.value == pytest.approx(found.total.value + 0.5 * found.training.value)
     assert four.row()["same_loss_s_high"] > four.row()["same_loss_s"]
-    words = worth_words([local, four, two, one])
+    words = worth_words([four, two, one, local])
     assert words.index("2 workers ") < words.index("4 workers ")
     assert "not worth it" not in words.partition("4 workers")[0]
     assert words.endswith("not worth it.")
     assert worth_words([local, two]) == ""
+    write_plot([four, two, one], str(tmp_path / "worth.png"))
+    assert (tmp_path / "worth.png").read_bytes().startswith(b"\x89PNG")
     other_rule = of(4, 1e6, "scaling=sqrt")
     assert other_rule.more_samples is None
     with pytest.raises(UserError, match=r"^plan\.scale="):
