@@ -14,6 +14,9 @@ import torch
 
 from runner.backends import xla_installed
 
+#: From this share of the time that threads wait for a core, something else uses the machine.
+BUSY = 0.2
+
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 
@@ -43,6 +46,46 @@ def available_cores() -> int:
 def threads_per_worker(local_workers: int, given: int | None = None) -> int:
     """CPU threads of each of this machine's workers: as many as are `given`, or its share of the cores."""
     return given or max(1, available_cores() // local_workers)
+
+
+class CoreWaits:
+    """How long this process's threads wait for a core, from now on."""
+
+    def __init__(self) -> None:
+        self._start = _core_seconds()
+
+    def share(self) -> float | None:
+        """The share of the time in which threads could have run in which they had no core; None if it is unknown.
+
+        Another process had the core or, in a virtual machine, another guest of its host (time that is "stolen").
+        """
+        if self._start is None or (now := _core_seconds()) is None:
+            return None
+        ran, waited, busy, stolen = (after - before for before, after in zip(self._start, now, strict=True))
+        if ran <= 0:
+            return None
+        return 1 - ran / (ran + max(waited, 0)) * (1 - stolen / busy if busy > 0 else 1)
+
+
+def _core_seconds() -> tuple[float, float, float, float] | None:
+    """Nanoseconds in which this process's threads ran and were ready to, and ticks in which the machine's cores were
+    busy and, of these, stolen. None except on Linux."""
+    threads = [_numbers(path) for path in Path("/proc/self/task").glob("*/schedstat")]
+    machine = _numbers(Path("/proc/stat"))[:8]
+    if not any(threads) or len(machine) < 8:
+        return None
+    user, nice, system, _, _, _, _, stolen = machine
+    ran, waited, _ = (sum(numbers) for numbers in zip(*filter(None, threads), strict=True))
+    return ran, waited, user + nice + system + stolen, stolen
+
+
+def _numbers(path: Path) -> list[int]:
+    """The numbers in the first line of a file of /proc; empty if there is none, as for a thread that has ended."""
+    try:
+        with path.open() as file:
+            return [int(word) for word in file.readline().split() if word.isdigit()]
+    except OSError:
+        return []
 
 
 def describe_machine(device_type: str, cores: int) -> str:

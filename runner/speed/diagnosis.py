@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from runner.backends.machine import BUSY
 from runner.speed.run_numbers import PER_SAMPLE, RunNumbers, flops_words
 from runner.train.tokens import Tokens
 
@@ -42,10 +43,10 @@ def smallest_k(each_s: float, compute_s: float, largest: int) -> int | None:
 def diagnose(run: RunNumbers) -> list[Diagnosis]:
     """Everything that made a run slower than it could be, the costliest first; empty if nothing is known about it.
 
-    A run that did other work than intended and a rehearsal come before all others, since they leave the other numbers
-    without meaning.
+    A run that did other work than intended, a rehearsal and a busy machine come before all others, since they leave the
+    other numbers without meaning.
     """
-    first = [*_not_dealt_out(run), *_rehearsed(run)]
+    first = [*_not_dealt_out(run), *_rehearsed(run), *_busy(run)]
     others = [*_repeats(run), *_phases(run), *_padding(run), *_devices(run), *_fixed_costs(run)]
     return [*first, *sorted(others, key=lambda one: -one.lost_share)] or list(_nothing(run))
 
@@ -67,6 +68,17 @@ def _rehearsed(run: RunNumbers) -> Iterator[Diagnosis]:
     if run.rehearsed and run.first_step_s is not None:
         sentence = f"this was a rehearsal of {run.device} on other hardware: its speed says nothing about {run.device}"
         yield Diagnosis("rehearsed", sentence, 0.0)
+
+
+def _busy(run: RunNumbers) -> Iterator[Diagnosis]:
+    crowded = run.cores is not None and run.local_workers * run.jobs_at_once > run.cores  # its workers wait in turns
+    waited = 0.0 if crowded or run.waited_share is None else run.waited_share
+    if waited >= BUSY and run.samples_per_s is not None:
+        sentence = (
+            f"the machine was busy: {waited:.0%} of the time in which this run could compute, another program had the "
+            "core; stop other programs, or compare only with runs made beside the same ones"
+        )
+        yield Diagnosis("busy", sentence, waited * run.training_share)
 
 
 def _repeats(run: RunNumbers) -> Iterator[Diagnosis]:
@@ -150,9 +162,8 @@ def _devices(run: RunNumbers) -> Iterator[Diagnosis]:
     workers, jobs, base = run.local_workers, run.jobs_at_once, run.baseline
     few_cores = run.cores is not None and workers > 1 and workers * jobs >= run.cores
     if run.samples_per_s is not None and few_cores:
-        cores = f"{run.cores} core{'s' * (run.cores != 1)}"
-        sentence = f"{workers} workers share {cores}: each uses one thread, so more workers cannot help on this machine"
-        # A single worker would use all the cores.
+        cores = "one core" if run.cores == 1 else f"the {run.cores} cores"
+        sentence = f"{workers} workers share {cores} that one worker would use alone: expect about its speed"
         yield Diagnosis("cores", sentence, (1 - 1 / workers) * run.computing)
     if run.samples_per_s is not None and jobs > 1:
         sentence = f"{jobs} jobs shared this machine; a single run would be faster"
@@ -170,7 +181,7 @@ def _devices(run: RunNumbers) -> Iterator[Diagnosis]:
             f"micro-batches of {run.micro_batch:,} {run.unit} use the device less efficiently than {base.micro_batch:,}"
         )
         yield Diagnosis("micro-batch", sentence, saved * run.computing)
-    elif jobs == 1:
+    elif jobs == 1 and not any(_busy(run)):
         yield from _slow_products(run)
 
 
@@ -182,7 +193,7 @@ def _slow_products(run: RunNumbers) -> Iterator[Diagnosis]:
     hint = "" if run.compiled or run.cores is not None else ", or compile=true"  # on CPUs it gains nothing
     sentence = (
         f"forward and backward pass reached {used:.0%} of the devices' peak ({flops_words(run.peak_flops_per_s)}): "
-        "their operations are small, or other processes used the devices; "
+        "their operations are small; "
         f"use micro-batches of more than {run.micro_batch:,} {run.unit}{hint}"
     )
     yield Diagnosis("utilization", sentence, (1 - used / COMMON_UTILIZATION) * run.computing)

@@ -156,6 +156,7 @@ def _numbers(
         flops_per_sample=result.flops_per_sample,
         peak_flops_per_s=result.peak_flops_per_s,
         peak_memory_bytes=result.peak_memory_bytes,
+        waited_share=result.waited_share,
         reading=_samples_read(folder),
     )
 
@@ -187,6 +188,7 @@ def _as_json(run: RunNumbers) -> dict[str, Any]:
         "flops_per_sample": run.flops_per_sample,
         "peak_flops_per_s": run.peak_flops_per_s,
         "peak_memory_bytes": run.peak_memory_bytes,
+        "waited_share": run.waited_share,
         "scaling_efficiency": run.scaling_efficiency,
         "baseline": base.folder if base is not None else None,
         "baseline_samples_per_s": base.samples_per_s if base is not None else None,

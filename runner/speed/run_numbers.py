@@ -74,6 +74,7 @@ class RunNumbers:
 
     `samples_seen`: of which `tokens` are. `flops_per_sample`: floating-point operations of forward and backward pass;
     `peak_flops_per_s`: of the devices of all workers. `peak_memory_bytes`: of each worker, by rank.
+    `waited_share`: of the time in which threads could have run, in which they had no core.
     """
 
     device: str
@@ -109,6 +110,7 @@ class RunNumbers:
     flops_per_sample: float | None = None
     peak_flops_per_s: float | None = None
     peak_memory_bytes: tuple[int, ...] | None = None
+    waited_share: float | None = None
     reading: SamplesRead | None = None
     baseline: Baseline | None = None
 

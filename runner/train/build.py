@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import __version__
 from runner.backends import Backend, build_backend
-from runner.backends.machine import available_cores, describe_machine, library_versions, processor
+from runner.backends.machine import CoreWaits, available_cores, describe_machine, library_versions, processor
 from runner.config.choices import OptimizerName, ShardingKind
 from runner.config.instantiate import build_recipe, recipe_code
 from runner.config.plain import from_plain, to_plain
@@ -302,6 +302,7 @@ def train(
     model_bytes = sum(tensor.nbytes for tensor in saved_part.values())
     if log is not None:  # found out at the end, it would be too late
         require_space(job.folder, model_bytes, "the model")
+    waits = CoreWaits()
     try:
         with watched(loop), profiled(job.config.profile, loop, job.folder):
             loop.train()
@@ -311,6 +312,7 @@ def train(
         # Also when the ledger ends the run. Before its first epoch is closed it has nothing to report.
         if backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
             write_json(job.folder / "ledger.json", ledger.as_json(loop.ledger, job.facts.unit, job.facts.groups))
+    waited_share = waits.share()
     utilisation, uncounted = measure_utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
     warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *uncounted)
@@ -323,7 +325,8 @@ def train(
     result = None
     if log is not None:
         log.close()
-        result = dataclasses.replace(_result(loop, job, tokens, utilisation, warnings), weights_digest=digest)
+        result = _result(loop, job, tokens, utilisation, warnings)
+        result = dataclasses.replace(result, weights_digest=digest, waited_share=waited_share)
         require_space(job.folder, model_bytes, "the model")
         _save(loop, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
@@ -417,7 +420,8 @@ def measure_utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple
             known["flops_per_sample"] = count(seen)
         except Exception as error:  # noqa: BLE001 - a figure must not cost the trained model, which is not saved yet
             warnings = (f"operations cannot be counted ({first_line(error)}): the utilization is not known",)
-    known["peak_flops_per_s"] = sum(backend.all_gather_object(peak_flops_per_s(backend, loop.precision, threads)))
+    peaks = backend.all_gather_object(peak_flops_per_s(backend, loop.precision, threads))
+    known["peak_flops_per_s"] = None if None in peaks else sum(peaks)
     return known, warnings
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from runner.backends import Backend
+from runner.backends.machine import BUSY, CoreWaits
 from runner.config.choices import PrecisionName
 from runner.data.recipe import Batch, Prepared, Recipe
 from runner.train.precision import Precision
@@ -108,22 +109,22 @@ def _with_backward(counter: FlopCounterMode, model: str, frozen: set[str]) -> in
     return 3 * counter.get_total_flops() - sum(by_module.get(name, 0) for name in frozen)
 
 
-def peak_flops_per_s(backend: Backend, precision: Precision, threads: int) -> float:
+def peak_flops_per_s(backend: Backend, precision: Precision, threads: int) -> float | None:
     """Operations per second that this worker's device can do in this precision: published or, if unknown, measured.
 
-    The workers of one machine share its processor: the first of them measures it with all their `threads`, and the
-    others add 0.
+    None if other programs had the cores meanwhile. The workers of one machine share its processor: the first of them
+    measures it with all their `threads`, and the others add 0.
     """
     if backend.device.type == "cuda":
         published = published_peak(torch.cuda.get_device_name(backend.device), precision.name)
         return published or _measured_peak(backend, precision)
     if backend.local_rank != 0:
         return 0.0
-    own = torch.get_num_threads()
+    own, waits = torch.get_num_threads(), CoreWaits()
     torch.set_num_threads(threads)
     peak = _measured_peak(backend, precision)
     torch.set_num_threads(own)
-    return peak
+    return peak if (waits.share() or 0.0) < BUSY else None
 
 
 def published_peak(gpu: str, precision: PrecisionName) -> float | None:

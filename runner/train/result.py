@@ -12,7 +12,10 @@ from runner.train.noise import NoiseScale
 from runner.train.tokens import Tokens
 
 #: What the summary reports elsewhere: in its block `speed`, and in the certificate.
-_NOT_IN_SUMMARY = ("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memory_bytes", "batch_statistics")
+_NOT_IN_SUMMARY = (
+    *("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memory_bytes", "waited_share"),
+    "batch_statistics",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class RunResult:
     `checkpoint_stall_s`: for which training stood still to save. `sync`: statistics of local phases. `step_s`: seconds
     of an optimizer step by phase. `evaluation_s`: of all evaluations. `flops_per_sample`: operations to train a sample,
     `peak_flops_per_s`: what the devices of all workers could do (see train/flops.py). `peak_memory_bytes`: of each
-    worker, by rank. `noise`: of the gradient, where it was measured. `compilations`: of the whole run. `train_loss`:
+    worker, by rank. `waited_share`: of the time in which this worker's threads could have run, in which they had no
+    core. `noise`: of the gradient, where it was measured. `compilations`: of the whole run. `train_loss`:
     mean over the run. `eval`: the metrics of the saved weights. `best`: the step and value of the best evaluation.
     `batch_statistics`: whether the model has batch normalisation. `parameters`: of the model, with those of an adapter,
     and how many of them are trained. `truncated`: how many texts the recipe has truncated (see `Recipe.prepare`).
@@ -62,6 +66,7 @@ class RunResult:
     flops_per_sample: float | None = None
     peak_flops_per_s: float | None = None
     peak_memory_bytes: tuple[int, ...] | None = None
+    waited_share: float | None = None
     compilations: Compilations | None = None
     train_loss: float | None = None
     noise: NoiseScale | None = None

@@ -39,7 +39,8 @@ def test_loader_without_sharding(here: Path, capsys: pytest.CaptureFixture[str])
     assert f"diagnosis: {summary['diagnosis']}" in capsys.readouterr().out
     (found,) = stored_runs(here)
     assert found.data.tags["diagnosis"] == summary["diagnosis"]
-    for name in ("padding_share", "model_flops_utilization", "tokens_per_s"):
+    assert 0 <= summary["speed"]["waited_share"] < 1
+    for name in ("padding_share", "tokens_per_s"):
         assert found.data.metrics[f"train/speed/{name}"] == summary["speed"][name]
     assert found.data.metrics["train/speed/peak_memory_bytes"] == max(summary["speed"]["peak_memory_bytes"])
 
@@ -120,7 +121,7 @@ def test_two_workers_on_one_core() -> None:
         summary = summary_of("device=cpu2")
     finally:
         os.sched_setaffinity(0, cores)
-    assert "2 workers share 1 core" in sentence(summary, "cores")
+    assert "2 workers share one core" in sentence(summary, "cores")
 
 
 def test_two_jobs_at_once(here: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from runner.backends import Backend
+from runner.backends.machine import CoreWaits
 from runner.config.choices import PrecisionName
 from runner.train.flops import flops_per_sample, peak_flops_per_s, published_peak
 from runner.train.sharding import full
@@ -85,16 +86,24 @@ def linear_layer(backend: Backend, overrides: list[str]) -> float:
     return flops_per_sample(recipe, prepared, recipe.build_model(prepared), backend, precision, np.arange(8))
 
 
-def peak(backend: Backend, name: str) -> float:
+def peak(backend: Backend, name: str, waited_share: float | None) -> float | None:
     from runner.train.precision import Precision
 
-    return peak_flops_per_s(backend, Precision(PrecisionName[name], "cpu"), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CoreWaits, "share", lambda _: waited_share)
+        return peak_flops_per_s(backend, Precision(PrecisionName[name], "cpu"), 2)
 
 
-def test_one_worker_of_a_machine_measures_its_peak(pool: WorkerPool) -> None:
-    first, *others = pool.run(2, peak, "fp32")
+@pytest.mark.parametrize("waited_share", [0.1, None])
+def test_one_worker_of_a_machine_measures_its_peak(waited_share: float | None, pool: WorkerPool) -> None:
+    first, *others = pool.run(2, peak, "fp32", waited_share)
+    assert first is not None
     assert 1e8 < first < 1e15
     assert others == [0]
+
+
+def test_a_peak_of_a_busy_machine_is_not_known(pool: WorkerPool) -> None:
+    assert pool.run(2, peak, "fp32", 0.5) == [None, 0]
 
 
 @pytest.mark.parametrize(
