@@ -46,14 +46,15 @@ def speed_key(setup: RunSetup, machine: str) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def find_baseline(folder: Path, key: str, micro_batch: int) -> Baseline | None:
-    """The newest finished run with this speed key among the folders next to `folder`; None if there is none.
+def find_baseline(folder: Path, key: str, micro_batch: int, seed: int) -> Baseline | None:
+    """The newest finished run with this speed key among the folders next to `folder`, of the same seed if there is one.
 
+    Seeds differ in their data order, and so in padding. None if there is no run.
     Runs that were rehearsed, that shared the machine with other jobs, or that were too short to time are skipped.
     """
     summaries = [path for path in folder.resolve().parent.glob("*/summary.json") if path.parent != folder.resolve()]
-    for path in sorted(summaries, key=lambda path: started_ms(path.parent), reverse=True):
-        summary = _read(path)
+    read = [(path, _read(path)) for path in summaries]
+    for path, summary in sorted(read, key=lambda one: (one[1].get("seed") == seed, started_ms(one[0].parent)))[::-1]:
         timed = summary.get("status") == "FINISHED" and summary.get("samples_per_s")
         alone = not summary.get("rehearsed") and summary.get("jobs_at_once") == 1
         if timed and alone and summary.get("speed_key") == key:
@@ -102,7 +103,7 @@ def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, o
         return None
     if key == one_worker:
         return Baseline(folder.resolve().name, run.samples_per_s, run.micro_batch, run.compute_s)
-    return find_baseline(folder, one_worker, experiment.one_worker.plan.micro_batch)
+    return find_baseline(folder, one_worker, experiment.one_worker.plan.micro_batch, experiment.config.seed)
 
 
 def _numbers(

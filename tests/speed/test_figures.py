@@ -115,8 +115,17 @@ def test_the_newest_run_of_one_worker_is_the_baseline(tmp_path: Path) -> None:
     left(tmp_path, "old", age=3, samples_per_s=50.0)
     left(tmp_path, "new", age=2)
     left(tmp_path, "own", age=1)
-    assert find_baseline(tmp_path / "own", "right", 24) == Baseline("new", 100.0, 24, 0.01)
-    assert find_baseline(tmp_path / "own", "wrong", 24) is None
+    assert find_baseline(tmp_path / "own", "right", 24, seed=0) == Baseline("new", 100.0, 24, 0.01)
+    assert find_baseline(tmp_path / "own", "wrong", 24, seed=0) is None
+
+
+def test_the_baseline_has_the_same_seed(tmp_path: Path) -> None:
+    """A sweep of seeds on one worker and then on two: the run of another seed is newer."""
+    for seed in (0, 1, 2):
+        left(tmp_path, f"one{seed}", age=9 - seed, seed=seed)
+    (tmp_path / "own").mkdir()
+    found = [find_baseline(tmp_path / "own", "right", 24, seed) for seed in (0, 1, 2, 3)]
+    assert [one.folder for one in found if one is not None] == ["one0", "one1", "one2", "one2"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +144,7 @@ def test_runs_that_are_no_baseline(tmp_path: Path, changes: dict[str, Any]) -> N
     left(tmp_path, "good", age=9)
     left(tmp_path, "bad", **changes)
     (tmp_path / "own").mkdir()
-    found = find_baseline(tmp_path / "own", "right", 24)
+    found = find_baseline(tmp_path / "own", "right", 24, seed=0)
     assert found is not None
     assert found.folder == "good"
 
@@ -149,7 +158,7 @@ def test_what_cannot_be_read_is_no_baseline(tmp_path: Path) -> None:
     (tmp_path / "bytes").mkdir()
     (tmp_path / "bytes" / "summary.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder" / "summary.json").mkdir(parents=True)
-    assert find_baseline(tmp_path / "own", "right", 24) is None
+    assert find_baseline(tmp_path / "own", "right", 24, seed=0) is None
 
 
 STEP = {"data": 0.0, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "communication": 0.02, "other": 0.01}
