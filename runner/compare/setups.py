@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, K, Run, grouped
@@ -11,6 +13,11 @@ from runner.compare.statistics import mean
 
 _METHODS = (SINGLE, ACCUMULATION, K)
 _ABSENT = "–"
+#: Settings and groups that say how an experiment is executed. A sweep of any other one is of several experiments.
+_OF_A_SETUP = (
+    *("setup", "device", "accumulation", "precision", "sync", "sharding", "equivalence"),
+    *("compile", "gradient_checkpointing", "launch", "hardware"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,31 @@ class SetupRuns:
 def setups_by_block(runs: Sequence[Run]) -> dict[BlockKey, list[SetupRuns]]:
     """The setups of each block: by number of workers, then by how they save communication."""
     blocks = {}
-    for key, members in grouped(runs, lambda run: run.block).items():
+    for key, members in _blocks(runs):
         groups = [sorted(group, key=lambda run: run.seed) for group in grouped(members, _setup_key).values()]
         names = _distinct_names([group[0] for group in groups])
         setups = [SetupRuns(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
         blocks[key] = sorted(setups, key=_order)
     return blocks
+
+
+def _blocks(runs: Sequence[Run]) -> Iterator[tuple[BlockKey, list[Run]]]:
+    """Blocks in which only the setup differs, and nothing else that a sweep varied.
+
+    If none of them has two setups, as in a sweep of learning rates on one device, they are one block.
+    """
+    for key, members in grouped(runs, lambda run: run.block).items():
+        parts = grouped(members, _swept_experiment)
+        if any(len(set(map(_setup_key, part))) > 1 for part in parts.values()):
+            for swept, part in parts.items():
+                words = tuple(f"{_last(name, dict(swept))}={value}" for name, value in swept)
+                yield dataclasses.replace(key, conditions=(*key.conditions, *words)), part
+        else:
+            yield key, members
+
+
+def _swept_experiment(run: Run) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in run.varied.items() if re.split("[./@]", name)[0] not in _OF_A_SETUP)
 
 
 def _setup_key(run: Run) -> tuple[str, bool]:
@@ -123,7 +149,7 @@ def _distinguishing_keys(source: Sequence[Mapping[str, str]]) -> list[str]:
     return keys
 
 
-def _last(key: str, keys: Sequence[str]) -> str:
+def _last(key: str, keys: Iterable[str]) -> str:
     """The last part of a dotted key where that is unambiguous."""
     last = key.rpartition(".")[2]
     return last if sum(one.rpartition(".")[2] == last for one in keys) == 1 else key

@@ -113,6 +113,23 @@ def test_different_experiments_are_never_compared() -> None:
     assert all(len(one.rows) == 1 for one in blocks)
 
 
+def test_a_setup_is_compared_with_the_baseline_that_differs_in_the_setup_only() -> None:
+    """A sweep of learning rate × seed × device × k: a block for each learning rate, each with its baseline."""
+
+    def group(device: str, lr: str, metric: float, k: int = 1) -> list[Run]:
+        varied = {"optimizer.lr": lr, "device": device, "sync.k": str(k)}
+        name = f"{device} · lr={lr}"
+        return runs(name, [metric, metric + 1], digest=f"{name}{k}", workers=int(device[3:] or 1), k=k, varied=varied)
+
+    groups = [group("cpu", "0.001", 80), group("cpu2", "0.001", 80), group("cpu", "0.0003", 60)]
+    blocks = compared(*groups, group("cpu2", "0.0003", 60), group("cpu2", "0.0003", 50, k=4)).blocks
+    assert [one.key.conditions for one in blocks] == [("lr=0.0003",), ("lr=0.001",)]
+    assert [one.baseline.name for one in blocks] == ["cpu · lr=0.0003", "cpu · lr=0.001"]
+    assert [[row.difference.value for row in one.rows if row.difference] for one in blocks] == [[0.0, -10.0], [0.0]]
+    alone = block(groups[0], groups[2])  # nothing but the learning rate: which is better?
+    assert [row.setup.name for row in alone.rows] == ["cpu · lr=0.0003", "cpu · lr=0.001"]
+
+
 def test_why_nothing_was_compared() -> None:
     """What differs, if every block has one setup; the data by the file's name, or a digest where names are equal."""
 
