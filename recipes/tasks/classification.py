@@ -171,6 +171,7 @@ class SequenceClassification(TransformerRecipe):
             corpus.source,
             label_names=corpus.label_names,
             notes=corpus.notes,
+            constant=self._problem.constant(corpus.eval.labels),
         )
 
     def _check_metrics(self, corpus: Corpus) -> None:

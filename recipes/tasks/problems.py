@@ -36,6 +36,10 @@ class Problem(ABC):
     def undefined(self, used: Sequence[str], names: Sequence[str], labels: Any) -> str | None:
         """Why one of the metrics `used` is undefined for these classes and evaluation labels; None if none is."""
 
+    def constant(self, labels: Any) -> dict[str, float]:
+        """The metrics, where they are known, of the best answer that is the same for all rows with these labels."""
+        return {}
+
     def outputs(self, names: Sequence[str]) -> int:
         """How many logits the model has."""
         return len(names)
@@ -129,6 +133,20 @@ class SingleLabel(Problem):
         if "auc" in used and missing:
             return _no_auc(f"no row of the class '{names[missing[0]]}'")
         return None
+
+    def constant(self, labels: Any) -> dict[str, float]:
+        if not labels:
+            return {}
+        shares = np.bincount(labels) / len(labels)
+        f1 = 2 * shares / (1 + shares)  # each class for an answer of only this class
+        scores = {
+            "accuracy": shares.max(),
+            "matthews": 0.0,
+            "auc": 0.5,
+            "macro_f1": f1.max() / np.count_nonzero(shares),
+        }
+        scores |= {"f1": f1[1]} if len(shares) == 2 else {}
+        return {name: 100 * float(score) for name, score in scores.items()}
 
     def columns(self, labels: Any, rows: int, names: Sequence[str]) -> dict[str, Sequence[Any]]:
         known = labels is not None
@@ -302,6 +320,9 @@ class Regression(Problem):
                 f"{relative[0]} is undefined, since all rows of recipe.data.eval have the number {labels[0]:g}; use mse"
             )
         return None
+
+    def constant(self, labels: Any) -> dict[str, float]:
+        return {"pearson": 0.0, "spearman": 0.0, "r2": 0.0}
 
     def outputs(self, names: Sequence[str]) -> int:
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ class DataFacts:
     label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
     what rows are grouped by, in the plural, and the numbers of groups, if the tables have a column `group`.
     `label_names`: of the classes, in the order of their numbers, if rows have classes. `notes`: sentences to show with
-    a run's results, such as what was inferred from the data.
+    a run's results, such as what was inferred from the data. `constant`: by metric, its value for the best answer that
+    is the same for every evaluation row, where it is known.
     """
 
     train_samples: int
@@ -44,6 +45,7 @@ class DataFacts:
     eval_groups: int | None = None
     label_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    constant: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,9 @@ def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
 
 
 def _data(experiment: Experiment) -> dict[str, Any]:
-    """The size of the data: rows of the tables, and the groups (such as questions) that rows belong to."""
+    """Rows of the tables, the groups (such as questions) that they belong to, and what a constant answer scores."""
     facts = experiment.facts
-    numbers = ("train_samples", "eval_samples", "unit", "groups", "train_groups", "eval_groups")
+    numbers = ("train_samples", "eval_samples", "unit", "groups", "train_groups", "eval_groups", "constant")
     return {name: getattr(facts, name) for name in numbers}
 
 

@@ -21,6 +21,7 @@ from recipes.models.pretrained import Pretrained
 from recipes.synthetic.acceptability import SmallTransformer
 from recipes.tasks import classification
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
+from recipes.tasks.problems import SingleLabel
 from runner.config.compose import compose, settings
 from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
@@ -272,6 +273,21 @@ def test_loss_metric_and_names(tmp_path: Path) -> None:
     assert small(metrics_shown=("matthews", "accuracy")).metric_names == ["matthews", "accuracy", "loss"]
     assert small(metrics_shown=("loss", "accuracy")).metric_names == ["loss", "accuracy"]
     assert small(metrics_shown=()).metric_names == ["loss"]
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1, 0, 1], [2, 0, 1, 2, 2, 0]])
+def test_what_a_constant_answer_scores(labels: list[int], tmp_path: Path) -> None:
+    """The best value of each metric over the answers that are one class for every row."""
+    problem, classes = SingleLabel(), max(labels) + 1
+    constant = problem.constant(labels)
+    names = [name for name in problem.fitting(classes) if name in constant]
+    assert set(names) >= {"accuracy", "matthews", "macro_f1"}
+    for name in names:
+        scores = [
+            problem.metrics[name](answers([one] * len(labels), classes), torch.tensor(labels)) for one in range(classes)
+        ]
+        assert constant[name] == pytest.approx(max(scores))
+    assert problem.constant(None) == {}  # texts to predict for
 
 
 TWO = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0], [0.0, 2.0]]).double()
