@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, K, Run, grouped
 from runner.compare.statistics import mean
+from runner.config.schema import NOT_THE_SETUP
 
 _METHODS = (SINGLE, ACCUMULATION, K)
 _ABSENT = "–"
 #: Settings and groups that say how an experiment is executed. A sweep of any other one is of several experiments.
-_OF_A_SETUP = (
+_NOT_THE_EXPERIMENT = (
     *("setup", "device", "accumulation", "precision", "sync", "sharding", "equivalence"),
-    *("compile", "gradient_checkpointing", "launch", "hardware"),
+    *("compile", "gradient_checkpointing", *NOT_THE_SETUP),
 )
 
 
@@ -97,7 +98,9 @@ def _blocks(runs: Sequence[Run]) -> Iterator[tuple[BlockKey, list[Run]]]:
 
 
 def _swept_experiment(run: Run) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in run.varied.items() if re.split("[./@]", name)[0] not in _OF_A_SETUP)
+    return tuple(
+        (name, value) for name, value in run.varied.items() if re.split("[./@]", name)[0] not in _NOT_THE_EXPERIMENT
+    )
 
 
 def _setup_key(run: Run) -> tuple[str, bool]:
