@@ -10,9 +10,10 @@ from pathlib import PurePath
 from runner.compare.comparability import comparability
 from runner.compare.flags import find_flags
 from runner.compare.results import Block, RunComparison, SetupResult
+from runner.compare.rows import metric_difference
 from runner.compare.runs import BlockKey, FoundRuns, grouped
 from runner.compare.setups import SetupRuns, setups_by_block
-from runner.compare.statistics import common_seeds, difference, mean, mean_of, speed_up
+from runner.compare.statistics import common_seeds, mean, mean_of, speed_up
 from runner.compare.verdict import EQUIVALENT, NONE, Margin, Verdict, decide, margin_of
 from runner.errors import UserError, did_you_mean
 
@@ -60,7 +61,7 @@ def compare_block(
     """One block without its flags. `baseline_name`: used if this block has such a setup."""
     baseline, note = choose_baseline(setups, baseline_name)
     others = [setup for setup in setups if setup is not baseline]
-    rows = [_alone(baseline), *(compare_setup(setup, baseline, margin.value, key.goal) for setup in others)]
+    rows = [_alone(baseline), *(compare_setup(setup, baseline, margin, key.goal) for setup in others)]
     return Block(key, title, tuple(rows), margin, note)
 
 
@@ -100,7 +101,7 @@ def _alone(setup: SetupRuns) -> SetupResult:
     return SetupResult(setup, mean_of(list(setup.metrics.values())), seconds)
 
 
-def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, goal: str) -> SetupResult:
+def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: Margin, goal: str) -> SetupResult:
     """One setup compared with the baseline; without verdict and speed-up if they are not comparable."""
     # Lines of a table of published runs have no settings, and are not expected to have certificates.
     published = not any(one.first.values or one.first.certificate for one in (setup, baseline))
@@ -113,11 +114,11 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: float | None, g
         seeds = ", ".join(str(run.seed) for run in which.diverged)
         whose = "" if setup.diverged else " of the baseline"
         return dataclasses.replace(result, verdict=Verdict(NONE, f"seed {seeds}{whose} diverged"))
-    estimate = difference(setup.metrics, baseline.metrics)
+    estimate = metric_difference(setup, baseline, margin)
     values = {*setup.metrics.values(), *baseline.metrics.values()}
-    verdict = decide(estimate, margin, goal, constant=values.pop() if len(values) == 1 else None)
+    verdict = decide(estimate, margin.value, goal, constant=values.pop() if len(values) == 1 else None)
     if _have_the_same_weights(setup, baseline):
-        verdict = Verdict(EQUIVALENT, "the same weights, bit for bit")
+        verdict = Verdict(EQUIVALENT, "the same weights, bit for bit", certain=True)
     paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2
     return dataclasses.replace(
         result,

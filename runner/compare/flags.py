@@ -10,9 +10,10 @@ from statistics import median
 
 from runner.compare.comparability import comparability
 from runner.compare.results import Block, Flag, SetupResult
+from runner.compare.rows import metric_difference
 from runner.compare.runs import SINGLE, Run
 from runner.compare.setups import SetupRuns
-from runner.compare.statistics import NORMAL_MAD, difference, mean, modified_z, speed_up
+from runner.compare.statistics import NORMAL_MAD, mean, modified_z, speed_up
 from runner.compare.verdict import DIFFERENT, decide
 from runner.plan.levels import EQUIVALENT, IDENTICAL
 
@@ -192,7 +193,7 @@ def _twins(block: Block, setups: Sequence[SetupRuns]) -> Iterator[Flag]:
             if max(ratio, 1 / ratio) > 1 + TIME_TOLERANCE:
                 times = " and ".join(f"{_seconds(mean(one.seconds.values()))} s" for one in (a, b))
                 differences.append(f"their times differ by a factor of {max(ratio, 1 / ratio):.2f} ({times})")
-        if decide(difference(a.metrics, b.metrics), block.margin.value, block.key.goal).kind == DIFFERENT:
+        if decide(metric_difference(a, b, block.margin), block.margin.value, block.key.goal).kind == DIFFERENT:
             means = " and ".join(f"{mean(one.metrics.values()):.4g}" for one in (a, b))
             differences.append(f"their {block.key.metric} differs ({means})")
         if differences:

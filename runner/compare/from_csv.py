@@ -24,10 +24,13 @@ COLUMNS = (
     "metric",
     "train_seconds",
 )
+#: May be missing, or empty.
+EVAL_SAMPLES = "eval_samples"
 _METHODS = {"single": SINGLE, "accumulation": ACCUMULATION, "k_batch": K}
-#: Smallest value of each numeric column. All but the last two are whole numbers; `train_seconds` may be empty.
+#: Smallest value of each numeric column.
 _NUMBERS = {"gpus": 1, "train_samples": 1, "steps": 1, "seed": 0, "metric": -1e15, "train_seconds": 1e-9}
-_FRACTIONAL = ("metric", "train_seconds")
+_NUMBERS |= {EVAL_SAMPLES: 1}
+_FRACTIONAL, _MAY_BE_EMPTY = ("metric", "train_seconds"), ("train_seconds", EVAL_SAMPLES)
 
 
 def read_csv(path: Path) -> FoundRuns:
@@ -57,8 +60,8 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise UserError(f"--csv={path} cannot be read ({first_line(error)}): {fix}") from error
     table.columns = table.columns.str.strip()
     for name in table.columns:
-        if name not in COLUMNS:
-            raise UserError(f"--csv={path}, line 1: unknown column '{name}'{did_you_mean(name, COLUMNS)}")
+        if name not in (known := (*COLUMNS, EVAL_SAMPLES)):
+            raise UserError(f"--csv={path}, line 1: unknown column '{name}'{did_you_mean(name, known)}")
     if missing := [name for name in COLUMNS if name not in table.columns]:
         raise UserError(f"--csv={path}, line 1: missing column(s) {', '.join(missing)}")
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for an index
@@ -67,7 +70,7 @@ def _read_table(path: Path) -> pd.DataFrame:
     table = table[(table != "").any(axis=1)]
     if table.empty:
         raise UserError(f"--csv={path} holds no run: add one line per run below the column names")
-    return table
+    return table if EVAL_SAMPLES in table else table.assign(**{EVAL_SAMPLES: ""})
 
 
 def _numbers(path: Path, table: pd.DataFrame, name: str) -> pd.Series[float]:
@@ -80,7 +83,7 @@ def _numbers(path: Path, table: pd.DataFrame, name: str) -> pd.Series[float]:
     if name not in _FRACTIONAL:
         ok &= values % 1 == 0
         rule = f"use a whole number of at least {least}"
-    if name == "train_seconds":
+    if name in _MAY_BE_EMPTY:
         ok |= table[name] == ""
     _require(path, table, name, ok, rule)
     return values
@@ -99,7 +102,7 @@ def _run(line: int, cells: dict[str, Any]) -> Run:
     name = f"{workers} GPU{'s' if workers > 1 else ''}"
     if method != SINGLE:
         name += f" · accumulation {steps}" if method == ACCUMULATION else f" · k = {steps}"
-    seconds = float(cells["train_seconds"])
+    seconds, rows = float(cells["train_seconds"]), float(cells[EVAL_SAMPLES])
     return Run(
         source=f"line {line}",
         block=BlockKey(cells["experiment"], conditions, int(cells["train_samples"]), 1, "metric", "max"),
@@ -113,4 +116,5 @@ def _run(line: int, cells: dict[str, Any]) -> Run:
         method=method,
         metric=float(cells["metric"]),
         seconds=seconds if seconds == seconds else None,  # an empty cell is NaN
+        eval_rows=int(rows) if rows == rows else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -32,7 +33,7 @@ from runner.folder.metrics_log import MetricsReader
 from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: The files of a run's folder that are read.
-FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl")
+FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl", "predictions.csv")
 _SEED_SUFFIX = re.compile(r" · s\d+$")
 
 
@@ -136,7 +137,8 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     certificate = _properties(files.certificate)
     workers, k = int(plan["world_size"]), int(plan["k"])
     seconds = _training_seconds(summary)
-    speed = summary.get("speed") or {}
+    speed, data = summary.get("speed") or {}, summary.get("data") or {}
+    rows = data.get("eval_groups") or data.get("eval_samples")
     return Run(
         source=files.source,
         block=_block(files, metric, goal),
@@ -168,9 +170,28 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         predicted_seconds=((summary.get("prediction") or {}).get("training_s") or {}).get("predicted"),
         diverged=diverged,
         weights=summary.get("weights_digest"),
+        eval_rows=int(rows) if rows else None,
+        correct=_correct(files.path / "predictions.csv", float(value), rows),
         mlflow_run_id=summary.get("mlflow_run_id"),
         order=f"{started_ms(files.path):020d}",
     )
+
+
+def _correct(path: Path, metric: float, rows: int | None) -> bytes | None:
+    """For each row of `runner.predict RUN -o RUN/predictions.csv` whether it is right; None if that is not the metric.
+
+    A metric that is another function of the rows, or predictions of other data, do not add up to it.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            correct = bytes(row.get("predicted") == row.get("label", "") for row in csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError):  # a file of something else
+        return None
+    share = sum(correct) / len(correct) if correct else math.nan
+    is_metric = any(math.isclose(metric, scale * share, rel_tol=1e-6, abs_tol=1e-9) for scale in (1, 100))
+    return correct if len(correct) == rows and is_metric else None
 
 
 def _divergence(summary: Mapping[str, Any], metric: str) -> str | None:

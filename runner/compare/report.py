@@ -180,6 +180,7 @@ def _setup_row(block: Block, row: SetupResult) -> dict[str, Any]:
     narrow = difference.interval(EQUIVALENCE_LEVEL) if difference is not None else None
     wide = difference.interval(DIFFERENCE_LEVEL) if difference is not None else None
     error, df = standard_error(difference.how, difference.spreads, difference.sizes) if difference else (None, None)
+    sampling = difference.sampling if difference is not None else None
     spread = difference is not None and difference.how != SINGLE_VALUE
     return {
         "block": block.title,
@@ -194,6 +195,8 @@ def _setup_row(block: Block, row: SetupResult) -> dict[str, Any]:
         "difference_by": difference.how if difference is not None else None,
         "difference_df": df if spread else None,
         "difference_standard_error": error if spread else None,
+        "evaluation_rows": sampling.rows if sampling else None,
+        "rows_standard_error": sampling.error if sampling else None,
         **_bounds("difference", narrow, "90"),
         **_bounds("difference", wide, "95"),
         "verdict": row.verdict.text if row.verdict is not None else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runner.compare.comparability import Comparability
 from runner.compare.runs import BlockKey, SkippedRun
 from runner.compare.setups import SetupRuns
-from runner.compare.statistics import Estimate, SpeedUp
+from runner.compare.statistics import SINGLE_VALUE, Estimate, SpeedUp
 from runner.compare.verdict import Margin, Verdict
 
 
@@ -57,6 +57,16 @@ class Block:
     margin: Margin
     baseline_note: str = ""
     flags: tuple[Flag, ...] = ()
+
+    @property
+    def tests(self) -> dict[str, tuple[Verdict, Estimate]]:
+        """Verdict and difference by setup, where the verdict is that of a test, which may be wrong by chance."""
+        return {
+            row.setup.name: (row.verdict, row.difference)
+            for row in self.rows
+            if row.verdict is not None and row.difference is not None
+            if not row.verdict.certain and row.difference.how != SINGLE_VALUE
+        }
 
     @property
     def baseline(self) -> SetupRuns:

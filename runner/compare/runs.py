@@ -76,7 +76,9 @@ class Run:
     None if the run was too short to time; `values`: every setting, flattened; `varied`: settings that the sweep varied;
     `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
     `peak_memory_bytes`: of the worker that needed most; `predicted_seconds`: of training, by a measurement before it;
-    `weights`: digest of the saved weights;
+    `weights`: digest of the saved weights; `eval_rows`: number of evaluation rows, or of the groups they belong to;
+    `correct`: a byte for each of them, 1 if its prediction is right, where predictions were kept and the metric is
+    their share;
     `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the
     greater is the newer.
     """
@@ -107,6 +109,8 @@ class Run:
     peak_memory_bytes: int | None = None
     predicted_seconds: float | None = None
     weights: str | None = None
+    eval_rows: int | None = None
+    correct: bytes | None = field(default=None, repr=False)
     diverged: str | None = None
     mlflow_run_id: str | None = None
     order: str = ""

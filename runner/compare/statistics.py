@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 #: From this number of pairs on, a bootstrap interval is shown next to the t interval. Fewer are too few to resample.
 BOOTSTRAP_FROM = 10
@@ -35,11 +35,34 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class RowSampling:
+    """What other evaluation rows would do to a difference, besides what the spread of its seeds shows.
+
+    `rows`: their number; `error`: standard error; `one_row`: by how much one row can move the metric; `by_row`: whether
+    predictions were compared row by row.
+    """
+
+    rows: int
+    error: float
+    one_row: float
+    by_row: bool = False
+
+    def half_width(self, level: float, rows: Any = None) -> Any:
+        """Half of the two-sided interval at `level`; the metric moves in steps, hence half a step more.
+
+        `rows`: another number of them, may be an array.
+        """
+        times = self.rows / (self.rows if rows is None else rows)
+        return normal_quantile(level) * self.error * np.sqrt(times) + self.one_row / 2 * times
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A mean or a difference of means.
 
     `how`: paired, Welch or one value; `sizes`: number of values on each side; `spreads`: their standard deviations,
-    of the differences if paired, NaN for one value; `pairs`: the paired differences.
+    of the differences if paired, NaN for one value; `pairs`: the paired differences; `sampling`: of the evaluation
+    rows, None if it is not known or does not matter.
     """
 
     value: float
@@ -47,15 +70,32 @@ class Estimate:
     sizes: tuple[int, int]
     spreads: tuple[float, float]
     pairs: tuple[float, ...] = ()
+    sampling: RowSampling | None = None
 
     def interval(self, level: float) -> Interval:
         """The two-sided t interval at `level`; unlimited where a side has one value, whose spread is not known."""
         if self.how == SINGLE_VALUE:
             return Interval(-math.inf, math.inf)
-        error, df = standard_error(self.how, self.spreads, self.sizes)
-        half = float(t_quantile(level, df) * error)
+        half = float(self.half_width(level))
         half = math.inf if math.isnan(half) else half
         return Interval(self.value - half, self.value + half)
+
+    def half_width(self, level: float, more_seeds: Any = 0) -> Any:
+        """Half of `interval`; `more_seeds`: on each side, with the same spread, may be an array."""
+        error, df = standard_error(self.how, self.spreads, tuple(size + more_seeds for size in self.sizes))
+        return self._with_rows(t_quantile(level, df) * error, level)
+
+    def bootstrap(self, level: float) -> Interval | None:
+        """The same with Efron's interval over the paired differences in place of Student's; None for few or equal."""
+        interval = bootstrap_interval(self.pairs, level)
+        if interval is None:
+            return None
+        low, high = (float(self._with_rows(abs(bound - self.value), level)) for bound in (interval.low, interval.high))
+        return Interval(self.value - low, self.value + high)
+
+    def _with_rows(self, half: Any, level: float) -> Any:
+        """Seeds and rows are independent, so their half widths add up as the sides of a right-angled triangle do."""
+        return half if self.sampling is None else np.hypot(half, self.sampling.half_width(level))
 
 
 def standard_error(how: str, spreads: tuple[float, float], sizes: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -75,6 +115,11 @@ def standard_error(how: str, spreads: tuple[float, float], sizes: tuple[Any, Any
 def t_quantile(level: float, df: Any) -> Any:
     """The factor of the standard error in a two-sided interval at `level`. `df` may be an array."""
     return stdtrit(df, (1 + level) / 2)
+
+
+def normal_quantile(level: float) -> float:
+    """The same where the standard error is known."""
+    return float(ndtri((1 + level) / 2))
 
 
 def deviation(values: Iterable[float]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.runs import prediction_error
-from runner.compare.statistics import bootstrap_interval, t_quantile
+from runner.compare.statistics import t_quantile
 from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
 
 NOTHING = "–"
@@ -185,12 +185,14 @@ def remarks(block: Block) -> Iterator[str]:
     yield from _comparability(block)
     yield from _wide_margin(block)
     yield from _few_seeds(block)
+    yield from _sampling(block)
     for row in block.rows:
         name, pairs = row.setup.name, row.difference.pairs if row.difference is not None else ()
         if row.left_out:
             seeds = ", ".join(map(str, row.left_out))
             yield f"{name}: the paired difference excludes seed {seeds}, which only one of the two setups ran."
-        if len(pairs) > 1 and pairs[0] and min(pairs) == max(pairs):
+        no_rows = row.difference is not None and row.difference.sampling is None
+        if no_rows and len(pairs) > 1 and pairs[0] and min(pairs) == max(pairs):
             yield (
                 f"{name}: all {len(pairs)} seeds have the same difference, so the interval has zero width. This can be "
                 "coincidence with few evaluation samples: run more seeds."
@@ -241,9 +243,21 @@ def _few_seeds(block: Block) -> Iterator[str]:
     yield sentence + "."
 
 
+def _sampling(block: Block) -> Iterator[str]:
+    """Whether intervals allow for other evaluation rows."""
+    known = [one.sampling for _, one in block.tests.values()]
+    if block.tests and block.margin.width is not None and None in known:
+        yield "Intervals are for these evaluation rows only, since their number is not known."
+    elif any(one is not None and not one.by_row for one in known):
+        yield (
+            "Intervals allow for other evaluation rows, but not for setups that always differ on more rows than their "
+            "difference shows, some better and some worse: runner.predict RUN -o RUN/predictions.csv would tell."
+        )
+
+
 def _bootstrap(row: SetupResult) -> Iterator[str]:
-    pairs = row.difference.pairs if row.difference is not None else ()
-    intervals = [(level, bootstrap_interval(pairs, level)) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL)]
+    levels = (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL) if row.difference is not None else ()
+    intervals = [(level, row.difference.bootstrap(level)) for level in levels if row.difference is not None]
     texts = [
         f"{100 * level:.0f}% from {one.low:+.3g} to {one.high:+.3g}" for level, one in intervals if one is not None
     ]

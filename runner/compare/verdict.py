@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.compare.runs import LOWER_IS_BETTER
-from runner.compare.statistics import SINGLE_VALUE, Estimate, Interval, bootstrap_interval, standard_error, t_quantile
+from runner.compare.statistics import SINGLE_VALUE, Estimate, Interval
 from runner.errors import require
 
 EQUIVALENT, DIFFERENT, UNDECIDED, NONE = "equivalent", "different", "undecided", "no verdict"
@@ -29,15 +29,25 @@ _RATE = re.compile(
     r"bleu|rouge\w*|metric)([^a-z0-9]|$)",
     re.IGNORECASE,
 )
+#: Those of them to which a row contributes one prediction that is right or wrong.
+_COUNTS_ROWS = re.compile(
+    r"(^|[^a-z0-9_])(acc|accuracy|exact_match|em|(macro_|micro_)?f1|precision|recall|sensitivity|specificity|matthews|mcc|"
+    r"kappa|metric)([^a-z0-9_]|$)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
 class Margin:
-    """Differences within ± `value` are equivalent. None: --margin was not given and the metric has no default."""
+    """Differences within ± `value` are equivalent. None: --margin was not given and the metric has no default.
+
+    `width`: of the metric's scale, if the metric counts rows, so that it moves in steps.
+    """
 
     value: float | None
     unit: str
     source: str
+    width: float | None = None
 
     @property
     def text(self) -> str:
@@ -56,13 +66,21 @@ def margin_of(metric: str, values: Iterable[float], given: float | None) -> Marg
     unit = _unit(metric, finite)
     limit, default = _SCALES.get(unit, (math.inf, None))
     if given is None:
-        return Margin(default, unit, "default")
+        return Margin(default, unit, "default", _width(metric, unit))
     largest = max(map(abs, finite), default=0.0)
     if largest and not _CORRELATION.search(metric):  # a correlation may well be near 0
         limit = min(limit, largest)
     rule = f"use less than {limit:g}, which is as wide as {metric} itself ({unit}): everything would be equivalent"
     require(given < limit, "--margin", f"{given:g}", rule)
-    return Margin(given, unit, "--margin")
+    return Margin(given, unit, "--margin", _width(metric, unit))
+
+
+def _width(metric: str, unit: str) -> float | None:
+    """The width of the scale of a metric that counts rows."""
+    if unit == UNKNOWN or not _COUNTS_ROWS.search(metric):
+        return None
+    limit, _ = _SCALES[unit]
+    return 2 * limit if _CORRELATION.search(metric) else limit
 
 
 def _unit(metric: str, values: Sequence[float]) -> str:
@@ -81,14 +99,16 @@ def _unit(metric: str, values: Sequence[float]) -> str:
 @dataclass(frozen=True)
 class Verdict:
     """`kind`: one of the four words; `detail`: the rest of the text; `better`: whether a difference is an improvement;
-    `bootstrap`: what the bootstrap interval would decide, if that is another kind; `constant`: whether it is undecided
-    because the metric says nothing."""
+    `bootstrap`: what the bootstrap interval would decide, if that is another kind; `constant`: whether the metric says
+    nothing, since it is the same in every run; `certain`: known without
+    a test."""
 
     kind: str
     detail: str = ""
     better: bool | None = None
     bootstrap: str | None = None
     constant: bool = False
+    certain: bool = False
 
     @property
     def text(self) -> str:
@@ -112,15 +132,17 @@ def decide(difference: Estimate, margin: float | None, goal: str, constant: floa
         return Verdict(
             UNDECIDED, f"the metric is {constant:.4g} in every run and cannot tell setups apart", constant=True
         )
-    if difference.pairs and not any(difference.pairs):
+    identical = bool(difference.pairs) and not any(difference.pairs)
+    if identical and (margin is None or difference.sampling is None):
         return Verdict(EQUIVALENT, "identical values")
     kind = kind_of(narrow, wide, margin)
-    bootstrap = _by_bootstrap(difference.pairs, margin)
+    bootstrap = _by_bootstrap(difference, margin)
     disagreement = bootstrap if bootstrap != kind else None
     if kind == DIFFERENT:
         better = (difference.value > 0) == (goal == "max")
         return Verdict(kind, "better" if better else "worse", better, disagreement)
-    return Verdict(kind, _what_would_decide(difference, margin) if kind == UNDECIDED else "", None, disagreement)
+    detail = "identical values" if identical else ""
+    return Verdict(kind, _what_would_decide(difference, margin) if kind == UNDECIDED else detail, None, disagreement)
 
 
 def kind_of(narrow: Interval, wide: Interval, margin: float | None) -> str:
@@ -130,8 +152,8 @@ def kind_of(narrow: Interval, wide: Interval, margin: float | None) -> str:
     return DIFFERENT if wide.low > 0 or wide.high < 0 else UNDECIDED
 
 
-def _by_bootstrap(pairs: Sequence[float], margin: float | None) -> str | None:
-    narrow, wide = (bootstrap_interval(pairs, level) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
+def _by_bootstrap(difference: Estimate, margin: float | None) -> str | None:
+    narrow, wide = (difference.bootstrap(level) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
     return kind_of(narrow, wide, margin) if narrow is not None and wide is not None else None
 
 
@@ -139,6 +161,9 @@ def _what_would_decide(difference: Estimate, margin: float | None) -> str:
     if margin is None:
         return "give --margin"
     more = further_seeds(difference, margin)
+    if more is None and (rows := rows_needed(difference, margin)) is not None:
+        assert difference.sampling is not None
+        return f"{difference.sampling.rows:,} evaluation rows are too few for a margin of {margin:g}, use {rows:,}"
     if more is None:
         return f"more than {_MOST_SEEDS:,} more seeds"
     return f"about {more} more seed{'s' if more > 1 else ''}"
@@ -147,12 +172,32 @@ def _what_would_decide(difference: Estimate, margin: float | None) -> str:
 def further_seeds(difference: Estimate, margin: float) -> int | None:
     """The fewest further seeds on each side with which this difference and spread would decide; None if over 1,000."""
     more = np.arange(1, _MOST_SEEDS + 1)
-    sizes = (difference.sizes[0] + more, difference.sizes[1] + more)
-    error, df = standard_error(difference.how, difference.spreads, sizes)
-    narrow, wide = (t_quantile(level, df) * error for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
+    narrow, wide = (difference.half_width(level, more) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
+    return _first(more, _decides(difference, margin, narrow, wide))
+
+
+def rows_needed(difference: Estimate, margin: float) -> int | None:
+    """The evaluation rows, in steps of a hundredth, with which many seeds would decide; None if these rows are enough.
+
+    At most a hundred times as many as there are.
+    """
+    sampling = difference.sampling
+    if sampling is None:
+        return None
+    more = np.ceil(sampling.rows * 1.01 ** np.arange(464)).astype(int)
+    widths = (sampling.half_width(level, more) for level in (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL))
+    rows = _first(more, _decides(difference, margin, *widths))
+    return None if rows == sampling.rows else rows
+
+
+def _decides(difference: Estimate, margin: float, narrow: np.ndarray, wide: np.ndarray) -> np.ndarray:
+    """Whether these half widths of the two intervals do, bool of the same shape."""
     size = abs(difference.value)
-    decided = (size + narrow < margin) | (size > wide)
-    return int(more[decided.argmax()]) if decided.any() else None
+    return (size + narrow < margin) | (size > wide)
+
+
+def _first(numbers: np.ndarray, holds: np.ndarray) -> int | None:
+    return int(numbers[holds.argmax()]) if holds.any() else None
 
 
 def rule(margin: str) -> list[str]:
@@ -167,6 +212,10 @@ def rule(margin: str) -> list[str]:
         "undecided, whatever the margin.",
         "undecided: otherwise. The number of further seeds is the smallest, up to 1,000, with which the observed "
         "difference and spread would decide. It is an estimate, as they are.",
+        "If the metric counts rows and their number is known, intervals allow for other evaluation rows as well: a "
+        "difference as large as the margin, or as the one found, takes at least that share of rows, whose number has "
+        "Poisson's standard error; half a row is added. With predictions.csv in the runs' folders it is the standard "
+        "error of the rows that changed in all seeds, if larger.",
         "Each verdict is a separate test: of 20 setups that are truly like the baseline, expect one to be called "
         "different.",
         "Speed-up is exp of the mean over seeds of log(seconds of the baseline ÷ seconds of the setup), with a 95% t "

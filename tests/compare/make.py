@@ -42,8 +42,9 @@ def runs(
 BASE = runs("one", [80.0, 80.4, 80.2], [400.0, 401.0, 402.0])
 
 
-def compared(*groups: Sequence[Run], baseline: str | None = None, margin: float | None = None) -> RunComparison:
-    return compare_runs(FoundRuns([one for group in groups for one in group]), baseline, margin)
+def compared(*groups: Sequence[Run], **options: Any) -> RunComparison:
+    """`options`: of `compare_runs`."""
+    return compare_runs(FoundRuns([one for group in groups for one in group]), **options)
 
 
 def block(*groups: Sequence[Run], **options: Any) -> Block:
