@@ -95,7 +95,11 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> Experiment:
 
 
 def compare(
-    *runs: str | Path, baseline: str | None = None, metric: str | None = None, margin: float | None = None
+    *runs: str | Path,
+    baseline: str | None = None,
+    metric: str | None = None,
+    margin: float | None = None,
+    family_wise: bool = False,
 ) -> DataFrame:
     """Compare runs, as `python -m runner.compare` does; one row per setup, as in `setups.csv`.
 
@@ -109,7 +113,8 @@ def compare(
 
     given = {"baseline": baseline, "metric": metric, "margin": margin}
     options = parsed([*map(str, runs), *(f"--{name}={value}" for name, value in given.items() if value is not None)])
-    return pandas.DataFrame(setup_rows(compare_runs(finished_runs(options), options.baseline, options.margin)))
+    comparison = compare_runs(finished_runs(options), options.baseline, options.margin, family_wise)
+    return pandas.DataFrame(setup_rows(comparison))
 
 
 def _options(overrides: Sequence[str], config_dir: str | Path | None) -> HydraOptions:

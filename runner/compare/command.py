@@ -47,6 +47,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--margin", type=float, metavar="POINTS", help="differences within ± this are equivalent, in "
                         "the unit of the metric (default: 1 percentage point for rates such as accuracy, which is 0.01 "
                         "if they are fractions of 1; no default for other metrics, such as a loss)")  # fmt: skip
+    parser.add_argument("--family-wise", action="store_true", help="correct the verdicts for their number (Holm): at "
+                        "most 5%% for any wrong one among the setups of a table")  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder to write (default: outputs/compare/<time>)")
     parser.add_argument("--tracking-uri", metavar="URI", help="the MLflow store (default: MLFLOW_TRACKING_URI, else "
                         "outputs/mlflow.db)")  # fmt: skip
@@ -65,7 +67,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     from runner.compare.report import markdown, write_report  # likewise
     from runner.compare.terminal import print_comparison, print_predictions  # likewise
 
-    comparison = compare_runs(found, options.baseline, options.margin)
+    comparison = compare_runs(found, options.baseline, options.margin, options.family_wise)
     predictions = predict(comparison.blocks, options.predict_from) if options.predict_from is not None else None
     print_comparison(comparison, console)
     if predictions is not None:

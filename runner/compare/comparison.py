@@ -14,12 +14,17 @@ from runner.compare.rows import metric_difference
 from runner.compare.runs import BlockKey, FoundRuns, grouped
 from runner.compare.setups import SetupRuns, setups_by_block
 from runner.compare.statistics import common_seeds, mean, mean_of, speed_up
-from runner.compare.verdict import EQUIVALENT, NONE, Margin, Verdict, decide, margin_of
+from runner.compare.verdict import EQUIVALENT, NONE, Margin, Verdict, by_holm, decide, margin_of
 from runner.errors import UserError, did_you_mean
 
 
-def compare_runs(found: FoundRuns, baseline: str | None = None, margin: float | None = None) -> RunComparison:
-    """Compare all runs, block by block. `baseline`: name of a setup; `margin`: as given. Raises UserError."""
+def compare_runs(
+    found: FoundRuns, baseline: str | None = None, margin: float | None = None, family_wise: bool = False
+) -> RunComparison:
+    """Compare all runs, block by block. Raises UserError.
+
+    `baseline`: name of a setup; `margin`: as given; `family_wise`: whether the verdicts of a block share one error.
+    """
     by_block = setups_by_block(found.runs)
     names = [setup.name for setups in by_block.values() for setup in setups]
     if baseline is not None and baseline not in names:
@@ -30,6 +35,8 @@ def compare_runs(found: FoundRuns, baseline: str | None = None, margin: float | 
     blocks = []
     for key in sorted(by_block, key=lambda key: (key.experiment, key.conditions, key.total_samples, key.metric)):
         block = compare_block(key, titles[key], by_block[key], baseline, margins[key.experiment, key.metric])
+        if family_wise:
+            block = _by_holm(block)
         flags = [dataclasses.replace(flag, number=next(numbers)) for flag in find_flags(block)]
         blocks.append(dataclasses.replace(block, flags=tuple(flags)))
     return RunComparison(tuple(blocks), tuple(found.skipped))
@@ -63,6 +70,13 @@ def compare_block(
     others = [setup for setup in setups if setup is not baseline]
     rows = [_alone(baseline), *(compare_setup(setup, baseline, margin, key.goal) for setup in others)]
     return Block(key, title, tuple(rows), margin, note)
+
+
+def _by_holm(block: Block) -> Block:
+    """The block with its verdicts corrected for their number."""
+    corrected = by_holm(block.tests, block.margin.value)
+    rows = [dataclasses.replace(row, verdict=corrected.get(row.setup.name, row.verdict)) for row in block.rows]
+    return dataclasses.replace(block, rows=tuple(rows), family_wise=True)
 
 
 def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[SetupRuns, str]:

@@ -49,7 +49,7 @@ class SetupResult:
 @dataclass(frozen=True)
 class Block:
     """Setups that are compared with each other. `rows[0]` is the baseline; `baseline_note`: why it was chosen, if that
-    is not obvious."""
+    is not obvious; `family_wise`: whether its verdicts were corrected for their number."""
 
     key: BlockKey
     title: str
@@ -57,6 +57,7 @@ class Block:
     margin: Margin
     baseline_note: str = ""
     flags: tuple[Flag, ...] = ()
+    family_wise: bool = False
 
     @property
     def tests(self) -> dict[str, tuple[Verdict, Estimate]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import brentq
 from scipy.special import ndtri, stdtrit
 
 #: From this number of pairs on, a bootstrap interval is shown next to the t interval. Fewer are too few to resample.
@@ -92,6 +93,15 @@ class Estimate:
             return None
         low, high = (float(self._with_rows(abs(bound - self.value), level)) for bound in (interval.low, interval.high))
         return Interval(self.value - low, self.value + high)
+
+    def p_value(self, distance: float) -> float:
+        """Of the two-sided test of values `distance` away: 1 − the level at which `interval` reaches as far."""
+        if not distance > self.half_width(0.0):  # or the spread is too large to square
+            return 1.0
+        surely = 1 - 1e-12
+        if distance >= self.half_width(surely):
+            return 1 - surely
+        return 1 - float(brentq(lambda level: self.half_width(level) - distance, 0.0, surely))
 
     def _with_rows(self, half: Any, level: float) -> Any:
         """Seeds and rows are independent, so their half widths add up as the sides of a right-angled triangle do."""

@@ -185,6 +185,7 @@ def remarks(block: Block) -> Iterator[str]:
     yield from _comparability(block)
     yield from _wide_margin(block)
     yield from _few_seeds(block)
+    yield from _several_verdicts(block)
     yield from _sampling(block)
     for row in block.rows:
         name, pairs = row.setup.name, row.difference.pairs if row.difference is not None else ()
@@ -253,6 +254,20 @@ def _sampling(block: Block) -> Iterator[str]:
             "Intervals allow for other evaluation rows, but not for setups that always differ on more rows than their "
             "difference shows, some better and some worse: runner.predict RUN -o RUN/predictions.csv would tell."
         )
+
+
+def _several_verdicts(block: Block) -> Iterator[str]:
+    """How likely a wrong one is among several tests; it is less for tests that share a baseline (Šidák 1967)."""
+    if (count := len(block.tests)) < 2:
+        return
+    if block.family_wise:
+        yield f"The {count} verdicts are Holm's: at most 5% for any wrong one of a kind. Intervals are not corrected."
+        return
+    any_wrong = 1 - DIFFERENCE_LEVEL**count
+    yield (
+        f"{count} separate verdicts: if all these setups are truly like the baseline, the chance that at least one is "
+        f"called different is up to {any_wrong:.0%}; --family-wise keeps it at 5%."
+    )
 
 
 def _bootstrap(row: SetupResult) -> Iterator[str]:

@@ -40,6 +40,15 @@ def test_names_send_no_commands_to_the_terminal(
     assert "\x07" not in shown
 
 
+def test_verdicts_can_be_corrected_for_their_number(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the option; without it the table says what their number means."""
+    published_file(here)
+    assert compare("--csv", "published.csv") == 0
+    assert "--family-wise" in capsys.readouterr().out
+    assert compare("--csv", "published.csv", "--family-wise") == 0
+    assert "Holm" in capsys.readouterr().out
+
+
 def test_the_files_of_a_comparison(here: Path) -> None:
     """The default folder, one row per run and per setup, every number in full; only plots for which there are data."""
     published_file(here)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.small_evaluation_sets import WIDTHS, Flips, changes, differences, verdicts
 from runner.compare.from_csv import read_csv
 from runner.compare.rows import lasting_error
 from runner.compare.runs import Run
+from runner.compare.statistics import Estimate, mean_of
 from runner.compare.text import remarks
-from runner.compare.verdict import DIFFERENT, EQUIVALENT, UNDECIDED
+from runner.compare.verdict import DIFFERENT, EQUIVALENT, UNDECIDED, by_holm, decide
 from tests.compare.make import KEY, PUBLISHED, block, runs
 from tests.compare.test_from_folders import change, read
 
@@ -135,3 +137,48 @@ def test_published_runs_may_name_their_evaluation_rows(tmp_path: Path) -> None:
         "\n".join([header + ",eval_samples", *(f"{line},{'' if 'new' in line else 872}" for line in lines)])
     )
     assert {run.eval_rows for run in read_csv(path).runs} == {872, None}
+
+
+# Several setups against one baseline.
+
+
+def test_a_p_value_is_that_of_the_interval() -> None:
+    """The t test's where rows are not known; otherwise the level at which the interval reaches 0."""
+    pairs = [0.3, 0.9, -0.2, 0.5]
+    assert mean_of(pairs).p_value(mean_of(pairs).value) == pytest.approx(stats.ttest_1samp(pairs, 0.0).pvalue)
+    (_, row) = block(runs("one", [80, 81, 82], eval_rows=500), runs("two", [77, 79, 80], workers=2, eval_rows=500)).rows
+    estimate = row.difference
+    assert isinstance(estimate, Estimate)
+    level = 1 - estimate.p_value(abs(estimate.value))
+    assert estimate.interval(level).high == pytest.approx(0.0)
+    assert mean_of([0.0, 0.0]).p_value(0.0) == 1.0
+
+
+def test_holms_correction_keeps_the_error_of_all_setups() -> None:
+    """12 setups like the baseline: in about a third of comparisons one is different, corrected in one of twenty."""
+    draw = np.random.default_rng(0)
+    trials, separate, corrected = 400, 0, 0
+    for _ in range(trials):
+        baseline = draw.normal(80, 1, 5)
+        estimates = {str(name): mean_of(list(draw.normal(80, 1, 5) - baseline)) for name in range(12)}
+        tests = {name: (decide(one, None, "max"), one) for name, one in estimates.items()}
+        separate += any(verdict.kind == DIFFERENT for verdict, _ in tests.values())
+        corrected += any(verdict.kind == DIFFERENT for verdict in by_holm(tests, None).values())
+    assert separate > 0.25 * trials
+    assert corrected < 0.08 * trials  # 5% and 2.7 standard deviations
+
+
+def test_what_holm_takes_back_is_undecided() -> None:
+    """With four setups a p value of 0.035 is not enough, and the surer verdicts stay. Both tables say what holds."""
+    base = [80.0, 81.0, 82.0]
+    changed = {"worse": (-20, -22, -18), "near": (0.3, -0.2, 0.1), "same": (0.01, -0.02, 0.01), "better": (3, 4, 2)}
+    others = [
+        runs(name, [one + change for one, change in zip(base, changes, strict=True)], workers=2 + number)
+        for number, (name, changes) in enumerate(changed.items())
+    ]
+    plain, corrected = (block(runs("one", base), *others, family_wise=one) for one in (False, True))
+    kinds = [{row.setup.name: row.verdict.kind for row in one.rows if row.verdict} for one in (plain, corrected)]
+    assert kinds[0] == {"worse": DIFFERENT, "near": EQUIVALENT, "same": EQUIVALENT, "better": DIFFERENT}
+    assert kinds[1] == {**kinds[0], "better": UNDECIDED}
+    assert any("up to 19%" in line for line in remarks(plain))
+    assert any("Holm" in line for line in remarks(corrected))
