@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -13,8 +14,8 @@ from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.rows import metric_difference
 from runner.compare.runs import BlockKey, FoundRuns, grouped
 from runner.compare.setups import SetupRuns, setups_by_block
-from runner.compare.statistics import common_seeds, mean, mean_of, speed_up
-from runner.compare.verdict import EQUIVALENT, NONE, Margin, Verdict, by_holm, decide, margin_of
+from runner.compare.statistics import common_seeds, mean, mean_of, normal_quantile, speed_up
+from runner.compare.verdict import EQUIVALENCE_LEVEL, EQUIVALENT, NONE, Margin, Verdict, by_holm, decide, margin_of
 from runner.errors import UserError, did_you_mean
 
 
@@ -115,6 +116,18 @@ def _alone(setup: SetupRuns) -> SetupResult:
     return SetupResult(setup, mean_of(list(setup.metrics.values())), seconds)
 
 
+def _at_chance(setups: Sequence[SetupRuns], margin: Margin, goal: str) -> float | None:
+    """The metric of the best constant answer, if no setup is better by more than the sampling of its rows explains."""
+    answers = {(run.constant, run.eval_rows) for setup in setups for run in setup.runs}
+    constant, rows = answers.pop()
+    if answers or constant is None or goal == "min":
+        return None
+    share = (constant - margin.lowest) / margin.width if margin.width else 0.0
+    error = (margin.width or 0.0) * math.sqrt(share * (1 - share) / rows) if rows else 0.0
+    limit = constant + normal_quantile(EQUIVALENCE_LEVEL) * error
+    return constant if all(mean(setup.metrics.values()) <= limit for setup in setups) else None
+
+
 def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: Margin, goal: str) -> SetupResult:
     """One setup compared with the baseline; without verdict and speed-up if they are not comparable."""
     # Lines of a table of published runs have no settings, and are not expected to have certificates.
@@ -133,6 +146,10 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: Margin, goal: s
     verdict = decide(estimate, margin.value, goal, constant=values.pop() if len(values) == 1 else None)
     if _have_the_same_weights(setup, baseline):
         verdict = Verdict(EQUIVALENT, "the same weights, bit for bit", certain=True)
+    if verdict.kind == EQUIVALENT and (answer := _at_chance((setup, baseline), margin, goal)) is not None:
+        chance = f"at chance, neither is clearly better than a constant answer ({answer:.4g})"
+        detail = "; ".join(filter(None, (verdict.detail, chance)))
+        verdict = dataclasses.replace(verdict, detail=detail, constant=True)
     paired = len(common_seeds(setup.metrics, baseline.metrics)) >= 2
     return dataclasses.replace(
         result,

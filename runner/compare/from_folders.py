@@ -138,7 +138,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     workers, k = int(plan["world_size"]), int(plan["k"])
     seconds = _training_seconds(summary)
     speed, data = summary.get("speed") or {}, summary.get("data") or {}
-    rows = data.get("eval_groups") or data.get("eval_samples")
+    rows, constant = data.get("eval_groups") or data.get("eval_samples"), (data.get("constant") or {}).get(metric)
     return Run(
         source=files.source,
         block=_block(files, metric, goal),
@@ -172,6 +172,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         weights=summary.get("weights_digest"),
         eval_rows=int(rows) if rows else None,
         correct=_correct(files.path / "predictions.csv", float(value), rows),
+        constant=None if constant is None else float(constant),
         mlflow_run_id=summary.get("mlflow_run_id"),
         order=f"{started_ms(files.path):020d}",
     )

@@ -78,7 +78,7 @@ class Run:
     `peak_memory_bytes`: of the worker that needed most; `predicted_seconds`: of training, by a measurement before it;
     `weights`: digest of the saved weights; `eval_rows`: number of evaluation rows, or of the groups they belong to;
     `correct`: a byte for each of them, 1 if its prediction is right, where predictions were kept and the metric is
-    their share;
+    their share; `constant`: the metric of the best answer that is the same for every row;
     `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the
     greater is the newer.
     """
@@ -111,6 +111,7 @@ class Run:
     weights: str | None = None
     eval_rows: int | None = None
     correct: bytes | None = field(default=None, repr=False)
+    constant: float | None = None
     diverged: str | None = None
     mlflow_run_id: str | None = None
     order: str = ""

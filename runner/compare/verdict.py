@@ -41,12 +41,13 @@ _COUNTS_ROWS = re.compile(
 class Margin:
     """Differences within ± `value` are equivalent. None: --margin was not given and the metric has no default.
 
-    `width`: of the metric's scale, if the metric counts rows, so that it moves in steps.
+    `lowest`, `width`: of the metric's scale, if the metric counts rows, so that it moves in steps.
     """
 
     value: float | None
     unit: str
     source: str
+    lowest: float = 0.0
     width: float | None = None
 
     @property
@@ -66,21 +67,21 @@ def margin_of(metric: str, values: Iterable[float], given: float | None) -> Marg
     unit = _unit(metric, finite)
     limit, default = _SCALES.get(unit, (math.inf, None))
     if given is None:
-        return Margin(default, unit, "default", _width(metric, unit))
+        return Margin(default, unit, "default", *_scale(metric, unit))
     largest = max(map(abs, finite), default=0.0)
     if largest and not _CORRELATION.search(metric):  # a correlation may well be near 0
         limit = min(limit, largest)
     rule = f"use less than {limit:g}, which is as wide as {metric} itself ({unit}): everything would be equivalent"
     require(given < limit, "--margin", f"{given:g}", rule)
-    return Margin(given, unit, "--margin", _width(metric, unit))
+    return Margin(given, unit, "--margin", *_scale(metric, unit))
 
 
-def _width(metric: str, unit: str) -> float | None:
-    """The width of the scale of a metric that counts rows."""
+def _scale(metric: str, unit: str) -> tuple[float, float | None]:
+    """Where the scale of a metric that counts rows begins, and its width."""
     if unit == UNKNOWN or not _COUNTS_ROWS.search(metric):
-        return None
+        return 0.0, None
     limit, _ = _SCALES[unit]
-    return 2 * limit if _CORRELATION.search(metric) else limit
+    return (-limit, 2 * limit) if _CORRELATION.search(metric) else (0.0, limit)
 
 
 def _unit(metric: str, values: Sequence[float]) -> str:
@@ -100,7 +101,7 @@ def _unit(metric: str, values: Sequence[float]) -> str:
 class Verdict:
     """`kind`: one of the four words; `detail`: the rest of the text; `better`: whether a difference is an improvement;
     `bootstrap`: what the bootstrap interval would decide, if that is another kind; `constant`: whether the metric says
-    nothing, since it is the same in every run; `certain`: known without
+    nothing, since it is the same in every run, or no better than that of a constant answer; `certain`: known without
     a test."""
 
     kind: str

@@ -15,7 +15,7 @@ from runner.compare.from_csv import read_csv
 from runner.compare.rows import lasting_error
 from runner.compare.runs import Run
 from runner.compare.statistics import Estimate, mean_of
-from runner.compare.text import remarks
+from runner.compare.text import remarks, summary
 from runner.compare.verdict import DIFFERENT, EQUIVALENT, UNDECIDED, by_holm, decide
 from tests.compare.make import KEY, PUBLISHED, block, runs
 from tests.compare.test_from_folders import change, read
@@ -182,3 +182,20 @@ def test_what_holm_takes_back_is_undecided() -> None:
     assert kinds[1] == {**kinds[0], "better": UNDECIDED}
     assert any("up to 19%" in line for line in remarks(plain))
     assert any("Holm" in line for line in remarks(corrected))
+
+
+def test_equivalent_at_chance_says_so() -> None:
+    """50.05 against 50.00, where one answer for all rows has 50: nothing was learned; 60 is more than that."""
+
+    def found(level: float, **more: object) -> tuple[str, str]:
+        groups = [runs(name, [level, level + step], workers=n, eval_rows=5_000, constant=50.0, **more)
+                  for name, step, n in (("one", 0.05, 1), ("two", 0.02, 2))]  # fmt: skip
+        only = block(*groups)
+        assert only.rows[1].verdict is not None
+        return only.rows[1].verdict.text, summary(only)
+
+    text, counted = found(50.0)
+    assert text.startswith("equivalent: at chance")
+    assert "at chance" in counted
+    assert found(60.0)[0] == "equivalent"
+    assert found(50.0, weights="same")[0].startswith("equivalent: the same weights, bit for bit; at chance")
