@@ -250,9 +250,10 @@ def _sampling(block: Block) -> Iterator[str]:
     if block.tests and block.margin.width is not None and None in known:
         yield "Intervals are for these evaluation rows only, since their number is not known."
     elif any(one is not None and not one.by_row for one in known):
+        tells = ": runner.predict RUN -o RUN/predictions.csv tells" if block.key.metric == "accuracy" else ""
         yield (
             "Intervals allow for other evaluation rows, but not for setups that always differ on more rows than their "
-            "difference shows, some better and some worse: runner.predict RUN -o RUN/predictions.csv would tell."
+            f"difference shows, some better and some worse{tells}."
         )
 
 
