@@ -8,6 +8,6 @@ audit.finish()                            # on every process
 """
 
 from runner.audit.audit import Audit
-from runner.audit.findings import Finding
+from runner.audit.records import Finding
 
 __all__ = ["Audit", "Finding"]

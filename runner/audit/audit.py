@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from runner.audit.findings import Finding, GradientCheck, ProcessRecord, StepRecord, find
+from runner.audit.findings import find
+from runner.audit.gradients import GradientRecorder, Loss
+from runner.audit.loader import RecordingSampler, data_loader, fingerprint
+from runner.audit.records import Batch, Finding, GradientCheck, ProcessRecord, StepRecord
+from runner.audit.sample_findings import EpochCoverage
+from runner.audit.schedulers import Schedulers
 from runner.errors import UserError, printable
 from runner.folder.files import strict_json
 
-#: The loss of one batch as the model's own, of transformers' models.
-Loss = Callable[[nn.Module, Any], Tensor]
+
+@dataclasses.dataclass(frozen=True)
+class _Forward:
+    """A forward pass with gradients. `scheduled`: how often the scheduler had been stepped."""
+
+    batch: Batch
+    evaluating: bool
+    scheduled: int
 
 
 class Audit:
     """Follows one training loop, in each of its processes.
 
-    A forward pass in training mode takes one batch; an optimizer step ends with the batches since the one before. So it
+    A forward pass with gradients takes one batch; an optimizer step ends with the batches since the one before. So it
     fits loops that call the model once for each batch: plain torch, Accelerate, and Trainer, whose `TrainerCallback`
     gets model, optimizer and loader in `on_train_begin`.
     """
@@ -47,149 +56,186 @@ class Audit:
 
         `folder`: for `ledger.json`, `steps.jsonl` and `findings.json`, written by the first process. `gradient_step`:
         the number of an optimizer step, from 1, whose gradient is compared with that of all its samples in one batch;
-        it takes two more forward and backward passes in every process. `loss`: the mean loss of a collated batch; by
+        it takes three more forward and backward passes in every process. `loss`: the mean loss of a collated batch; by
         default `model(**batch).loss`.
         """
-        if gradient_step is not None and _is_sharded(model):
+        self._sharded = _is_sharded(model)
+        if gradient_step is not None and self._sharded:
             raise UserError("Audit cannot compare the gradients of a model that is sharded: leave out gradient_step")
-        self._model, self._folder = model, Path(folder)
-        self._loader, self._gradient_step = _data_loader(loader), gradient_step
-        self._loss = loss or _own_loss
-        self._sampler = _RecordingSampler(self._loader.batch_sampler)
+        # Also called without its wrapper, and after DDP has broadcast the buffers.
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._folder, self._gradient_step, self._loss = Path(folder), gradient_step, loss or _own_loss
+        self._loader = data_loader(loader)
+        self._sampler = RecordingSampler(self._loader.batch_sampler)
         # DataLoader forbids to assign it; its iterators read it from here.
         self._loader.__dict__["batch_sampler"] = self._sampler
         self._optimizer: Optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wraps it
-        self._batches: list[tuple[int, tuple[int, ...]]] = []
+        self._schedulers: Schedulers | None = None
         self._steps: list[StepRecord] = []
-        self._gradient: GradientCheck | None = None
-        self._checking = False
+        self._forwards: list[_Forward] = []
+        self._discarded: list[Batch] = []
+        self._backward_of: int | None = None  # how many forward passes of the step the latest backward pass follows
+        self._evaluating = self._checking = False
+        self._buffers: dict[str, Tensor] = {}
+        self._used: Tensor | None = None
+        self._check: GradientCheck | None = None
+        self._started: dict[str, str] = {}
         self._hooks = [
-            model.register_forward_pre_hook(self._before_forward),
+            self._model.register_forward_pre_hook(self._before_forward),
             self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
         ]
+        self._follow_gradients()
+
+    def _follow_gradients(self) -> None:
+        """Look at each gradient before and after it is accumulated."""
+        trained = [] if self._sharded else [pair for pair in self._model.named_parameters() if pair[1].requires_grad]
+        own = _identities(self._optimizer)
+        inside = [one for _, one in trained if id(one) in own]
+        self._gradients = GradientRecorder(inside, self._gradient_step)
+        self._reached: set[str] = set()
+        places = {id(one): number for number, one in enumerate(inside)}
+        for name, one in trained:
+            self._hooks.append(one.register_hook(self._before_gradient))
+            self._hooks.append(one.register_post_accumulate_grad_hook(self._gradient_hook(name, places.get(id(one)))))
+
+    def _before_gradient(self, gradient: Tensor) -> None:
+        if not self._checking:
+            self._begin_backward()
+
+    def _gradient_hook(self, name: str, number: int | None) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if number is None:
+                self._reached.add(name)
+            else:
+                self._gradients.accumulated(number)
+
+        return hook
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if module.training and not self._checking and self._sampler.given:
-            self._batches.append(self._sampler.given.popleft())
+        if self._checking:
+            return
+        self._sampler.evaluated += not module.training
+        if not torch.is_grad_enabled():
+            return
+        if not self._forwards:
+            self._buffers = _sums((name, one) for name, one in module.named_buffers() if one.is_floating_point())
+        self._evaluating = not module.training  # a batch is trained on all the same if a backward pass follows
+        if module.training:
+            self._take()
+
+    def _take(self) -> None:
+        """Note that the next batch of the loader is trained on."""
+        if self._schedulers is None:  # now all is there, and DDP has broadcast the weights
+            self._schedulers = Schedulers(self._optimizer)
+            self._started = {} if self._sharded else _hex(_sums(self._model.named_parameters()))
+        if self._sampler.yielded:
+            self._forwards.append(_Forward(self._sampler.take(), self._evaluating, self._schedulers.stepped()))
+        self._evaluating = False
+
+    def _begin_backward(self) -> None:
+        """Note a backward pass when its first gradient comes, and which batches were discarded before it."""
+        if self._evaluating:
+            self._take()
+        before, batches = self._backward_of, len(self._forwards)
+        if batches == before:
+            return
+        if before:
+            old, new = self._forwards[before - 1].batch[0], self._forwards[-1].batch[0]
+            if self._gradients.cleared(exactly=old != new):
+                self._discarded += [one.batch for one in self._forwards[:before]]
+                self._forwards = self._forwards[before:]
+                self._gradients.forget()
+                batches -= before
+        self._backward_of = batches
+        self._gradients.begin_pass()
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, settings: Any) -> None:
-        number = len(self._steps) + 1
-        if number == self._gradient_step:
-            self._gradient = self._check_gradient([one for _, ids in self._batches for one in ids])
-        self._steps.append(StepRecord(number, float(optimizer.param_groups[0]["lr"]), tuple(self._batches)))
-        self._batches = []
-
-    def _check_gradient(self, ids: list[int]) -> GradientCheck | None:
-        """Compare the gradient that the optimizer is about to use with that of all processes' samples in one batch."""
-        everyone = sorted(one for part in _gathered(ids) for one in part)
-        if not everyone:
-            return None
-        module = getattr(self._model, "module", self._model)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        closure = any(arguments[1:]) or bool(settings.get("closure"))  # its gradients come later
+        if closure or not self._gradients.follows:
+            return
         # Of a GradScaler, which lets a fused optimizer divide by it.
-        scale = getattr(self._optimizer, "grad_scale", None)
-        used = [None if one.grad is None else one.grad.detach() / (1.0 if scale is None else scale) for one in trained]
-        collate: Any = self._loader.collate_fn
-        batch = _on(trained[0].device, collate([self._loader.dataset[one] for one in everyone]))
-        buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
-        self._checking = True
-        try:
-            with torch.random.fork_rng(), torch.enable_grad():
-                pair = []
-                for seed in (1, 2):  # equal without dropout
-                    torch.manual_seed(seed)
-                    pair.append(torch.autograd.grad(self._loss(module, batch), trained, allow_unused=True))
-        finally:
-            self._checking = False
-            for name, one in module.named_buffers():
-                one.data.copy_(buffers[name])
-        scale, difference = _compared(used, pair[0])
-        return GradientCheck(len(self._steps) + 1, scale, difference, _compared(pair[1], pair[0])[1])
+        scale = getattr(optimizer, "grad_scale", None)
+        self._used = self._gradients.held() / (1.0 if scale is None else float(scale))
+        if len(self._steps) + 1 == self._gradient_step:
+            collate: Any = self._loader.collate_fn
+
+            def batch_of(ids: Sequence[int]) -> Any:
+                return collate([self._loader.dataset[one] for one in ids])
+
+            own = [one.batch for one in self._forwards]
+            everyone = sorted(one for part in _gathered([ids for _, ids in own]) for ids in part for one in ids)
+            if own:
+                self._checking = True
+                try:
+                    self._check = self._gradients.check(self._model, self._loss, own, everyone, batch_of)
+                finally:
+                    self._checking = False
+
+    def _after_step(self, optimizer: Optimizer, arguments: Any, settings: Any) -> None:
+        self._gradients.end_step(self._used)
+        self._steps.append(
+            StepRecord(
+                len(self._steps) + 1,
+                tuple(float(group["lr"]) for group in optimizer.param_groups),
+                tuple(one.batch for one in self._forwards),
+                tuple(self._discarded),
+                sum(one.evaluating for one in self._forwards),
+                (*(one.scheduled for one in self._forwards), self._schedulers.stepped() if self._schedulers else 0),
+            )
+        )
+        self._forwards, self._discarded, self._backward_of, self._used = [], [], None, None
+
+    def _record(self) -> ProcessRecord:
+        parameters = () if self._sharded else tuple(self._model.named_parameters())
+        ended, own, names = _hex(_sums(parameters)), _identities(self._optimizer), {id(one) for _, one in parameters}
+        return ProcessRecord(
+            steps=tuple(self._steps),
+            sampler=self._sampler.facts(),
+            samples=len(self._loader.dataset),  # type: ignore[arg-type]  # it was checked to have a size
+            data=fingerprint(self._loader.dataset) if dist.is_initialized() else None,
+            left_over=(*self._discarded, *(one.batch for one in self._forwards)),
+            schedules=() if self._schedulers is None else self._schedulers.facts(),
+            started=self._started,
+            ended=ended,
+            buffers=_hex(self._buffers),
+            outside=tuple(
+                name
+                for name, one in parameters
+                if name in self._reached and id(one) not in own and ended[name] == self._started.get(name)
+            ),
+            foreign=0 if self._sharded else len(own - names),
+            gradients=tuple(self._gradients.recorded),
+            check=self._check,
+        )
 
     def finish(self) -> list[Finding]:
         """What is wrong, the worst first; writes the folder and prints it on the first process. A collective."""
         for hook in self._hooks:
             hook.remove()
         self._loader.__dict__["batch_sampler"] = self._sampler.followed
-        weights = None if _is_sharded(self._model) else _checksum(self._model)
-        records = _gathered(ProcessRecord(tuple(self._steps), weights, self._gradient, tuple(self._sampler.untrained)))
-        samples = len(self._loader.dataset)  # type: ignore[arg-type]  # it was checked to have a size
-        del self._model, self._optimizer, self._loader  # a DDP wrapper must not outlive its process group
-        found = find(records, samples)
+        records = _gathered(self._record())
+        # A DDP wrapper must not outlive its process group.
+        del self._model, self._optimizer, self._loader, self._gradients, self._schedulers
+        findings, epochs = find(records)
         if not (dist.is_initialized() and dist.get_rank()):
-            self._write(records, found)
-            sentences = [one.sentence for one in found.findings] or [f"nothing wrong in {len(self._steps):,} steps"]
+            self._write(records, findings, epochs)
+            sentences = [one.sentence for one in findings] or [f"nothing wrong in {len(self._steps):,} steps"]
             sys.stdout.write(printable("".join(f"audit: {one}\n" for one in sentences)))
-        return list(found.findings)
+        return findings
 
-    def _write(self, records: list[ProcessRecord], found: Any) -> None:
+    def _write(self, records: list[ProcessRecord], findings: list[Finding], epochs: list[EpochCoverage]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "steps.jsonl").open("w", encoding="utf-8") as file:
             for rank, record in enumerate(records):
                 for step in record.steps:
-                    file.write(json.dumps({"process": rank, **dataclasses.asdict(step)}) + "\n")
+                    file.write(json.dumps({"process": rank, "lr": step.lrs[0], **dataclasses.asdict(step)}) + "\n")
         content: Mapping[str, Any] = {
-            "ledger.json": {"epochs": [dataclasses.asdict(one) for one in found.epochs]},
-            "findings.json": [dataclasses.asdict(one) for one in found.findings],
+            "ledger.json": {"epochs": [dataclasses.asdict(one) for one in epochs]},
+            "findings.json": [dataclasses.asdict(one) for one in findings],
         }
         for name, one in content.items():
             (self._folder / name).write_text(strict_json(one, indent=1), encoding="utf-8")
-
-
-@dataclass
-class _RecordingSampler:
-    """Passes on what a batch sampler yields, and remembers it.
-
-    `given`: epoch and ids of batches that are not trained on yet; `untrained`: epoch and number of those that never
-    were.
-    """
-
-    followed: Any
-
-    def __post_init__(self) -> None:
-        self.epoch = -1
-        self.given: deque[tuple[int, tuple[int, ...]]] = deque()
-        self.untrained: list[tuple[int, int]] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if self.given:
-            self.untrained.append((self.epoch, len(self.given)))
-            self.given.clear()
-        self.epoch += 1
-        epoch = self.epoch
-        for ids in self.followed:
-            self.given.append((epoch, tuple(int(one) for one in ids)))
-            yield ids
-
-    def __len__(self) -> int:
-        return len(self.followed)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "followed":  # while it is copied
-            raise AttributeError(name)
-        return getattr(self.followed, name)
-
-
-def _data_loader(loader: Any) -> DataLoader[Any]:
-    """The DataLoader that batches come from; Accelerate's has one inside."""
-    inner = getattr(loader, "base_dataloader", loader)
-    kind = type(loader).__name__
-    if not isinstance(inner, DataLoader):
-        raise UserError(f"Audit needs a torch DataLoader, and {kind} is none")
-    if kind == "DataLoaderDispatcher" or isinstance(inner.dataset, IterableDataset):
-        raise UserError(f"Audit cannot follow {kind}: its process does not know which samples it gets")
-    if not isinstance(inner.batch_sampler, BatchSampler) and not hasattr(inner.batch_sampler, "__iter__"):
-        raise UserError("Audit needs a DataLoader that makes batches (batch_size or batch_sampler)")
-    return inner
-
-
-def _compared(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> tuple[float, float]:
-    """How long a gradient is in the direction of another, and the rest of it, both relative to the other's length."""
-    pairs = [(a.double(), b.double()) for a, b in zip(some, others, strict=True) if a is not None and b is not None]
-    length = sum(float((b * b).sum()) for _, b in pairs)
-    scale = sum(float((a * b).sum()) for a, b in pairs) / length
-    rest = sum(float(((a - scale * b) ** 2).sum()) for a, b in pairs)
-    return scale, (rest / length) ** 0.5 / abs(scale)
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -203,14 +249,6 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def _on(device: torch.device, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: _on(device, one) for name, one in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_on(device, one) for one in batch)
-    return batch.to(device) if isinstance(batch, Tensor) else copy.copy(batch)
-
-
 def _gathered(value: Any) -> list[Any]:
     """The values of all processes, in the order of their ranks. A collective."""
     if not dist.is_initialized():
@@ -220,8 +258,15 @@ def _gathered(value: Any) -> list[Any]:
     return values
 
 
-def _checksum(model: nn.Module) -> str:
-    """Equal for equal weights."""
-    module = getattr(model, "module", model)
-    sums = [one.detach().double().sum().item() for one in module.parameters()]
-    return json.dumps([float(one).hex() for one in sums])
+def _identities(optimizer: Optimizer) -> set[int]:
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
+def _sums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Checksums: equal for equal tensors."""
+    made = ((name, one) for name, one in tensors if not is_lazy(one))
+    return {name: one.detach().double().sum() for name, one in made}
+
+
+def _hex(sums: Mapping[str, Tensor]) -> dict[str, str]:
+    return {name: float(one).hex() for name, one in sums.items()}

@@ -1,102 +1,50 @@
-"""What an audit finds wrong, from what every process has recorded."""
+"""What an audit finds wrong, from what every process has recorded.
+
+A finding names a cause only where the records show it. Otherwise it says what was seen, and which causes would fit.
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from runner.audit.gradient_findings import checked, followed
+from runner.audit.records import Finding, ProcessRecord
+from runner.audit.sample_findings import (
+    EpochCoverage,
+    Samples,
+    discarded_batches,
+    left_early,
+    sample_findings,
+)
 
 #: Share of the steps at the end of a run in which a learning rate of 0 is normal.
 _END = 0.05
 #: What is left of a falling learning rate if its schedule was as long as the run, at most.
 _LEFT = 0.25
-#: Differences of a gradient from that of the whole batch: by rounding, also in bf16; and times what chance makes.
-_ROUNDING, _CHANCE = 0.02, 3.0
-#: Share of an epoch that is repeated to give all processes equal batches, at most.
-_PADDING = 0.2
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One optimizer step of one process. `batches`: epoch, from 0, and sample ids of each forward pass."""
-
-    step: int
-    lr: float
-    batches: tuple[tuple[int, tuple[int, ...]], ...]
-
-
-@dataclass(frozen=True)
-class GradientCheck:
-    """The gradient of a step, compared with that of its samples in one batch.
-
-    `scale`: how long it is in the direction of the other; `difference`: of the rest, relative to the other's length;
-    `chance`: the same of two gradients of that batch, which dropout makes different.
-    """
-
-    step: int
-    scale: float
-    difference: float
-    chance: float
-
-
-@dataclass(frozen=True)
-class ProcessRecord:
-    """All that one process has recorded.
-
-    `weights`: a checksum of its weights at the end, None if they are sharded. `untrained`: batches of each epoch that
-    were made before the next began, and never trained on.
-    """
-
-    steps: tuple[StepRecord, ...]
-    weights: str | None
-    gradient: GradientCheck | None
-    untrained: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class EpochCoverage:
-    """One epoch over all processes. `missing`, `repeated`: samples that were never, and more than once, trained on."""
-
-    epoch: int
-    samples_seen: int
-    unique: int
-    missing: int
-    repeated: int
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something wrong. `kind`: coverage, order, schedule, gradient or weights; `sentence`: what, and what to do."""
-
-    kind: str
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found, and the coverage of each epoch."""
-
-    findings: tuple[Finding, ...]
-    epochs: tuple[EpochCoverage, ...]
-
-
-def find(records: Sequence[ProcessRecord], samples: int) -> Found:
-    """`records`: of all processes; `samples`: of the data set."""
-    epochs = tuple(_epochs(records, samples))
-    if (nothing := _followed(records)) is not None:
-        return Found((nothing, *_weights(records)), epochs)
-    whole = any(_on_all(one, len(records), samples) for one in epochs)
-    parts = (
-        *(_weights(records), _steps(records), _coverage(records, epochs, samples), _order(records)),
-        *(() if whole else (_schedule(records),)),  # such a run has more steps than its schedule was made for
-        *(_gradient(records), _untrained(records)),
+def find(records: Sequence[ProcessRecord]) -> tuple[list[Finding], list[EpochCoverage]]:
+    """What is wrong, and the coverage of each epoch. `records`: of all processes, by rank."""
+    samples = Samples(records)
+    epochs = list(samples.coverage())
+    if (nothing := _not_followed(records)) is not None:
+        return [nothing], epochs
+    gradient, apart = followed(records)
+    if apart and not _different(record.ended for record in records):
+        gradient = None  # weights were averaged later: local SGD
+    parts: tuple[Iterable[Finding], ...] = (
+        *(_outside(records), [] if gradient is None else [gradient], _starts(records), _steps(records)),
+        *(_ends(records, gradient), [] if apart else _buffers(records), sample_findings(samples)),
+        # A run on all samples in each process has more steps than its schedule was made for.
+        *([] if samples.all_on_all else _schedule(records), checked(records, gradient is not None)),
+        *(discarded_batches(records), _evaluating(records), left_early(records)),
     )
-    return Found(tuple(one for part in parts for one in part), epochs)
+    return [one for part in parts for one in part], epochs
 
 
-def _followed(records: Sequence[ProcessRecord]) -> Finding | None:
+def _not_followed(records: Sequence[ProcessRecord]) -> Finding | None:
     """A finding if the loop did not use what the audit follows, so that there is nothing to check."""
     steps = [step for record in records for step in record.steps]
     if not all(record.steps for record in records):
@@ -111,144 +59,125 @@ def _followed(records: Sequence[ProcessRecord]) -> Finding | None:
     return None
 
 
-def _on_all(epoch: EpochCoverage, workers: int, samples: int) -> bool:
-    """Whether every process has trained on all samples."""
-    return workers > 1 and epoch.samples_seen >= 0.9 * workers * samples
+def _outside(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    """Parameters that no optimizer trains."""
+    record = records[0]
+    if record.outside:
+        others = (
+            f", which has {record.foreign} tensors that are not the model's: make it after the model has its last form"
+            if record.foreign
+            else ": give it all parameters, or set requires_grad to False"
+        )
+        yield Finding(
+            "parameters",
+            f"{len(record.outside)} of {len(record.ended)} parameters got gradients and never changed, since they are "
+            f"not in the optimizer ({_names(record.outside)}){others}",
+        )
 
 
-def _epochs(records: Sequence[ProcessRecord], samples: int) -> Iterator[EpochCoverage]:
-    seen: dict[int, Counter[int]] = {}
-    for record in records:
-        for epoch, ids in (batch for step in record.steps for batch in step.batches):
-            seen.setdefault(epoch, Counter()).update(ids)
-    for epoch, counts in sorted(seen.items()):
-        repeated = sum(times > 1 for times in counts.values())
-        yield EpochCoverage(epoch, sum(counts.values()), len(counts), samples - len(counts), repeated)
+def _different(values: Iterable[Mapping[str, str]]) -> list[str]:
+    """Names whose checksums are not the same in all processes."""
+    first, *others = values
+    return [name for name, one in first.items() if any(other.get(name) != one for other in others)]
 
 
-def _weights(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    known = [record.weights for record in records if record.weights is not None]
-    if len(set(known)) > 1:
-        rule = "gradients were not averaged; wrap the model in DistributedDataParallel, or accelerator.prepare(model)"
-        yield Finding("weights", f"the {len(records)} processes end with different weights: {rule}")
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _starts(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    if names := _different(record.started for record in records):
+        yield Finding(
+            "weights",
+            f"the {len(records)} processes started with different weights ({len(names)} of {len(records[0].started)} "
+            f"parameters: {_names(names)}): broadcast them before training, as DistributedDataParallel does",
+        )
 
 
 def _steps(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    """Settings of the optimizer, and steps, that are not the same in all processes."""
     counts = [len(record.steps) for record in records]
     if len(set(counts)) > 1:
         yield Finding("steps", f"the processes took different numbers of optimizer steps: {counts}")
     for steps in zip(*(record.steps for record in records), strict=False):
-        if len({step.lr for step in steps}) > 1:
-            rates = ", ".join(f"{step.lr:.4g}" for step in steps)
-            yield Finding("schedule", f"in step {steps[0].step} the processes have different learning rates: {rates}")
-            return
+        for group, rates in enumerate(zip(*(step.lrs for step in steps), strict=False)):
+            if len(set(rates)) > 1:
+                shown = ", ".join(f"{lr:.4g}" for lr in rates)
+                place = f"of parameter group {group} " if len(steps[0].lrs) > 1 else ""
+                sentence = f"in step {steps[0].step} the processes have different learning rates {place}({shown})"
+                yield Finding("schedule", f"{sentence}: set the same in all, so that weights stay equal")
+                return
 
 
-def _coverage(records: Sequence[ProcessRecord], epochs: Sequence[EpochCoverage], samples: int) -> Iterator[Finding]:
-    workers = len(records)
-    for one in epochs[:-1] or epochs:  # the last epoch may have been left early
-        if _on_all(one, workers, samples):
-            yield Finding(
-                "coverage",
-                f"every process trains on all {samples:,} samples: epoch {one.epoch} saw each {workers} times; shard "
-                "the loader by accelerator.prepare(loader), or a DistributedSampler",
-            )
-            return
-        if one.repeated:
-            padded = workers > 1 and one.samples_seen <= (1 + _PADDING) * samples
-            why = (
-                "to give all processes equal batches; even_batches=False (Accelerate) or drop_last=True "
-                "(DistributedSampler) avoids it"
-                if padded
-                else "a sampler with replacement, or one that is not shared by the processes?"
-            )
-            times = f"epoch {one.epoch} saw {one.repeated:,} of {samples:,} samples more than once"
-            yield Finding("coverage", f"{times}: {why}")
-            return
-    if any(one.missing for one in epochs[:-1]) and len(_ever(records)) > max(one.unique for one in epochs[:-1]):
-        worst = max(epochs[:-1], key=lambda one: one.missing)
+def _ends(records: Sequence[ProcessRecord], gradient: Finding | None) -> Iterator[Finding]:
+    """Weights that differ at the end, without another finding that explains it."""
+    names = _different(record.ended for record in records)
+    if names and gradient is None and not [*_starts(records), *_steps(records)]:
         yield Finding(
-            "coverage",
-            f"epoch {worst.epoch} left out {worst.missing:,} of {samples:,} samples: drop_last, or an epoch that was "
-            "left early?",
+            "weights",
+            f"the {len(records)} processes end with different weights ({len(names)} of {len(records[0].ended)} "
+            f"parameters: {_names(names)}); causes that fit: gradients were not averaged in later steps, or weights "
+            "were changed outside of the optimizer",
         )
 
 
-def _ever(records: Sequence[ProcessRecord]) -> set[int]:
-    """The samples of all epochs: a sampler may be of a part of the data set."""
-    return {one for record in records for step in record.steps for _, ids in step.batches for one in ids}
-
-
-def _untrained(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    """Batches that were made and not trained on."""
-    for epoch, batches in records[0].untrained:
+def _buffers(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    if len({len(record.steps) for record in records}) == 1 and (names := _different(one.buffers for one in records)):
         yield Finding(
-            "coverage",
-            f"{batches} batches of epoch {epoch} were made and not trained on: the loop left the epoch early, or "
-            "skipped its first batches, and then the samples that are listed for its steps are earlier ones",
+            "buffers",
+            f"{len(names)} buffers are not the same in all processes, and those of one are saved ({_names(names)}): "
+            "DistributedDataParallel broadcasts them (broadcast_buffers=True), SyncBatchNorm shares statistics",
         )
-        return
 
 
-def _order(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    """Each epoch in the same order: a DistributedSampler whose epoch is not set."""
-    orders: dict[int, list[int]] = {}
-    for epoch, ids in (batch for step in records[0].steps for batch in step.batches):
-        orders.setdefault(epoch, []).extend(ids)
-    first, *others = orders.values()
-    if others and first != sorted(first) and all(one == first[: len(one)] for one in others):
-        rule = "call sampler.set_epoch(epoch) before each epoch"
-        yield Finding("order", f"all {len(orders)} epochs have the same shuffled order: {rule}")
+def _evaluating(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    steps = [step.step for step in records[0].steps if step.evaluating]
+    if steps:
+        yield Finding(
+            "mode",
+            f"{len(steps):,} of {len(records[0].steps):,} steps, from step {steps[0]}, were trained in evaluation "
+            "mode, without dropout and with fixed running statistics: call model.train() before each epoch",
+        )
 
 
 def _schedule(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    """A schedule that ended long before the run, or long after: it was stepped too often, or too rarely."""
-    rates = [step.lr for step in records[0].steps]
-    peak, total = max(rates), len(rates)
+    """A scheduler that is stepped too often, or whose schedule has another length than the run."""
+    steps, schedules, workers = records[0].steps, records[0].schedules, len(records)
+    rates, total = [max(step.lrs) for step in steps], len(steps)
     at_0 = next((number for number, lr in enumerate(rates) if lr == 0 and not any(rates[number:])), total)
-    workers, batches = len(records), max(len(step.batches) for step in records[0].steps)
-    if total - at_0 > max(1, _END * total):
-        ratio = total / at_0 if at_0 else float("inf")
+    early = total - at_0 > max(1, _END * total)
+    place = f"the learning rate is 0 from step {at_0 + 1} of {total}; " if early else ""
+    counts = [step.scheduled[-1] for step in steps]
+    ratio = statistics.mode(b - a for a, b in itertools.pairwise(counts)) if total > 1 else 0
+    inside = [step for step in steps if len(step.batches) > 1 and len({*step.scheduled[:-1]}) == len(step.batches)]
+    multiplied = any(one.multiplied for one in schedules)
+    ends = [one for one in schedules if one.length is not None]
+    as_long = any(abs(one.stepped - one.length) <= max(ratio, _END * one.length) for one in ends if one.length)
+    if ratio > 1 and not as_long and (early or not multiplied):
+        seen = f"{place}the scheduler was stepped {ratio} times for each optimizer step"
+        if len(inside) > total / 2:
+            why = f", in each of its {len(inside[0].batches)} batches: step it after optimizer.step() only"
+        elif multiplied and ratio == workers:
+            why = f", by Accelerate for each of {workers} processes: let its length count the steps of all processes"
+        elif ratio == workers:
+            why = f", as once for each of {workers} processes: step it once"
+        else:
+            why = ": step it once"
+        yield Finding("schedule", seen + why)
+    elif early and any(one.length < one.stepped for one in ends if one.length):
+        one = min(ends, key=lambda one: one.length or 0)
         yield Finding(
-            "schedule",
-            f"the learning rate is 0 from step {at_0 + 1} of {total}, after {100 * at_0 / total:.0f}%: the schedule "
-            f"was stepped {ratio:.2g} times for each optimizer step{_cause(ratio, workers, batches)}",
+            "schedule", f"{place}the schedule is {one.length} steps long, and was stepped {one.stepped} times"
         )
-        return
-    after_peak = rates[rates.index(peak) :]
-    falls = all(b < a for a, b in itertools.pairwise(after_peak)) and len(after_peak) > total / 2
-    if falls and rates[-1] > _LEFT * peak:
-        yield Finding(
-            "schedule",
-            f"the learning rate has fallen to {100 * rates[-1] / peak:.0f}% of its peak at the end: if it should reach "
-            "0, the schedule is longer than the run; its length counts the batches of all processes, or those of "
-            "accumulation, and it is stepped once for each optimizer step",
-        )
-
-
-def _cause(ratio: float, workers: int, batches: int) -> str:
-    if workers > 1 and abs(ratio - workers) < 0.2 * workers:
-        return (
-            f", as by each of {workers} processes: let accelerator.prepare(scheduler) count, or its length be shorter"
-        )
-    if batches > 1 and abs(ratio - batches) < 0.2 * batches:
-        return f", as in each of {batches} batches of a step: step it after optimizer.step() only"
-    return ": step it once for each optimizer step"
-
-
-def _gradient(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
-    check, steps = records[0].gradient, records[0].steps
-    if check is None:
-        return
-    usual = statistics.mode(len(step.batches) for step in steps)
-    if len(steps[check.step - 1].batches) > usual:  # with those of a step that fp16's scaler skipped, or of an end
-        return
-    noise = max(_ROUNDING, _CHANCE * check.chance)
-    if check.difference > noise:
-        rule = "losses are averaged by batch, whatever number of labels each has; divide sums by the global number"
-        sentence = f"differs by {100 * check.difference:.2g}% from that of its samples in one batch: {rule}"
-        yield Finding("gradient", f"the gradient of step {check.step} {sentence}")
-    elif check.scale > 1 + noise:  # a shorter one was clipped
-        rule = "divide each loss by the number of batches that are accumulated, once; DDP averages over processes"
-        sentence = f"is {check.scale:.3g} times that of its samples in one batch: {rule}"
-        yield Finding("gradient", f"the gradient of step {check.step} {sentence}")
+    elif early:
+        fits = "a schedule that is shorter than the run, or that is stepped more than once for each optimizer step"
+        yield Finding("schedule", f"{place}causes that fit: {fits}")
+    for one in ends:
+        if rates[-1] > _LEFT * max(rates) and one.length and 0 < one.stepped < 0.9 * one.length:
+            yield Finding(
+                "schedule",
+                f"the learning rate has fallen to {100 * rates[-1] / max(rates):.0f}% of its peak at the end: the "
+                f"schedule is {one.length} steps long, and was stepped {one.stepped} times; causes that fit: its "
+                "length counts the batches of all processes or of accumulation, or the run has ended early",
+            )
+            return

@@ -1,0 +1,125 @@
+"""What an audit records in each process, and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+#: Epoch, from 0, and sample ids.
+Batch = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong. `kind`: its subject, such as coverage or gradient; `sentence`: what was seen, and what to do."""
+
+    kind: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step of one process.
+
+    `lrs`: learning rate of each parameter group; `batches`: those whose gradients the optimizer used; `discarded`:
+    those before them, whose gradients were cleared; `evaluating`: how many were computed in evaluation mode;
+    `scheduled`: how often the scheduler had been stepped at each batch's forward pass, and last at the step.
+    """
+
+    step: int
+    lrs: tuple[float, ...]
+    batches: tuple[Batch, ...]
+    discarded: tuple[Batch, ...] = ()
+    evaluating: int = 0
+    scheduled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """Some elements of all gradients, [elements]: `held` before a backward pass, and `after` it on this process."""
+
+    held: Tensor
+    after: Tensor
+
+    @property
+    def added(self) -> Tensor:
+        return self.after - self.held
+
+
+@dataclass(frozen=True)
+class StepGradients:
+    """The gradients of one optimizer step: of its backward passes, and as the optimizer `used` them, [elements]."""
+
+    step: int
+    passes: tuple[BackwardPass, ...]
+    used: Tensor
+
+
+@dataclass(frozen=True)
+class GradientCheck:
+    """Gradients computed again, [elements]: of all samples of a step in one batch, and of this process's last batch.
+
+    `again`: as `whole`, with another random stream: dropout makes them different. `counts`: what a loss may be averaged
+    over (samples, labels, …) and how many of it each of this process's batches has.
+    """
+
+    step: int
+    whole: Tensor
+    again: Tensor
+    last: Tensor
+    counts: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class SamplerFacts:
+    """What a loader's samplers say of themselves.
+
+    `length`: samples in an epoch before it is cut into batches; `seed`, `rank`, `replicas`: None if no sampler has one;
+    `epochs_set`: what `set_epoch` had set when each epoch began, None without such a method; `whole`: epochs that were
+    yielded to the end and trained on; `left_early`: epoch and number of batches that were yielded and not trained on.
+    """
+
+    length: int
+    seed: int | None
+    rank: int | None
+    replicas: int | None
+    drop_last: bool
+    replacement: bool
+    epochs_set: tuple[int, ...] | None
+    whole: frozenset[int]
+    left_early: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ScheduleFacts:
+    """A scheduler at the end. `length`: None if it has no end; `multiplied`: Accelerate steps it once per process."""
+
+    stepped: int
+    length: int | None
+    multiplied: bool
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """All that one process has recorded.
+
+    `samples`: of its data set; `data`: equal for equal data sets, None for one process or random samples;
+    `left_over`: batches after the last step; `started`, `ended`, `buffers`: checksums by name, none if weights are
+    sharded; buffers as they were in the last forward pass that begins a step; `outside`: parameters that get
+    gradients, are not the optimizer's and never change; `foreign`: how many of its tensors are not the model's.
+    """
+
+    steps: tuple[StepRecord, ...]
+    sampler: SamplerFacts
+    samples: int
+    data: str | None = None
+    left_over: tuple[Batch, ...] = ()
+    schedules: tuple[ScheduleFacts, ...] = ()
+    started: dict[str, str] = field(default_factory=dict)
+    ended: dict[str, str] = field(default_factory=dict)
+    buffers: dict[str, str] = field(default_factory=dict)
+    outside: tuple[str, ...] = ()
+    foreign: int = 0
+    gradients: tuple[StepGradients, ...] = ()
+    check: GradientCheck | None = None
