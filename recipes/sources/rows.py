@@ -33,6 +33,9 @@ _READERS = {
 #: Files that would otherwise be taken for tab-separated text.
 _UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsx", ".zip")
 
+#: What may separate the columns of a .csv, the usual one first.
+_SEPARATORS = ",;\t|"
+
 #: Rows that are read at once.
 _CHUNK = 10_000
 
@@ -89,10 +92,11 @@ def read_texts(name: str, setting: str) -> Iterator[str]:
 def file_rows(name: str, setting: str, header: bool = True) -> Rows:
     """The rows of a file, of all that a pattern such as `part-*.parquet` matches, or of a folder by `save_to_disk`.
 
-    The suffix tells the format: `.csv` has commas, and quotes as in RFC 4180; `.json` is a list of objects, `.jsonl` an
-    object per line; `.parquet`, `.arrow`; any other file has tabs, and quotes are ordinary characters. `header`: the
-    first line of a table names its columns, which are otherwise "0", "1", …; its cells are text without spaces around
-    it, and blank lines are left out. `setting`: the user's `name=value`. Raises UserError.
+    The suffix tells the format: `.csv` has quotes as in RFC 4180, and commas, or semicolons, tabs or bars if its header
+    has those and no comma; `.json` is a list of objects, `.jsonl` an object per line; `.parquet`, `.arrow`; any other
+    file has tabs, and quotes are ordinary characters. `header`: the first line of a table names its columns, which are
+    otherwise "0", "1", …; its cells are text without spaces around it, and blank lines are left out. `setting`: the
+    user's `name=value`. Raises UserError.
     """
     from datasets import concatenate_datasets
 
@@ -214,7 +218,10 @@ def _table(file: str, setting: str, quoted: bool, header: bool) -> Rows:
     from datasets import Dataset
 
     # Without quotes only \n ends a line: texts may contain other line separators.
-    form: dict[str, Any] = {"sep": ","} if quoted else {"sep": "\t", "quoting": csv.QUOTE_NONE, "lineterminator": "\n"}
+    separator = _separator(file) if quoted and header else ","  # without a header, the first line may be a text
+    form: dict[str, Any] = (
+        {"sep": separator} if quoted else {"sep": "\t", "quoting": csv.QUOTE_NONE, "lineterminator": "\n"}
+    )
     form |= {"header": None, "na_filter": False, "encoding": "utf-8-sig"}
     try:
         width = pandas.read_csv(file, **form, nrows=1, dtype=str).shape[1]
@@ -235,6 +242,14 @@ def _table(file: str, setting: str, quoted: bool, header: bool) -> Rows:
             raise UserError(f"{setting} has two columns of the name '{twice}': rename one")
         cells.columns = names
     return Rows(Dataset.from_pandas(cells, preserve_index=False), setting, cells.index.tolist())
+
+
+def _separator(file: str) -> str:
+    """What separates the names in the header of a .csv: as spreadsheets write it, not always a comma."""
+    with open(file, encoding="utf-8-sig", newline="") as lines:
+        line = lines.readline()
+    columns = {separator: len(next(csv.reader([line], delimiter=separator))) for separator in _SEPARATORS}
+    return "," if columns[","] > 1 else max(columns, key=columns.__getitem__)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ PAIRS_JSON = [
 PAIRS = LabelledText(["A dog ran.", "It fell."], [1, 0], ["It ran.", "Nothing fell."])
 BY_POSITION: dict[str, Any] = {"text_column": 3, "label_column": 1, "columns": 4}
 BY_NAME: dict[str, Any] = {"text_column": "sentence1", "pair_column": "sentence2", "label_column": "gold"}
+NAMED = ("columns inferred: text 'text', label 'label'",)
 NAMES = ["entailment", "neutral", "contradiction"]
 
 
@@ -173,6 +174,20 @@ def test_comma_separated(here: Path) -> None:
     assert "line 6 has no text" in refusal(rows + "1,\n", **settings)
     assert "line 5" in refusal(rows + "1,f,g\n", **settings)  # pandas' own message
     assert read("1,a\n0,b\n", **{**settings, "text_column": 1, "label_column": 0, "columns": 2}).train.labels == [1, 0]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_other_separators_of_a_csv(here: Path, separator: str) -> None:
+    """Named by the header alone: texts may contain any of them, and a header of one name has none."""
+    rows = [["text", "label"], ["a, b and c", "1"], ["d", "0"]]
+    content = "\n".join(separator.join(f'"{cell}"' for cell in row) for row in rows)
+    assert read(content, suffix=".csv").train == LabelledText(["a, b and c", "d"], [1, 0], notes=NAMED)
+    Path("texts.csv").write_text(f'text\n"one{separator} two"\n')
+    assert TextFiles(text_column="text").read_part("eval", "texts.csv").texts == [f"one{separator} two"]
+    Path("bare.csv").write_text(f"one{separator} two\n")
+    assert TextFiles(text_column=0, columns=1).read_part("eval", "bare.csv").texts == [f"one{separator} two"]
+    no_header = refusal(content, suffix=".csv", text_column=0, label_column=1, columns=2)
+    assert "1 column between commas" in no_header
 
 
 def test_subsets_are_random_and_seeded(here: Path) -> None:
@@ -354,7 +369,7 @@ def test_malformed_json_lines(here: Path, line: str, words: str) -> None:
     [
         (b"", "is empty"),
         (b"s\t1\t\tcaf\xe9\n", "is not UTF-8 text (byte 8)"),
-        (COLA.replace("\t", "  "), "has 1 columns"),
+        (COLA.replace("\t", "  "), "has 1 column"),
         ("s\t1\t\ta\ns\t1\t\tb\n", "only labels of class 1"),
         ("s\t1\t\ta\ns\t\t\tb\n", "line 2 has no label"),
         ("".join(f"s\tlabel {n}\t\ta\n" for n in range(30)), "30 different values"),
