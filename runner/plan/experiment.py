@@ -93,6 +93,9 @@ class Experiment:
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         if config["scaling"]["weight_decay"] == ScalingWeightDecay.fixed.name:  # older runs do not have it
             del config["scaling"]["weight_decay"]
+        data = config["recipe"].get("data")
+        if isinstance(data, dict) and data.get("eval_share") is None:  # the same
+            config["recipe"] = {**config["recipe"], "data": {k: v for k, v in data.items() if k != "eval_share"}}
         config["device"] = {**config["device"], "file": None}  # what it says is among the other settings
         content = json.dumps([config, self.placement.label, self.facts.digest, *parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -207,8 +210,8 @@ def prepare(
     ):
         require(given is default, name, given, "it is for runner.plan only; leave it out of a run")
     recipe, placement = _recipe(config), placement_of(config)
+    recipe.check_model()  # first, since it takes no time, and reading the data may take minutes
     facts = recipe.facts(_cache(config, progress))
-    recipe.check_model()
     experiment = dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
     every = config.noise.every_steps
     reason = unmeasured_noise(config, experiment.plan, placement.device_type)
@@ -222,8 +225,8 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
     `new_accumulation`: whether that setting was changed. Raises UserError.
     """
     recipe, placement = _recipe(config), placement_of(config)
+    recipe.check_model()  # first, since it takes no time, and reading the data may take minutes
     facts = recipe.facts(_cache(config, progress))
-    recipe.check_model()
     workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
     rule = f"use at most {old.shards}, the run's equivalence.shards"
@@ -255,6 +258,10 @@ def foresee(config: Config, progress: Progress | None = None) -> Experiment:
     recipe, placement = _recipe(config), placement_of(config)
     absent: list[str] = []
     try:
+        recipe.check_model()
+    except Unavailable as error:
+        absent.append(str(error))
+    try:
         facts = recipe.facts(_cache(config, progress))
     except Unavailable as error:
         given = config.plan.train_samples
@@ -262,10 +269,6 @@ def foresee(config: Config, progress: Progress | None = None) -> Experiment:
             raise Unavailable(f"{error}; runner.plan needs only its size, plan.train_samples=N") from error
         absent.append(str(error))
         facts = DataFacts(given, 0, "not read", f"plan.train_samples={given}")
-    try:
-        recipe.check_model()
-    except Unavailable as error:
-        absent.append(str(error))
     return _experiment(config, recipe, placement, facts, tuple(dict.fromkeys(absent)))
 
 

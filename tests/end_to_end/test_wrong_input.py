@@ -21,6 +21,7 @@ from runner import cli
 from runner.config.compose import known_keys
 from runner.track.card import RunCard
 from tests.compare.make import PUBLISHED
+from tests.recipes.writers import save_llama, save_t5
 from tests.sweep.folders import sweep_in
 from tests.tiny_models import save_bert
 
@@ -69,10 +70,13 @@ SWEEP = "2026-01-02_03-04-05-abcd"
 COLA = "recipe=cola recipe.model.name=model recipe.data.eval=good.tsv recipe.data.train"
 MNLI = "recipe=mnli recipe.model.name=model recipe.data.eval=pairs.tsv recipe.data.train"
 OWN = "recipe=text_classification recipe.model.name=model recipe.data.eval=pairs.tsv recipe.data.train"
-SQUAD = "recipe=squad recipe.model.name=model recipe.data.eval=nothing.json recipe.data.train"
-CHAT = "recipe=chat recipe.model.name=model recipe.data.eval=good.tsv recipe.data.train"
-PAIRS = "recipe=seq2seq recipe.model.name=model recipe.data.eval=good.tsv recipe.data.train"
-TEXT = "recipe=causal_lm recipe.model.name=model recipe.data.eval=word.tsv recipe.data.train"
+SQUAD = (
+    "recipe=squad recipe.model.name=model recipe.max_length=128 recipe.doc_stride=32 "
+    "recipe.data.eval=nothing.json recipe.data.train"
+)
+CHAT = "recipe=chat recipe.model.name=llama recipe.data.eval=good.tsv recipe.data.train"
+PAIRS = "recipe=seq2seq recipe.model.name=t5 recipe.data.eval=good.tsv recipe.data.train"
+TEXT = "recipe=causal_lm recipe.model.name=llama recipe.data.eval=word.tsv recipe.data.train"
 ACCELERATE = "device=from_accelerate device.file"
 NO_RUN = "0" * 32
 #: What is typed, after `python -m`, and what the sentence must name. HTML and NOTHING are servers that are no MLflow.
@@ -245,6 +249,7 @@ WRONG: list[tuple[str, ...]] = [
     (f"runner {COLA}=good.tsv recipe.data.label_column=3", "recipe.data.train=good.tsv", "label"),
     (f"runner {COLA}=good.tsv recipe.data.max_train_samples=0", "recipe.data.max_train_samples=0"),
     (f"runner {COLA}=good.tsv recipe.max_length=1000", "recipe.max_length=1000", "128"),
+    (f"runner {COLA}=missing.tsv recipe.max_length=1000", "recipe.max_length=1000", "128"),  # before data are read
     (f"runner {COLA}=good.tsv recipe.max_length=1", "recipe.max_length=1"),
     (f"runner {COLA}=good.tsv recipe.max_length=0", "recipe.max_length=0"),
     (f"runner {COLA}=good.tsv recipe.padding=left", "recipe.padding=left"),
@@ -520,6 +525,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         RunCard("mine", name, {}, {}, store).write(root / name)
     sweep_in(root / "outputs" / "sweeps" / SWEEP).write()
     save_bert(root / "model", ["Hello there not", "It ran fell yes"])
+    save_llama(root / "llama", positions=1024)
+    save_t5(root / "t5")
     for name, missing in (("no-weights", "model.safetensors"), ("no-tokenizer", "tokenizer*")):
         shutil.copytree(root / "model", root / name, ignore=shutil.ignore_patterns(missing))
     changed = {"truncated": {}, "architecture": {"model_type": "hyperbert"}, "shape": {"hidden_size": 48}}
