@@ -53,13 +53,14 @@ class Chats:
     """`rows`: each {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}.
 
     `where`: what precedes a row's number in messages; `numbers`: these, by default from 1. `answered`: whether every
-    row has something to learn; prompts need no completion.
+    row has something to learn; prompts need no completion. `notes`: on how they were read, in sentences.
     """
 
     rows: Collection[Mapping[str, Any]]
     where: str = "row"
     numbers: Sequence[int] = ()
     answered: bool = True
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
