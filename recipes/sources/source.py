@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -20,12 +20,14 @@ class Source:
 
     `train`, `eval`: a file, a pattern or a folder each, as in `file_rows`. Without them `hub_name` is a data set of the
     Hub: `hub_config` is a part of it, `hub_revision` a branch, tag or commit, and `hub_train`, `hub_eval` are splits or
-    parts of splits, such as `train[:10%]`. `max_train_samples`, `max_eval_samples`: keep a random subset of the samples
-    in their order, which `subset_seed` determines; None for all.
+    parts of splits, such as `train[:10%]`. `eval_share`: there is no evaluation part, and this share of the training
+    samples, drawn at random, is held out for it. `max_train_samples`, `max_eval_samples`: keep a random subset of the
+    samples in their order; None for all. `subset_seed` determines both, so that they do not depend on the run's seed.
     """
 
     train: str | None = None
     eval: str | None = None
+    eval_share: float | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     subset_seed: int = 0
@@ -43,13 +45,18 @@ class Source:
             count = getattr(self, name)
             require(count is None or count >= 1, f"recipe.data.{name}", count, f"use at least 1 {self.unit}, or null")
         require(self.subset_seed >= 0, "recipe.data.subset_seed", self.subset_seed, "must be at least 0")
+        share = self.eval_share
+        require(share is None or 0 < share < 1, "recipe.data.eval_share", share, "use a share such as 0.1, or null")
 
     def check_both(self) -> None:
-        """Check that there are both files or neither, and some source. Raises UserError."""
-        if (self.train is None) != (self.eval is None):
+        """Check that there are both files, one to hold out a part of, or neither, and some source. Raises UserError."""
+        rule = f"recipe.data.eval={self.eval} has the evaluation data; leave out one of the two"
+        require(self.eval is None or self.eval_share is None, "recipe.data.eval_share", self.eval_share, rule)
+        if (self.train is None) != (self.eval is None) and self._held_out is None:
             given, missing = ("eval", "train") if self.train is None else ("train", "eval")
             raise UserError(
                 f"recipe.data.{missing}=null is invalid with recipe.data.{given}={getattr(self, given)}: set both files"
+                + (", or recipe.data.eval_share=0.1 to hold out a part of the training data" * (missing == "eval"))
                 + (f", or neither to download {self.hub_name}" if self.hub_name else "")
             )
         if self.train is None and not self.hub_name:
@@ -58,8 +65,15 @@ class Source:
     @property
     def notes(self) -> tuple[str, ...]:
         """What may surprise about the choice of data, in sentences."""
+        if self._held_out is not None:
+            return ()
         same = self.train == self.eval if self.train is not None else self.hub_train == self.hub_eval
         return ("the training data are also the evaluation data: metrics say nothing about new data",) if same else ()
+
+    @property
+    def _held_out(self) -> float | None:
+        """The share of the training part that is the evaluation part; None if there is one of its own."""
+        return self.eval_share if self.eval is None else None
 
     def file(self, part: Part, file: str | None = None) -> tuple[str, str] | None:
         """The name of a part's file and `setting=name`, or None for a part from the Hub. Raises UserError without both.
@@ -68,6 +82,7 @@ class Source:
         """
         if file is not None:
             return file, f"--input={file}"
+        part = part if self._held_out is None else "train"
         configured: str | None = getattr(self, part)
         if configured is not None:
             return configured, f"recipe.data.{part}={configured}"
@@ -77,7 +92,7 @@ class Source:
 
     def split(self, part: Part) -> str:
         """The split of the Hub's data set, or the part of one."""
-        return self.hub_train if part == "train" else self.hub_eval
+        return self.hub_train if part == "train" or self._held_out is not None else self.hub_eval
 
     def rows(self, part: Part, file: str | None = None, header: bool = True) -> Rows:
         """The rows of a part, of which none is left out. Arguments as of `file` and `file_rows`."""
@@ -89,19 +104,30 @@ class Source:
 
     def described(self, *parts: Part) -> str:
         """Where these parts come from, for people."""
-        files = [found[0] for part in parts if (found := self.file(part)) is not None]
-        if files:
-            return ", ".join(files)
+        files = dict.fromkeys(found[0] for part in parts if (found := self.file(part)) is not None)
         config = f"/{self.hub_config}" if self.hub_config else ""
-        return f"Hub: {self.hub_name}{config}" + (f"@{self.hub_revision}" if self.hub_revision else "")
+        hub = f"Hub: {self.hub_name}{config}" + (f"@{self.hub_revision}" if self.hub_revision else "")
+        share = self._held_out
+        return (", ".join(files) or hub) + (f", of which {100 * share:g}% are held out for evaluation" if share else "")
 
-    def chosen(self, part: Part, samples: int) -> Sequence[int]:
-        """The numbers of the samples that `max_…_samples` keeps, in increasing order.
+    def chosen(self, part: Part, samples: int, classes: Sequence[Collection[int]] | None = None) -> Sequence[int]:
+        """The numbers of a part's samples that `eval_share` and `max_…_samples` keep, in increasing order.
 
-        A smaller subset with the same seed is part of a larger one.
+        `samples`: of the file or split. `classes`: of each sample; one of every class is held out last, so that there
+        is something to learn it from. A smaller subset with the same seed is part of a larger one. Raises UserError if
+        all samples would be held out.
         """
         limit = self.max_train_samples if part == "train" else self.max_eval_samples
-        if limit is None or limit >= samples:
+        share = self._held_out
+        if share is None and (limit is None or limit >= samples):
             return range(samples)
-        found: list[int] = sorted(np.random.default_rng(self.subset_seed).permutation(samples)[:limit].tolist())
-        return found
+        order: list[int] = np.random.default_rng(self.subset_seed).permutation(samples).tolist()
+        if share is not None:
+            held_out = max(1, round(share * samples))
+            rule = f"it would hold out all of {samples} {self.unit}{'s' * (samples != 1)}; use less, or give more data"
+            require(held_out < samples, "recipe.data.eval_share", share, rule)
+            if classes is not None:
+                last = set({one: row for row in order for one in classes[row]}.values())
+                order.sort(key=last.__contains__)
+            order = order[:held_out] if part == "eval" else order[held_out:][::-1]
+        return sorted(order[:limit])

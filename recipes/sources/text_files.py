@@ -160,7 +160,9 @@ class TextFiles(Source):
         if positions and not labelled and len(rows.names) == 1 and "pair" not in given:
             given = {"text": 0}  # a file of texts alone
         elif self.columns is not None and len(rows.names) != self.columns:
-            raise UserError(f"recipe.data.columns={self.columns} is invalid: {setting} has {len(rows.names)} columns")
+            commas = " between commas" if name.lower().endswith(".csv") else ""
+            wrong = f"{setting} has {len(rows.names)} column{'s' * (len(rows.names) > 1)}{commas}"
+            raise UserError(f"recipe.data.columns={self.columns} is invalid: {wrong}")
         if not len(rows):
             raise _no_rows(setting)
         notes: tuple[str, ...] = ()
@@ -172,7 +174,10 @@ class TextFiles(Source):
             columns = given if positions else infer_columns(others, setting, self._kind, by_label, given)
             if inferred := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
                 notes = ("columns inferred: " + ", ".join(inferred),)
-        places = {role: f"recipe.data.{role}_column={column}" for role, column in columns.items()}
+        places = {
+            role: f"recipe.data.{role}_column={column}{'' if role in given else ' (inferred)'}"
+            for role, column in columns.items()
+        }
         for role, column in columns.items():
             if str(column) not in rows.names:
                 raise UserError(f"{places[role]} is not a column of {setting}{did_you_mean(str(column), rows.names)}")
@@ -212,7 +217,10 @@ class TextFiles(Source):
         rows = self._kept(rows)
         labels: Any = self._kind.labels(rows.labels, names, lacking, by_number)
         texts, pairs = rows.texts()
-        chosen = self.chosen(rows.part, len(labels))
+        classes = (
+            None if self.problem == "regression" else [one if isinstance(one, tuple) else (one,) for one in labels]
+        )
+        chosen = self.chosen(rows.part, len(labels), None if self.problem == "regression" else classes)
         return LabelledText(
             [texts[row] for row in chosen],
             [labels[row] for row in chosen],

@@ -146,7 +146,8 @@ def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
 
 def evaluation_source(data: object, file: str | None) -> str:
     """Where evaluation data came from, for people: the `file` given, or what the source of data names."""
-    return file or getattr(data, "eval", None) or getattr(data, "hub_name", None) or str(data)
+    described = getattr(data, "described", None)  # a user's source may have none
+    return file or (described("eval") if described is not None else getattr(data, "eval", None) or str(data))
 
 
 def check_padding(padding: str, *known: str) -> None:
