@@ -29,6 +29,10 @@ def main() -> None:
         signal.signal(number, _leave_at_once)
     # Python looks for garbage after every 700 new objects; imports create about a million, none of them garbage.
     gc.set_threshold(50_000)
+    # A recipe in the current folder is found, as with `python -m runner`; but last: it hides no installed package.
+    here = os.getcwd()
+    if here not in sys.path and not getattr(sys.flags, "safe_path", False):
+        sys.path.append(here)
     # Imported here: worker processes import this module again and need none of the command line.
     from runner.cli import main as run
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from recipes.synthetic.grammar import generate
 from runner import cli
+from tests.processes import TIMEOUT_S, output, start
 from tests.recipes import zoo
 from tests.runs import only_folder, read
 from tests.tiny_models import save_bert
@@ -129,7 +130,7 @@ def test_own_recipe_class(guide: Path) -> None:
 
 
 def test_own_source_of_texts(guide: Path) -> None:
-    """The guide's source and its recipe, at most 40 lines, train by the guide's command."""
+    """The guide's source and its recipe, at most 40 lines, train by the guide's command, or its short form `runner`."""
     code, config = blocks("python", "class Tickets"), blocks("yaml", "tickets.Tickets")
     assert len(code.splitlines()) + len(config.splitlines()) <= 40
     (guide / "tickets.py").write_text(code)
@@ -140,7 +141,9 @@ def test_own_source_of_texts(guide: Path) -> None:
     save_bert(guide / "my_model", rows)
     arguments = shlex.split(blocks("sh", "recipe=tickets"))
     assert arguments[:3] == ["python", "-m", "runner"]
-    assert cli.main([*arguments[3:], "device=cpu", "tracking=none", "batch.global_batch=8"], time.time()) == 0
+    script = str(Path(sys.executable).with_name("runner"))
+    process = start(guide, script, *arguments[3:], "device=cpu", "tracking=none", "batch.global_batch=8")
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(guide)
     summary = read(only_folder(guide, "tickets"), "summary.json")
     assert summary["samples_seen"] == 3 * 40
     assert set(summary["eval"]) == {"accuracy", "macro_f1", "loss"}
