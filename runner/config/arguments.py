@@ -104,7 +104,7 @@ def _meant(name: str, value: str, arguments: Sequence[str], options: Collection[
 
     settings = known_keys(arguments)
     name = name.replace("-", "_")
-    if name in settings:
+    if name in (*settings, RESUME, RESUME_SWEEP):
         return f"write {name}={value}"
     words = {option.strip("-").replace("-", "_"): option for option in options if option.startswith("--")}
     found = [ELSEWHERE[name]] if name in ELSEWHERE else nearest(name, [*settings, *words], 1)

@@ -36,6 +36,8 @@ def test_a_mistake_is_one_sentence(typed: list[str], named: str, capsys: pytest.
         ("--learning_rate 1e-4", "optimizer.lr=1e-4"),
         ("--batch-size 32", "batch.global_batch=32"),
         ("--multi device=cpu,cpu2", "--multirun"),
+        ("--resume latest", "write resume=latest"),
+        ("-m --resume-sweep=latest", "write resume_sweep=latest"),
         ("--xyzxyz", "runner --help"),
     ],
 )
