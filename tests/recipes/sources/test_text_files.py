@@ -190,6 +190,13 @@ def test_other_separators_of_a_csv(here: Path, separator: str) -> None:
     assert "1 column between commas" in no_header
 
 
+def test_an_inferred_column_is_called_inferred(here: Path) -> None:
+    content = table(text=LONG, label=["1.5", "2.5", "1.5", "2.5"])
+    assert "recipe.data.label_column=label (inferred) has numbers such as" in refusal(content, suffix=".csv")
+    typed = refusal(content, suffix=".csv", text_column="text", label_column="label")
+    assert "recipe.data.label_column=label has numbers such as" in typed
+
+
 def test_subsets_are_random_and_seeded(here: Path) -> None:
     """The same rows every time and in their order; more rows include the fewer; another seed takes others."""
     rows = "".join(f"s\t{number % 2}\t\t{number:02d}\n" for number in range(40))
