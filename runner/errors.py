@@ -65,6 +65,11 @@ def require(ok: bool, setting: str, value: object, rule: str) -> None:
         raise UserError(f"{setting}={_shown(value)} is invalid: {rule}")
 
 
+def not_installed(setting: str, extra: str) -> UserError:
+    """What to do about a `name=value` whose packages are one of the extras in pyproject.toml."""
+    return UserError(f"{setting} needs a package that is not installed: pip install -e '.[{extra}]' in a checkout")
+
+
 def _shown(value: object) -> str:
     """A value as it is written on the command line."""
     if value is None:

@@ -26,7 +26,7 @@ from runner.config import accelerate
 from runner.config.schema import Config, Tracking, hydra_schema
 from runner.config.setups import store_setups
 from runner.config.trust import refuse_code, typed_settings
-from runner.errors import UserError, did_you_mean, first_line
+from runner.errors import UserError, did_you_mean, first_line, not_installed
 
 CONFIG_NAME = "config"
 #: The settings of a run that has ended, to compose others from.
@@ -63,6 +63,15 @@ ELSEWHERE = {
     "use_peft": "adapter=lora",
     "train_batch_size": "batch.global_batch",
     "warmup_ratio": "schedule.warmup_share",
+}
+
+
+#: Choices that packages add to Hydra -> the extra in pyproject.toml that has the package.
+_EXTRAS = {
+    "hydra/launcher=joblib": "joblib",
+    "hydra/launcher=submitit_local": "slurm",
+    "hydra/launcher=submitit_slurm": "slurm",
+    "hydra/sweeper=optuna": "optuna",
 }
 
 
@@ -286,6 +295,8 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     # Hydra does not say which there are if the choice is one of several.
     found = error.options or [path.stem for path in (conf_dir() / group).glob("*.yaml")]
     options = [option for option in found if option != "schema"]
+    if (extra := _EXTRAS.get(f"{group}={choice}")) is not None:
+        return not_installed(f"{group}={choice}", extra)
     if not group:
         return UserError(f"there is no configuration named '{choice}'{did_you_mean(choice, options)}")
     meant = did_you_mean(choice, options)

@@ -7,6 +7,7 @@ import http.client
 import importlib.util
 import os
 import re
+import shlex
 import ssl
 import sys
 import urllib.error
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.schema import Tracking
-from runner.errors import UserError, first_line
+from runner.errors import UserError, first_line, not_installed
 from runner.folder.files import check_folder
 from runner.track.description import VIEW_KEY, VIEW_TAG
 from runner.track.secrets import masked
@@ -28,7 +29,13 @@ from runner.track.secrets import masked
 _EXPERIMENTS = "/api/2.0/mlflow/experiments/search?max_results=1"
 #: Seconds that a tracking server has for its first response. MLflow's own retries would take minutes.
 ANSWER_WITHIN_S = 5.0
-_SCHEMES = ("", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+#: A database's scheme -> the same with a driver, and the package of the driver.
+_DRIVERS = {
+    "postgresql": ("postgresql+psycopg2", "psycopg2-binary"),
+    "mysql": ("mysql+pymysql", "pymysql"),
+    "mssql": ("mssql+pyodbc", "pyodbc"),
+}
+_SCHEMES = ("", "file", "sqlite", "databricks", *_DRIVERS)
 _SQLITE = "sqlite:///"
 #: How a database file begins.
 _SQLITE_HEADER = b"SQLite format 3\0"
@@ -77,17 +84,30 @@ def check_tracking(tracking: Tracking) -> None:
         raise UserError(
             f"{shown} names no file: write sqlite:///outputs/mlflow.db, or sqlite:////… for an absolute path"
         )
+    elif scheme in _DRIVERS:
+        _check_driver(uri, scheme, shown)
     elif scheme in ("", "file"):
         check_folder("tracking.uri", uri.removeprefix("file:").removeprefix("//"))
+
+
+def _check_driver(uri: str, scheme: str, shown: str) -> None:
+    """Check that the driver of a database is installed; MLflow itself needs none. Raises UserError."""
+    from sqlalchemy.engine import make_url  # such stores only
+    from sqlalchemy.exc import SQLAlchemyError  # as above
+
+    form, package = _DRIVERS[scheme]
+    try:
+        make_url(uri).get_dialect().import_dbapi()
+    except (ImportError, SQLAlchemyError) as error:
+        fix = f"pip install {package}, and begin the address with {form}://"
+        raise UserError(f"{shown} has no usable driver ({masked(first_line(error))}): {fix}") from error
 
 
 def check_installed(packages: Sequence[str]) -> None:
     """Raises UserError for a package that is not installed."""
     for package in packages:
         if not _is_installed(package):
-            raise UserError(
-                f"tracking={package} needs a package that is not installed: pip install -e '.[{package}]' in a checkout"
-            )
+            raise not_installed(f"tracking={package}", package)
 
 
 def _is_installed(package: str) -> bool:
@@ -197,9 +217,14 @@ def how_to_open(uri: str, page: str) -> Sequence[str]:
     page = _with_training_menus(page)
     if uri.startswith(("http://", "https://")):
         return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
-    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
-    store = "" if uri == default_store(Path.cwd()) else f" --tracking-uri '{masked(uri)}'"
-    return [f"  MLflow: {python} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
+    store = "" if uri == store_of(Tracking(mlflow=True)) else f" --tracking-uri {shlex.quote(masked(uri))}"
+    return [f"  MLflow: {python_command()} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
+
+
+def python_command() -> str:
+    """This process's Python as a word of a shell's command, which works in its current folder."""
+    relative = os.path.relpath(sys.executable)
+    return shlex.quote(min(relative if os.sep in relative else sys.executable, sys.executable, key=len))
 
 
 def experiment_page(experiment: Any) -> str:

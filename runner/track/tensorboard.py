@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from runner.folder.metrics_log import MetricsReader
 from runner.track.card import RunCard
 from runner.track.description import NOTE_TAG
+from runner.track.store import python_command
 
 
 class TensorBoard:
@@ -110,8 +111,8 @@ class TensorBoard:
             raise
 
     def how_to_open(self) -> Sequence[str]:
-        python = min(os.path.relpath(sys.executable), sys.executable, key=len)
-        return [f"  TensorBoard: {python} -m tensorboard.main --logdir {os.path.relpath(self._folder.parent)}"]
+        folder = shlex.quote(os.path.relpath(self._folder.parent))
+        return [f"  TensorBoard: {python_command()} -m tensorboard.main --logdir {folder}"]
 
 
 def _text(tags: Any) -> str:

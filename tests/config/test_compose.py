@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 
 from runner.config.compose import compose, conf_dir, known_keys, settings, sweep_points
 from runner.config.plain import to_plain
@@ -260,6 +261,15 @@ def test_optimizing_sweepers_interval() -> None:
     """An interval, from which only an optimizing sweeper can draw, is checked at its start."""
     (point,) = sweep_points(["schedule.warmup_share=interval(0.1,0.3)"])
     assert settings(compose(point)).schedule.warmup_share == 0.1
+
+
+@pytest.mark.parametrize(("choice", "extra"), [("joblib", "joblib"), ("submitit_slurm", "slurm")])
+def test_a_launcher_that_is_not_installed(choice: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer names the extra that has it."""
+    compose([])  # Hydra's plugins register their choices
+    monkeypatch.delitem(ConfigStore.instance().repo["hydra"]["launcher"], f"{choice}.yaml")
+    with pytest.raises(UserError, match=rf"hydra/launcher={choice} .*pip install -e '\.\[{extra}\]'"):
+        compose([f"hydra/launcher={choice}"])
 
 
 def test_known_keys(keys: list[str]) -> None:

@@ -6,9 +6,11 @@ import datetime
 import http.server
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from cryptography import x509
@@ -130,11 +132,29 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             check(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
-@pytest.mark.parametrize(
-    "uri", [None, "postgresql://me:pass@db/x", "mysql+pymysql://db/x", "file:///tmp/x", "mlruns", "databricks"]
-)
-def test_other_stores_are_left_to_mlflow(uri: str | None) -> None:
+@pytest.mark.parametrize("uri", [None, "postgresql+psycopg2://me:pass@db/x", "file:///tmp/x", "mlruns", "databricks"])
+def test_other_stores_are_left_to_mlflow(uri: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database needs a driver; nothing else is looked at."""
+    monkeypatch.setitem(sys.modules, "psycopg2", ModuleType("psycopg2"))  # as if it were installed
     check(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "package"),
+    [
+        ("postgresql://me:pass@db/x", "pip install psycopg2-binary, and begin the address with postgresql+psycopg2://"),
+        ("postgresql+psycopg2://me:pass@db/x", "pip install psycopg2-binary"),
+        ("postgresql+nodriver://me:pass@db/x", "nodriver"),
+        ("mysql+pymysql://db/x", "pip install pymysql"),
+    ],
+)
+def test_a_database_without_its_driver(uri: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("psycopg2", "pymysql"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(UserError) as caught:
+        check(uri)
+    assert package in str(caught.value)
+    assert "pass@" not in str(caught.value)
 
 
 def test_a_new_database_is_accepted_and_not_created(tmp_path: Path) -> None:

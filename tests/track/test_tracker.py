@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import threading
 import time
 from pathlib import Path
@@ -74,16 +76,30 @@ def test_metrics_files_and_status_arrive(folder: Path, store: MlflowClient) -> N
     assert run_id in "\n".join(tracker.how_to_open())
 
 
-def test_how_to_open(tmp_path: Path) -> None:
-    """The command names a store other than the default; a server has its own pages; no password is shown."""
+def test_how_to_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is of this Python, and names a store that it would not open itself; no password is shown.
+
+    A server has its own pages.
+    """
     command, _ = how_to_open(f"sqlite:///{tmp_path}/outputs/mlflow.db", "experiments/1/runs/abc")
     assert command.endswith("-m runner.track ui")
     uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     command, page = how_to_open(uri, "experiments/1/runs/abc")
-    assert f"runner.track ui --tracking-uri '{uri}'" in command
+    assert shlex.split(command)[-3:] == ["ui", "--tracking-uri", uri]
     assert "http://127.0.0.1:5000/#/experiments/1/runs/abc" in page
     (line,) = how_to_open("https://me:word@host/x/", "experiments/1/runs/abc")
     assert "https://***@host/x/#/experiments/1/runs/abc" in line
+    secret = "postgresql+psycopg2://me:word@db/x"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", secret)
+    command, _ = how_to_open(secret, "experiments/1/runs/abc")
+    assert command.endswith("-m runner.track ui")  # which reads the variable, too
+    command, _ = how_to_open(f"sqlite:///{tmp_path}/outputs/mlflow.db", "experiments/1/runs/abc")
+    assert "--tracking-uri" in command
+    (tmp_path / "my env").mkdir()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "my env" / "python"))
+    monkeypatch.chdir(tmp_path / "my env")
+    python = shlex.split(how_to_open(secret, "")[0])[1]
+    assert Path(python) == tmp_path / "my env" / "python"  # a single word, and not what PATH has
 
 
 @pytest.mark.parametrize("method", ["log_inputs", "log_batch"])
