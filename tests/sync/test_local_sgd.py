@@ -79,6 +79,36 @@ def test_finish_averages_the_last_steps(pool: WorkerPool, accumulate: bool) -> N
         assert state["weight"].tolist() == [3.0] * 3
 
 
+#: The two fragments of a model before each step of torchft's fixture test_diloco_mocked_updates_0, without delay or
+#: mixing: weights that begin at 1 fall by 2 in each step; 6 steps to a round; the outer optimizer is SGD of lr 2.
+TORCHFT = (
+    [1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59],
+    [1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53],
+)
+
+
+def diloco_history(backend: Backend) -> list[list[list[float]]]:
+    """The different weights of each fragment before each step."""
+    model = nn.Linear(4, 8, bias=False)
+    nn.init.ones_(model.weight)
+    make_outer = functools.partial(OuterSGD, lr=2.0, momentum=0.0, nesterov=False, per_lr=False)
+    rounds = PlannedRounds([5, 11, 17])
+    policy = LocalSGD(model, [], backend, Compress.none, rounds, make_outer=make_outer, fragments=2)
+    history = []
+    for step in range(len(TORCHFT[0])):
+        history.append([part.unique().tolist() for part in model.weight.detach().flatten().split(16)])
+        with torch.no_grad():
+            model.weight.sub_(2)
+        policy.after_step(StepFacts(step, 2, 1, 1, 2, 0.1))
+    policy.close()
+    return history
+
+
+def test_streaming_diloco_is_torchfts(pool: WorkerPool) -> None:
+    for history in pool.run(2, diloco_history):
+        assert history == [[[first], [second]] for first, second in zip(*TORCHFT, strict=True)]
+
+
 def close_policy(backend: Backend) -> list[bool]:
     """Whether parameters share memory until the policy is closed, and keep their values afterwards."""
     model = nn.Linear(5, 3)
