@@ -40,6 +40,7 @@ from runner.plan.certificate import Certificate, RunSetup, Segment, certify, end
 from runner.plan.describe_sync import sync_labels, sync_name
 from runner.plan.placement import Placement, check_device_serves, place
 from runner.plan.scaling_range import scaling_warning
+from runner.plan.schedule import schedule_warning
 from runner.plan.sync_steps import sync_steps
 
 
@@ -140,8 +141,9 @@ class Experiment:
         reason = unmeasured_noise(self.config, plan, self.setup.device_type)
         if self.config.noise.every_steps is not None and reason is not None:  # on other workers, or for lack of memory
             notes.append(f"the noise of the gradient is not measured: {reason}")
-        if (warning := scaling_warning(self.config, plan)) is not None:
-            notes.append(warning)
+        for warning in (scaling_warning(self.config, plan), schedule_warning(plan, self.config.schedule)):
+            if warning is not None:
+                notes.append(warning)
         if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
             notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
         if self.changed:

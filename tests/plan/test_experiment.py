@@ -44,6 +44,24 @@ def test_max_steps_beyond_the_epochs(max_steps: int, has_effect: bool) -> None:
     assert experiment.plan.optimizer_steps == min(max_steps, 20)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "ratio"),
+    [
+        ("epochs=1", "0.69"),  # by samples 1 + (1 - 48 ÷ 50), by steps 1 + 1 ÷ 2
+        ("epochs=3", "0.87"),
+        ("epochs=3 batch.global_batch=25", None),
+        ("epochs=3 batch.drop_last=true", None),
+        ("epochs=3 recipe.data.train_samples=1000", None),
+        ("epochs=1 max_steps=1", None),
+        ("epochs=3 schedule=constant", None),
+    ],
+)
+def test_a_schedule_unlike_one_by_steps(overrides: str, ratio: str | None) -> None:
+    """50 samples in batches of 48: the second step of an epoch has the learning rate of its end."""
+    notes = prepared(f"schedule.warmup_share=0 recipe.data.train_samples=50 {overrides}").notes
+    assert [f"add up to {ratio} of" in note for note in notes if "add up" in note] == [True] * (ratio is not None)
+
+
 def test_facts_reach_the_plan() -> None:
     experiment = prepared("recipe.data.train_samples=100 recipe.data.eval_samples=20 epochs=3")
     assert (experiment.facts.train_samples, experiment.facts.eval_samples) == (100, 20)
