@@ -151,7 +151,10 @@ def generated(model: Any, inputs: Mapping[str, Tensor], max_new_tokens: int, num
 
 
 def text_metrics(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Exact match, ROUGE's F1 and BLEU in percent, as torchmetrics computes them; BLEU with sacreBLEU's tokens."""
+    """Exact match, ROUGE's F1 and BLEU in percent, as torchmetrics computes them.
+
+    BLEU has sacreBLEU's tokens and no smoothing: it is 0 if no four tokens in a row are right in any text.
+    """
     from torchmetrics.functional.text import rouge_score, sacre_bleu_score
 
     keys = ("rouge1", "rouge2", "rougeL")

@@ -90,6 +90,14 @@ def _of_classes(function: str, **settings: Any) -> Metric:
     return metric
 
 
+def _macro_f1(logits: Tensor, labels: Tensor) -> float:
+    """The mean F1, in percent, of the classes that the evaluation set has, whatever is predicted.
+
+    scikit-learn's default adds classes that occur in predictions alone, with an F1 of 0.
+    """
+    return _of_classes("f1_score", average="macro", labels=labels.unique().tolist(), zero_division=0.0)(logits, labels)
+
+
 def _auc(logits: Tensor, labels: Tensor) -> float:
     """Area under the ROC curve in percent, of several classes the mean of each against the others; nan if undefined."""
     from sklearn.metrics import roc_auc_score
@@ -114,7 +122,7 @@ class SingleLabel(Problem):
     metrics: ClassVar[Mapping[str, Metric]] = {
         "accuracy": _of_classes("accuracy_score"),
         "matthews": _of_classes("matthews_corrcoef"),
-        "macro_f1": _of_classes("f1_score", average="macro", zero_division=0.0),
+        "macro_f1": _macro_f1,
         "f1": _of_classes("f1_score", zero_division=0.0),
         "precision": _of_classes("precision_score", zero_division=0.0),
         "recall": _of_classes("recall_score", zero_division=0.0),

@@ -267,6 +267,12 @@ def test_metrics_by_hand(
     assert [found[name] for name in ("accuracy", "matthews", "macro_f1")] == pytest.approx(expected, abs=1e-4)
 
 
+def test_macro_f1_is_of_the_classes_of_the_evaluation_set(tmp_path: Path) -> None:
+    """A third class of the model, which no row has, does not change the number of classes once it is predicted."""
+    found = metrics([0, 0, 1, 1], answers([0, 2, 1, 1], 3), tmp_path)
+    assert found["macro_f1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+
+
 def test_loss_metric_and_names(tmp_path: Path) -> None:
     """The loss is the mean in nats; it is always added, once, after the configured metrics."""
     assert metrics([0, 1, 1, 1], LOGITS.double(), tmp_path)["loss"] == pytest.approx((LN4 + 3 * LN4_3) / 4, abs=1e-6)
