@@ -17,6 +17,7 @@ from torch import Tensor
 from runner.backends import Backend
 from runner.config.schema import Checkpoint
 from runner.errors import Preempted
+from runner.folder.metrics_log import MetricsLog, cut_metrics
 from runner.train import build, checkpoint
 from runner.train.build import Job, build_loop
 from runner.train.checkpoint import Checkpoints, newest, sync_digest
@@ -131,6 +132,24 @@ def train_part(backend: Backend, overrides: list[str], folder: Path, until: int 
     _save(loop, backend, folder)
     loop.policy.close()
     return {"logged": dict(log), "synchronised": loop.synchronised}
+
+
+def train_killed(backend: Backend, overrides: list[str], folder: Path, saved_after: int, killed_after: int) -> None:
+    """Save, train on, lose all of that but what was logged, and continue from the checkpoint to the end."""
+    job = tiny_job(overrides, backend.world_size, folder)
+    for until in (killed_after, None):
+        log = MetricsLog(folder) if backend.rank == 0 else None
+        loop = build_loop(_from_newest(job), backend, log.write if log is not None else lambda *_: None)
+        if until is not None:
+            loop.train(saved_after)
+            _save(loop, backend, folder)
+        loop.train(until)
+        loop.flush() if until is not None else loop.finish()
+        loop.policy.close()
+        if log is not None:
+            log.close()
+            cut_metrics(folder, saved_after if until is not None else loop.optimizer_step)
+        backend.all_gather_object(None)
 
 
 def _save(loop: Loop, backend: Backend, folder: Path) -> None:

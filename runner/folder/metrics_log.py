@@ -46,9 +46,9 @@ def _step_of(line: str) -> float:
 class MetricsLog:
     """The writer, on rank 0. It appends to what an earlier part of the run has logged.
 
-    A disk that takes nothing does not end a run: lines wait until it does. At its latest step a run can come to log a
-    metric again: when it logs, saves and evaluates in one step, or when it continues from a checkpoint of a step that
-    it had evaluated already. The first value stays, as it does in MLflow.
+    A disk that takes nothing does not end a run: lines wait until it does. What a run logs again is left out: when it
+    logs, saves and evaluates in one step, or continues from a checkpoint after which it had evaluated in the same step,
+    or had finished an average that was in flight. The first value stays, as it does in MLflow.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,17 +62,19 @@ class MetricsLog:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise RunFailed(f"{path} cannot be opened ({error.strerror}): repair the folder") from error
-        self._latest = max((metric.step for metric in found), default=0)
-        self._keys = {metric.key for metric in found if metric.step == self._latest}
+        #: The latest step of each metric: of the earlier part of the run, and of this one.
+        self._earlier = {metric.key: metric.step for metric in found}
+        self._latest = dict(self._earlier)
         self._unwritten = b""
         self._warned = False
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        if step > self._latest:
-            self._latest, self._keys = step, set()
-        if step == self._latest:
-            metrics = {key: value for key, value in metrics.items() if key not in self._keys}
-            self._keys |= metrics.keys()
+        metrics = {
+            key: value
+            for key, value in metrics.items()
+            if step > self._earlier.get(key, -1) and step != self._latest.get(key)
+        }
+        self._latest.update(dict.fromkeys(metrics, step))
         timestamp = time.time_ns() // 1_000_000
         lines = (
             strict_json({"key": key, "value": value, "step": step, "timestamp": timestamp})

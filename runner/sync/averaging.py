@@ -233,13 +233,15 @@ class WeightedAverage:
         """With the average in flight, if there is one: this waits for it."""
         self._wait_until_done()
         phase = dataclasses.asdict(self.phase) if self.phase is not None else None
-        return {"sum": self._sum.state_dict(phase is not None), "norms": self._norms, "phase": phase}
+        waited = {"seconds": self._seconds, "stall_seconds": self._stall_seconds}
+        return {"sum": self._sum.state_dict(phase is not None), "norms": self._norms, "phase": phase, **waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sum.load_state_dict(state["sum"])
         self._norms = state["norms"].to(self._backend.device)
         self.phase = LocalPhase(**state["phase"]) if state["phase"] is not None else None
-        self._wait, self._seconds, self._stall_seconds = None, 0.0, 0.0
+        # Checkpoints of earlier versions do not have the seconds.
+        self._wait, self._seconds, self._stall_seconds = None, state.get("seconds"), state.get("stall_seconds", 0.0)
 
 
 class RunningStatistics:

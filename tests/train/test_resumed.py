@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,19 @@ from typing import Any
 import pytest
 
 from runner.errors import UserError
+from runner.folder.metrics_log import MetricsReader
 from runner.train.checkpoint import redistributed
 from tests.pool import WorkerPool
 from tests.replicas import make_loop, tiny_job
-from tests.resumed import WITHOUT_EFFECT, same, train_in_parts, train_part, train_preempted, train_whole
+from tests.resumed import (
+    WITHOUT_EFFECT,
+    same,
+    train_in_parts,
+    train_killed,
+    train_part,
+    train_preempted,
+    train_whole,
+)
 from tests.sync.batch_norm_recipe import BATCH_NORM
 from tests.sync.reference import ADAMW, EXACT, SGD, largest_difference
 from tests.sync.simulation import DILOCO, SLOWMO, Sync
@@ -210,6 +220,17 @@ def test_fragments_begin_in_the_middle_of_a_round(pool: WorkerPool, tmp_path: Pa
     results = pool.run(2, train_part, overrides, tmp_path, None)
     assert [(epoch["missing"], epoch["duplicated"]) for epoch in results[0]["ledger"]] == [(0, 0), (0, 0)]
     assert largest_difference(results[0]["weights"], results[1]["weights"]) == 0
+
+
+def test_an_average_that_was_in_flight_is_logged_once(pool: WorkerPool, tmp_path: Path) -> None:
+    """The killed run has finished and logged it after the checkpoint, at the step in which it was started before."""
+    overrides = [*ADAMW, *replace(DILOCO, k=4, fragments=2, overlap=True, delay=4).overrides()]
+    pool.run(2, train_killed, overrides, tmp_path, 5, 9)
+    logged = MetricsReader(tmp_path).read()
+    assert max(Counter((metric.key, metric.step) for metric in logged).values()) == 1
+    seconds = {metric.step: metric.value for metric in logged if metric.key == "sync/seconds"}
+    assert set(seconds) > {2, 4}
+    assert min(seconds.values()) > 0
 
 
 def test_optimizer_state_of_other_workers_is_their_mean(pool: WorkerPool) -> None:
