@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +25,35 @@ _TRIES = 5
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process. Raises BlockingIOError if another process holds the lock."""
+    """Make a folder, if it is not there, and lock it for this process. Raises BlockingIOError if another process has.
+
+    Its path is locked too: the lock file is removed with the folder, and is another one in a folder that is made anew.
+    """
+    with _locked_path(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked_inside(folder):
+            yield
+
+
+@contextlib.contextmanager
+def _locked_path(folder: Path) -> Iterator[None]:
+    """Lock a path on this machine, whether or not there is something. Raises BlockingIOError."""
+    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    path = Path(tempfile.gettempdir()) / f".runner-{os.getuid()}-{digest}.lock"
+    with contextlib.ExitStack() as stack:
+        while True:
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = stack.enter_context(os.fdopen(number, "ab", buffering=0))
+            _take(lock)
+            if inode(path) == os.fstat(number).st_ino:  # else its owner has just removed it
+                break
+        stack.callback(path.unlink, missing_ok=True)  # before it is closed, which unlocks it
+        yield
+
+
+@contextlib.contextmanager
+def locked_inside(folder: Path) -> Iterator[None]:
+    """Lock a folder that nobody else would make anew. Raises BlockingIOError if another process holds the lock."""
     # Opened without truncating it: until the lock is ours the file names its owner.
     with (folder / LOCK_FILE).open("ab", buffering=0) as lock:
         _take(lock)
@@ -48,6 +78,14 @@ def _take(lock: IO[bytes]) -> None:
             if not remaining:
                 raise
             time.sleep(0.01)
+
+
+def inode(path: Path) -> int | None:
+    """Of the file of this name; None if there is none."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def is_locked(folder: Path) -> bool:

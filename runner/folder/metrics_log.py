@@ -16,6 +16,7 @@ from pathlib import Path
 
 from runner.errors import RunFailed, printable
 from runner.folder.files import strict_json, write_text
+from runner.folder.lock import LOCK_FILE, inode
 
 FILE_NAME = "metrics.jsonl"
 
@@ -53,6 +54,7 @@ class MetricsLog:
 
     def __init__(self, folder: Path) -> None:
         """Raises RunFailed if the file cannot be opened."""
+        self._folder, self._lock = folder, inode(folder / LOCK_FILE)
         path = folder / FILE_NAME
         try:
             if path.exists():  # remove a line that a crash has cut off
@@ -69,6 +71,10 @@ class MetricsLog:
         self._warned = False
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Raises RunFailed if the run's folder is gone, or another folder has taken its place."""
+        if inode(self._folder / LOCK_FILE) != self._lock:
+            what = f"{self._folder} was removed or moved while the run used it"
+            raise RunFailed(f"{what}: resume it where it is now, or start a new run")
         metrics = {
             key: value
             for key, value in metrics.items()

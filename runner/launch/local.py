@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runner.errors import OutOfMemory, Preempted, RunFailed, UserError, printable
-from runner.folder.lock import LOCK_FILE, is_locked, locked
+from runner.folder.lock import LOCK_FILE, is_locked, locked_inside
 from runner.launch.cleanup import FOLDER
 from runner.launch.signals import (
     EXIT_INTERRUPTED,
@@ -110,7 +110,7 @@ def _own_folder(pid: int) -> Path:
             if old and not is_locked(path):
                 shutil.rmtree(path, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    _lock.enter_context(locked(folder))
+    _lock.enter_context(locked_inside(folder))
     multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
     atexit.register(leave_nothing)
     return folder

@@ -33,7 +33,7 @@ from runner.run.earlier import summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import environments
 from runner.run.finish import RunCloser
-from runner.run.preflight import prepare_run, refuse_used_folder, used_folder
+from runner.run.preflight import busy_folder, prepare_run, refuse_used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.resume import Resumption, changes_execution, prepare_resume, restarted, still_running
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
@@ -79,7 +79,6 @@ def run_single(
     else:
         experiment, folder = prepare_run(options)
     handle_signals()
-    folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder, used=resumed is not None):
         if resumed is not None:
             resumed.rewind(console)
@@ -249,7 +248,7 @@ def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Ex
 
 @contextlib.contextmanager
 def _lock(folder: Path, used: bool) -> Iterator[None]:
-    """Lock a run's folder. Raises UserError, and leaves the folder alone, if another run has just started there.
+    """Make and lock a run's folder. Raises UserError, and leaves the folder alone, if another run uses it.
 
     `used`: it holds the run that is resumed.
     """
@@ -257,7 +256,7 @@ def _lock(folder: Path, used: bool) -> Iterator[None]:
         try:
             stack.enter_context(locked(folder))
         except BlockingIOError:
-            raise (still_running(folder) if used else used_folder(folder)) from None
+            raise (still_running(folder) if used else busy_folder(folder)) from None
         if not used:
             refuse_used_folder(folder)
         yield

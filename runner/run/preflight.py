@@ -60,11 +60,11 @@ def say_aside(text: str) -> None:
 def refuse_used_folder(folder: Path) -> None:
     """Refuse a folder that holds a run. Raises UserError."""
     if (folder / "config.yaml").exists():
-        raise used_folder(folder)
+        raise UserError(f"hydra.run.dir={folder} already holds a run: choose another folder")
 
 
-def used_folder(folder: Path) -> UserError:
-    return UserError(f"hydra.run.dir={folder} already holds a run: choose another folder")
+def busy_folder(folder: Path) -> UserError:
+    return UserError(f"hydra.run.dir={folder} is used by a run that has not ended: end it, or choose another folder")
 
 
 def refuse_sweeper_params(cfg: DictConfig, fix: str) -> None:

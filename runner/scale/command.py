@@ -168,7 +168,6 @@ def scale(arguments: Sequence[str], console: Console) -> int:
     folder = options.folder or Path("outputs/scale") / f"{test.experiment.config.recipe['name']}-{test.digest}"
     check_folder("--folder", folder.parent if not folder.exists() else folder)
     jobs = {branch: test.job(branch, folder) for branch in test.branches}  # refuses rules that do not apply
-    folder.mkdir(parents=True, exist_ok=True)
     handle_signals()
     with contextlib.ExitStack() as stack:
         try:

@@ -56,7 +56,6 @@ def run_sweep(request: SweepRequest, run_jobs: Callable[[Sweep], None]) -> int:
     """Run all jobs that are not finished; the exit code. `run_jobs`: hands them to Hydra's sweeper."""
     handle_signals()
     console = Terminal(highlight=False)
-    request.folder.mkdir(parents=True, exist_ok=True)
     with sweep_lock(request.folder):
         mark_killed_jobs(request.folder)
         sweep, parent = _open(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from runner.train.checkpoint import saved_folders
 from tests import processes
 from tests.faulty_recipes import DISK, faulty, fill
 from tests.runs import TRACKED, only_folder, read, run, store, stored_runs
+from tests.sweep.gated import GATED, hold, release
 
 #: `python -m runner` that waits two seconds instead of 30 for a store at the end of a run.
 IMPATIENT = """
@@ -118,7 +120,26 @@ def test_a_folder_that_is_removed(here: Path, capfd: pytest.CaptureFixture[str])
     assert "Traceback" not in errors
     (found,) = stored_runs(here)
     assert found.info.status == "FAILED"
-    assert "ledger.json" in found.data.tags["error"]
+    assert "removed" in found.data.tags["error"]
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_removed_and_used_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other run can start once the first one has ended, which it does with a sentence and leaves nothing."""
+    given = [*GATED, "epochs=4", "log_every=1", f"hydra.run.dir={here / 'run'}", "checkpoint=none"]
+    hold(here, 2)
+    first = processes.start(here, "-m", "runner", *given)
+    processes.wait_for_gate(here, 2, first)
+    shutil.rmtree(here / "run")
+    assert cli.main([*given, "seed=1"], time.time()) == cli.EXIT_USER_ERROR
+    assert "hydra.run.dir=" in capsys.readouterr().err
+    release(here, 2)
+    assert first.wait(timeout=processes.TIMEOUT_S) == cli.EXIT_FAILED
+    assert sum(line.startswith("error: ") and "removed" in line for line in processes.output(here).splitlines()) == 1
+    assert not (here / "run").exists()
+    assert cli.main([*given, "seed=1"], time.time()) == 0
+    summary = read(here / "run", "summary.json")
+    assert (summary["status"], summary["seed"]) == ("FINISHED", 1)
 
 
 def test_a_model_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:

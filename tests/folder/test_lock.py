@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -55,6 +56,17 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         assert is_locked(tmp_path)
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     assert not is_locked(tmp_path)
+
+
+def test_a_folder_that_is_made_anew_is_still_locked(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with lock_holder(folder):
+        shutil.rmtree(folder)
+        with pytest.raises(BlockingIOError), locked(folder):
+            pass
+        assert not folder.exists()
+    with locked(folder):
+        assert is_locked(folder)
 
 
 def test_terminate_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
