@@ -23,10 +23,9 @@ from runner.backends.protocol import Backend, Event
 from runner.config.schema import Launch
 from runner.data.recipe import Batch
 
-#: How long workers wait for one that tokenises a whole data set. The launcher notices at once if it dies.
-_PREPARATION_TIMEOUT = datetime.timedelta(days=1)
-#: Seconds by which a collective outlasts `launch.timeout_s`, so that the watchdog can name the worker that is missing.
-_AFTER_WATCHDOG_S = 30.0
+#: How long workers wait for one that tokenises a whole data set, and in training. The launcher notices at once if it
+#: dies, and the watchdog if a worker makes no progress in training.
+_LONG = datetime.timedelta(days=1)
 
 #: glibc's M_MMAP_THRESHOLD (its maximum), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. Larger blocks, such as
 #: gradients of embeddings, are mapped separately: in a heap they would not always find their old place again.
@@ -74,6 +73,18 @@ def _peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+@contextlib.contextmanager
+def long_collectives(timeout_s: float) -> Iterator[None]:
+    """Within it workers wait for each other for as long as a watchdog lets them, and afterwards for `timeout_s`.
+
+    Gloo's clocks run on while all processes are stopped. Other groups than the default one always wait that long: they
+    are used in training only.
+    """
+    dist.distributed_c10d._set_pg_timeout(_LONG)
+    yield
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s))
+
+
 class _HostEvent:
     """Like torch.cuda.Event, on the host's clock."""
 
@@ -113,7 +124,6 @@ class TorchBackend(Backend):
                 os.environ.setdefault(name, value)
             _keep_freed_memory()
         self._store, self._waited = store, 0
-        self._timeout = datetime.timedelta(seconds=timeout_s + _AFTER_WATCHDOG_S)
         self._async_group: dist.ProcessGroup | None = None
         self._host_group: dist.ProcessGroup | None = None
         with _quiet_gloo():
@@ -123,7 +133,7 @@ class TorchBackend(Backend):
                 rank=rank,
                 world_size=world_size,
                 device_id=self.device if device_type == "cuda" else None,
-                timeout=self._timeout,
+                timeout=datetime.timedelta(seconds=timeout_s),
             )
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -158,7 +168,7 @@ class TorchBackend(Backend):
 
     def new_group(self) -> dist.ProcessGroup:
         with _quiet_gloo():
-            return dist.new_group(timeout=self._timeout)
+            return dist.new_group(timeout=_LONG)
 
     def start_sum(self, numbers: Sequence[Tensor], async_op: bool) -> Callable[[], list[float]]:
         total = torch.stack([number.to(self.device, torch.float64) for number in numbers])
@@ -177,7 +187,7 @@ class TorchBackend(Backend):
         if self._host_group is None:
             # Of its own: the numbers must not wait for what a device or an asynchronous collective is doing.
             with _quiet_gloo():
-                self._host_group = dist.new_group(backend="gloo", timeout=self._timeout)
+                self._host_group = dist.new_group(backend="gloo", timeout=_LONG)
         work = dist.all_reduce(total, group=self._host_group, async_op=True)
         if not async_op:
             work.wait()
@@ -192,7 +202,7 @@ class TorchBackend(Backend):
         self._waited += 1
         keys = [f"wait-{self._waited}/{rank}" for rank in range(self.world_size)]
         self._store.set(keys[self.rank], json.dumps(value))
-        self._store.wait(keys, _PREPARATION_TIMEOUT)
+        self._store.wait(keys, _LONG)
         return [json.loads(self._store.get(key)) for key in keys]
 
     def all_gather_object(self, value: Any) -> list[Any]:

@@ -17,6 +17,8 @@ from runner.train.loop import Loop
 
 #: Seconds between two looks; without progress, until a worker looks for the others; and in which they have to answer.
 _LOOK_S, _QUIET_S, _ANSWER_S = 5.0, 45.0, 15.0
+#: Seconds between two looks, at most, if this process was not stopped meanwhile.
+_LONGEST_LOOK_S = 10.0
 #: The phases in which a worker may be waiting for the others; with sharded weights also the others of these.
 _WAITING = ("backward", "communication", "evaluation")
 _WAITING_SHARDED = (*_WAITING, "forward", "optimizer")
@@ -38,6 +40,9 @@ class Watchdog:
     One leaves a sign of life in the store every few seconds, and while the worker makes no progress it looks at those
     of the others: a worker that is stopped or cannot be reached leaves none. The other thread watches the clock: the
     store may be on the host that is gone, and then does not answer.
+
+    Only the time counts in which this process runs: all processes may be stopped, by Ctrl-Z or because a job is
+    suspended.
     """
 
     def __init__(self, loop: Loop, store: dist.Store, timeout_s: float, give_up: Callable[[str], None]) -> None:
@@ -47,8 +52,10 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._scale = min(1.0, timeout_s / 100)
         self._ended = threading.Event()
-        #: Since when there is no progress, on the monotonic clock.
-        self._since = time.monotonic()
+        #: Seconds that this process has run: the clock of this class.
+        self._now = 0.0
+        #: Since when there is no progress.
+        self._since = 0.0
         #: The signs of all workers that were seen since then, each with its time.
         self._seen: list[tuple[float, dict[int, Sign]]] = []
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._exchange_signs, self._watch)]
@@ -72,8 +79,8 @@ class Watchdog:
             sign = (number, self._loop.meter.beats, self._loop.optimizer_step + 1, self._loop.meter.phase)
             with contextlib.suppress(RuntimeError):  # a store that is gone
                 self._store.set(f"alive/{self._rank}", json.dumps(sign))
-                if time.monotonic() - self._since > self._scale * _QUIET_S:
-                    self._seen.append((time.monotonic(), self._signs()))
+                if self._now - self._since > self._scale * _QUIET_S:
+                    self._seen.append((self._now, self._signs()))
 
     def _signs(self) -> dict[int, Sign]:
         """The latest sign of each worker that has left one."""
@@ -81,12 +88,14 @@ class Watchdog:
         return {rank: Sign(*json.loads(self._store.get(f"alive/{rank}"))) for rank in ranks}
 
     def _watch(self) -> None:
-        beats, said = self._loop.meter.beats, False
+        beats, said, looked_at = self._loop.meter.beats, False, time.monotonic()
         while not self._pause():
+            before, looked_at = looked_at, time.monotonic()
+            self._now += min(looked_at - before, self._scale * _LONGEST_LOOK_S)
             if self._loop.meter.beats != beats:
-                beats, said, self._since, self._seen = self._loop.meter.beats, False, time.monotonic(), []
+                beats, said, self._since, self._seen = self._loop.meter.beats, False, self._now, []
                 continue
-            quiet = time.monotonic() - self._since
+            quiet = self._now - self._since
             if quiet > self._timeout_s:
                 what = self._blame()[0] or f"no worker made progress in step {self._loop.optimizer_step + 1}"
                 self._give_up(f"{what} for {quiet:.0f} s (launch.timeout_s={self._timeout_s:g})")
@@ -100,7 +109,7 @@ class Watchdog:
     def _blame(self) -> tuple[str | None, int]:
         """Which workers the others wait for, as the start of a sentence if it is known; and who says so."""
         seen = list(self._seen)
-        if not seen or time.monotonic() - seen[-1][0] > self._scale * _ANSWER_S:
+        if not seen or self._now - seen[-1][0] > self._scale * _ANSWER_S:
             step = self._loop.optimizer_step + 1
             return f"the host of rank 0 did not answer in step {step} (stopped, or the link is gone)", self._rank
         earlier, now = seen[0][1], seen[-1][1]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from runner.backends import Backend
 from runner.backends.memory import enough_for
+from runner.backends.torch_distributed import long_collectives
 from runner.errors import first_line
 from runner.launch.local import Place, WorkerLost
 from runner.launch.signals import requests
@@ -76,7 +77,8 @@ def run(
 
     @contextlib.contextmanager
     def watched(loop: Loop) -> Iterator[None]:
-        with Watchdog(loop, store, job.config.launch.timeout_s, give_up):
+        timeout_s = job.config.launch.timeout_s
+        with long_collectives(timeout_s), Watchdog(loop, store, timeout_s, give_up):
             if job.config.checkpoint.on_preemption:
                 requests.training, requests.grace_s = True, job.config.launch.grace_s
                 tell_training()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,41 @@ def test_a_stopped_worker_is_named_and_replaced(tmp_path: Path) -> None:
     assert summary["status"] == "FINISHED"
     assert any("worker 1 did not answer" in note for note in summary["notes"])
     assert 8 <= summary["speed"]["restart_share"] * summary["wall_s"] <= summary["wall_s"]
+
+
+#: A worker whose step takes a second of its own time, and which waits for another then.
+WATCHED = """
+import os, sys, time
+from types import SimpleNamespace
+import torch.distributed as dist
+from runner.launch.watchdog import Watchdog
+def give_up(why):
+    print(why, flush=True)
+    os._exit(1)
+loop = SimpleNamespace(
+    backend=SimpleNamespace(rank=0, world_size=2),
+    meter=SimpleNamespace(beats=0, phase="backward"),
+    policy=SimpleNamespace(collective_forward=False),
+    optimizer_step=3,
+)
+with Watchdog(loop, dist.HashStore(), 2.0, give_up):
+    print("watching", flush=True)
+    for _ in range(10):
+        time.sleep(0.1)
+    loop.meter.beats += 1
+    print("a step", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_pause_of_the_process_does_not_count(tmp_path: Path) -> None:
+    """As by Ctrl-Z or a suspended job, for longer than the time-out, which then counts as before."""
+    process = start(tmp_path, "-c", WATCHED)
+    wait_for(tmp_path, "output.txt", process)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(timeout=30) == 1
+    lines = output(tmp_path).splitlines()
+    assert lines[:2] == ["watching", "a step"]
+    assert lines[-1].startswith("worker 1 did not answer in step 4")
