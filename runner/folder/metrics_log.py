@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import sys
 import time
@@ -32,16 +31,23 @@ class Metric:
 
 
 def cut_metrics(folder: Path, step: int) -> None:
-    """Remove everything that was logged after optimizer step `step`, from which the run continues."""
+    """Remove what was logged after optimizer step `step`, from which the run continues, and lines that are damaged."""
     path = folder / FILE_NAME
     if path.exists():
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _step_of(line) <= step]
+        lines = _complete(path.read_bytes()).splitlines()
+        kept = [line.decode() + "\n" for line in lines if (metric := _metric(line)) is not None and metric.step <= step]
         write_text(path, "".join(kept))
 
 
-def _step_of(line: str) -> float:
-    """The step of a line; infinite for a line that a crash has cut off."""
-    return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+def damaged_lines(folder: Path) -> int:
+    """How many lines of a run are no metrics, and are left out."""
+    path = folder / FILE_NAME
+    return list(map(_metric, _complete(path.read_bytes()).splitlines())).count(None) if path.exists() else 0
+
+
+def _complete(content: bytes) -> bytes:
+    """The content without a last line that is not complete: it is being written, or a crash has cut it off."""
+    return content[: content.rfind(b"\n") + 1]
 
 
 class MetricsLog:
@@ -58,7 +64,7 @@ class MetricsLog:
         path = folder / FILE_NAME
         try:
             if path.exists():  # remove a line that a crash has cut off
-                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+                os.truncate(path, len(_complete(path.read_bytes())))
             found = MetricsReader(folder).read()
             # Unbuffered: another process reads along, a crash must lose nothing, and what was not written is known.
             self._file = path.open("ab", buffering=0)
@@ -108,7 +114,7 @@ class MetricsLog:
 
 
 class MetricsReader:
-    """A reader, in any process."""
+    """A reader, in any process. Lines that are damaged are left out."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
@@ -127,12 +133,15 @@ class MetricsReader:
                 self._offset = 0
             self._inode = inode
             file.seek(self._offset)
-            data = file.read()
-        complete = data.rfind(b"\n") + 1  # the last line may be incomplete
-        self._offset += complete
-        return [_metric(line) for line in data[:complete].splitlines()]
+            data = _complete(file.read())
+        self._offset += len(data)
+        return [metric for metric in map(_metric, data.splitlines()) if metric is not None]
 
 
-def _metric(line: bytes) -> Metric:
-    content = json.loads(line)
-    return Metric(**{**content, "value": float(content["value"])})
+def _metric(line: bytes) -> Metric | None:
+    """None if a line is damaged: blank, or with zeros where a crash has lost a block of the file."""
+    try:
+        content = json.loads(line)
+        return Metric(content["key"], float(content["value"]), int(content["step"]), int(content["timestamp"]))
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,12 @@ def summary_of_run(folder: Path) -> dict[str, Any]:
 
 
 def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:
-    """The folder below `outputs` of the run with this id in MLflow. Raises UserError."""
-    cards = sorted(outputs.rglob(CARD_FILE))
-    return next((card.parent for card in cards if read_json(card).get("run_id") == run_id), None)
+    """The folder below `outputs` of the run with this id in MLflow."""
+    for card in sorted(outputs.rglob(CARD_FILE)):
+        with contextlib.suppress(UserError):  # a damaged one: the others can still be found
+            if read_json(card).get("run_id") == run_id:
+                return card.parent
+    return None
 
 
 def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:

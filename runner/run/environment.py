@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.schema import Config
+from runner.errors import UserError, first_line
 from runner.track.card import git_commit
 from runner.train.build import code_of
 
@@ -20,8 +21,6 @@ def environments(folder: Path, config: Config, after_step: int) -> list[dict[str
 
     Python, platform, every installed package, the commit of the runner, and digests of the code that trains.
     """
-    path = folder / FILE_NAME
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     now = {
         "after_step": after_step,
         "python": platform.python_version(),
@@ -30,7 +29,17 @@ def environments(folder: Path, config: Config, after_step: int) -> list[dict[str
         "commit": git_commit(),
         "code": code_of(config),
     }
-    return [*(one for one in earlier if one["after_step"] < after_step), now]
+    return [*(one for one in earlier_environments(folder) if one["after_step"] < after_step), now]
+
+
+def earlier_environments(folder: Path) -> list[dict[str, Any]]:
+    """The entries that a run's folder has. Raises UserError if the file is damaged."""
+    path = folder / FILE_NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return [{**one, "after_step": int(one["after_step"])} for one in found]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({first_line(error)})") from error
 
 
 def _packages() -> dict[str, str]:

@@ -23,7 +23,8 @@ from runner.config.schema import Config, Tracking
 from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
-from runner.folder.metrics_log import cut_metrics
+from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
+from runner.folder.metrics_log import cut_metrics, damaged_lines
 from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan import Plan
@@ -31,6 +32,8 @@ from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, check_profile, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
+from runner.run.environment import FILE_NAME as ENVIRONMENT
+from runner.run.environment import earlier_environments
 from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
@@ -80,6 +83,9 @@ class Resumption:
     def rewind(self, console: Console) -> None:
         """Set the folder, which is locked, back to the checkpoint. Each change can be made again after a crash."""
         _refuse_ended(self.folder)  # now that no other process can end it
+        for name, problem in _damaged_records(self.folder, self.experiment.config.tracking).items():
+            (self.folder / name).rename(self.folder / f"damaged-{name}")
+            console.print(f"[bold yellow]warning:[/] {escape(problem)}: the run begins another", soft_wrap=True)
         for folder, problem in self.damaged.items():
             set_aside(folder)
             warning = f"{folder.name} is damaged ({problem}) and is left out"
@@ -93,6 +99,9 @@ class Resumption:
         for name in ("summary.json", "ledger.json", PROGRESS_FILE):  # of the end that it had
             (self.folder / name).unlink(missing_ok=True)
         remove_drafts(self.folder)
+        if damaged := damaged_lines(self.folder):
+            warning = f"{METRICS_FILE} has {damaged} damaged line{'s' * (damaged != 1)}, left out"
+            console.print(f"[bold yellow]warning:[/] {warning}", soft_wrap=True)
         cut_metrics(self.folder, self.saved.step if self.saved is not None else 0)
 
 
@@ -198,6 +207,21 @@ def _refuse_ended(folder: Path) -> None:
         raise UserError(f"{RESUME}={folder} has finished: there is nothing to resume{to_send}")
 
 
+def _damaged_records(folder: Path, tracking: Tracking) -> dict[str, str]:
+    """What is wrong with files without which a run can continue, by name. Raises UserError for one that it needs."""
+    damaged = {}
+    for name, read in ((ENVIRONMENT, earlier_environments), (CARD_FILE, RunCard.read)):
+        try:
+            if (folder / name).exists():
+                read(folder)
+        except UserError as error:
+            if name == CARD_FILE and tracking.mlflow:
+                rule = f"restore it, or add tracking=none; without {name} the run is logged as a new one"
+                raise UserError(f"{RESUME}={folder}: {error}: {rule}") from error
+            damaged[name] = str(error)
+    return damaged
+
+
 def _segments(folder: Path) -> tuple[Segment, ...]:
     return tuple(Segment.from_json(one) for one in read_json(folder / "certificate.json").get("segments", ()))
 
@@ -249,6 +273,7 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
         now = (config.device.length_buckets, config.evaluation.micro_batch)
         for name, old, new in zip(names, before, now, strict=True):
             require(new == old, name, new, f"the run has {old}, and other bits with another value")
+    _damaged_records(folder, config.tracking)
     if any(_key(override) == "tracking.uri" for override in overrides):
         return config
     return dataclasses.replace(config, tracking=_tracking(config.tracking, folder))

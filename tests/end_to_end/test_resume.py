@@ -136,6 +136,32 @@ def test_a_run_without_a_checkpoint(killed: Path, here: Path, capsys: pytest.Cap
     assert "no complete checkpoint" in capsys.readouterr().err
 
 
+def test_damaged_records(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What training does not need is set aside, with a sentence. MLflow needs the card: refused before any change."""
+    folder = here / "run"
+    shutil.copytree(only_folder(killed, "linear"), folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    damaged = {
+        "metrics.jsonl": "".join([*lines[:4], "\n", *lines[4:8], "\0" * 100 + "\n", *lines[8:]]),
+        "environment.json": "\0" * 100,
+        "tracking.json": (folder / "tracking.json").read_text()[:100],
+    }
+    for name, content in damaged.items():
+        (folder / name).write_text(content)
+    before = sorted(folder.rglob("*"))
+    assert run(f"resume={folder}", TRUST) == 2
+    assert "tracking.json" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+    assert {name: (folder / name).read_text() for name in damaged} == damaged
+
+    assert run(f"resume={folder}", TRUST, "tracking=none") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith("warning:") and name in line for line in out) for name in damaged)
+    assert (folder / "damaged-tracking.json").read_text() == damaged["tracking.json"]
+    assert losses(folder).keys() == set(range(1, STEPS + 1))
+    assert [one["after_step"] for one in read(folder, "environment.json")] == [6]
+
+
 def test_changed_data_are_refused(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = here / "run"
     shutil.copytree(only_folder(killed, "linear"), folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.folder.metrics_log import FILE_NAME, Metric, MetricsLog, MetricsReader
+from runner.folder.metrics_log import FILE_NAME, Metric, MetricsLog, MetricsReader, cut_metrics, damaged_lines
 from tests.faulty_recipes import fill
 
 
@@ -91,6 +91,15 @@ def test_a_line_cut_off_by_a_crash_is_removed(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(line("a", 1.0) + line("b", 2.0)[:-9])
     MetricsLog(tmp_path).write(2, {"c": 3.0})
     assert [(m.key, m.value) for m in MetricsReader(tmp_path).read()] == [("a", 1.0), ("c", 3.0)]
+
+
+@pytest.mark.parametrize("damage", ["\n", "\0" * 512 + "\n", '{"key": "b", "va\n', '{"key": "b"}\n', "3\n"])
+def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
+    (tmp_path / FILE_NAME).write_text(line("a", 1.0) + damage + line("c", 2.0))
+    assert damaged_lines(tmp_path) == 1
+    assert MetricsReader(tmp_path).read() == [Metric("a", 1.0, 1, 5), Metric("c", 2.0, 1, 5)]
+    cut_metrics(tmp_path, 1)
+    assert (tmp_path / FILE_NAME).read_text() == line("a", 1.0) + line("c", 2.0)
 
 
 def test_bare_nan_of_older_versions(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_run_that_has_not_ended(here: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Invalid metrics, an invalid card: named, exit code 1. Every folder goes to its own store."""
+    """An invalid card: named, exit code 1. Damaged metrics: named, and left out. Every folder goes to its own store."""
     for name in ("a", "b", "c"):
         run_in(here / "runs" / name, store=database())
     run_in(here / "more", store=database("more"))
@@ -168,7 +168,8 @@ def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.Ca
     (here / "runs" / "b" / "tracking.json").write_text("")
     assert sync("runs", "more") == 1
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if "not delivered" in line] == ["runs/a", "runs/b"]
+    assert [line.split()[0] for line in out.splitlines() if "not delivered" in line] == ["runs/b"]
+    assert [line.split()[0] for line in out.splitlines() if "damaged" in line] == ["runs/a"]
     assert "Traceback" not in out
     assert in_store(database())["c"].info.status == "FINISHED"
     assert list(in_store(database("more"))) == ["more"]
