@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recipes.sources.rows import Rows, check_columns
-from recipes.sources.source import Part, Source
+from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.chat import ASSISTANT, Chats, Conversations
 from runner.errors import UserError
 
@@ -37,7 +37,8 @@ class ConversationFiles(Source):
         """Read and check the data. Raises UserError, Unavailable."""
         self.check_both()
         train, evaluation = self._chats("train"), self._chats("eval")
-        return Conversations(train, evaluation, self.described("train", "eval"), (*self.notes, *train.notes))
+        leak = self.leak(list(train.samples()), list(evaluation.samples()))
+        return Conversations(train, evaluation, self.described("train", "eval"), (*leak, *train.notes))
 
     def read_evaluation(self, file: str | None = None) -> Conversations:
         """The evaluation set, or `file`, whose rows need no answers, and no training set."""
@@ -88,8 +89,8 @@ def _wrong(row: Mapping[str, Any], columns: Mapping[str, str], answered: bool) -
     if "messages" in row:
         return _wrong_messages(row["messages"], next(iter(columns)), answered)
     for column, name in columns.items():
-        if (answered or name == "prompt") and (not isinstance(row[name], str) or not row[name].strip()):
-            return f"has no text in '{column}'"
+        if (answered or name == "prompt") and (wrong := wrong_text(row[name])) is not None:
+            return f"has {wrong} in '{column}'"
     return None
 
 
@@ -126,6 +127,8 @@ def _wrong_messages(messages: Any, column: str, answered: bool) -> str | None:
         empty = not isinstance(content, str) or (role == ASSISTANT and not content.strip())
         if empty and not message.get("tool_calls"):
             return f"has a message without a text as 'content' (message {number}): give it one, or remove it"
+        if content and (wrong := wrong_text(content, blank=True)) is not None:
+            return f"has {wrong} in message {number}"
     if messages[0]["role"] == ASSISTANT:
         return "begins with a message of the assistant, so that it answers nothing: put the user's before it"
     if answered and all(message["role"] != ASSISTANT for message in messages):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from recipes.sources.rows import check_columns, has_columns, read_texts
-from recipes.sources.source import Part, Source
+from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.language_model import Documents
 from runner.errors import UserError, require
 
@@ -62,6 +62,9 @@ class PlainText(Source):
             documents = self._split(texts)
         if not documents:
             raise UserError(f"{setting} contains no text: give a file with text")
+        for number, document in enumerate(documents, 1):
+            if (wrong := wrong_text(document)) is not None:
+                raise UserError(f"{setting}: document {number} has {wrong}")
         return documents if file is not None else [documents[row] for row in self.chosen(part, len(documents))]
 
     def _split(self, texts: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,6 +12,16 @@ from recipes.sources.rows import NO_DATA, Rows, file_rows, hub_rows
 from runner.errors import UserError, require
 
 Part = Literal["train", "eval"]
+
+#: The share of the evaluation set from which on samples that are also in the training set are a leak. CoLA has 1.1%.
+_LEAK = 0.05
+
+
+def wrong_text(text: object, blank: bool = False) -> str | None:
+    """What is wrong with a text, after "has"; None if it can be trained on. `blank`: spaces alone are a text."""
+    if not isinstance(text, str) or not (text if blank else text.strip()):
+        return "no text"
+    return "NUL characters (a damaged file?)" if "\0" in text else None
 
 
 @dataclass(frozen=True)
@@ -62,13 +72,14 @@ class Source:
         if self.train is None and not self.hub_name:
             raise UserError(NO_DATA)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What may surprise about the choice of data, in sentences."""
-        if self._held_out is not None:
+    def leak(self, train: Sequence[Hashable], evaluation: Sequence[Hashable]) -> tuple[str, ...]:
+        """A note if samples of the evaluation set are also in the training set; both without their labels."""
+        known = set(train)
+        both = sum(sample in known for sample in evaluation)
+        if both < _LEAK * len(evaluation):
             return ()
-        same = self.train == self.eval if self.train is not None else self.hub_train == self.hub_eval
-        return ("the training data are also the evaluation data: metrics say nothing about new data",) if same else ()
+        of = f"{both:,} of {len(evaluation):,} {self.unit}s of the evaluation data"
+        return (f"{of} are also in the training data: metrics on these say nothing about new data",)
 
     @property
     def _held_out(self) -> float | None:

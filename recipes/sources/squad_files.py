@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recipes.sources.rows import check_columns, read_texts
-from recipes.sources.source import Part, Source
+from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.question_answering import Paragraphs, Question, QuestionCorpus
 from runner.errors import UserError
 
@@ -25,7 +25,9 @@ class SquadData(Source):
     def read(self) -> QuestionCorpus:
         """Read and check the data. Raises UserError, Unavailable."""
         self.check_both()
-        return QuestionCorpus(self._paragraphs("train"), self._paragraphs("eval"), self.described("train", "eval"))
+        train, evaluation = self._paragraphs("train"), self._paragraphs("eval")
+        leak = self.leak(train.asked(), evaluation.asked())
+        return QuestionCorpus(train, evaluation, self.described("train", "eval"), leak)
 
     def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
         """The evaluation set, or the questions of `file` without their answers, and no training set."""
@@ -71,8 +73,9 @@ def _collect(rows: Iterable[_Row], setting: str, answered: bool = True) -> Parag
     questions: dict[str, Question] = {}
     for id_, text, context, answers in rows:
         where = f"{setting} is malformed: question '{id_}'"
-        if not all(isinstance(value, str) and value.strip() for value in (id_, text, context)):
-            raise UserError(f"{where} needs a text for 'id', 'question' and 'context'")
+        for name, value in (("id", id_), ("question", text), ("context", context)):
+            if (wrong := wrong_text(value)) is not None:
+                raise UserError(f"{where} has {wrong} as '{name}'")
         if id_ in questions:
             raise UserError(f"{where} occurs twice")
         if answered and not answers:

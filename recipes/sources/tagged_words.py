@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from recipes.sources.labels import as_text, numbers_of
 from recipes.sources.rows import has_columns, read_texts
-from recipes.sources.source import Part, Source
+from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.token_classification import Sentences, TaggedCorpus
 from runner.errors import UserError, did_you_mean, require
 
@@ -61,13 +61,13 @@ class TaggedWords(Source):
         self.check_both()
         train, own_names = self._part("train")
         evaluation, _ = self._part("eval")
-        names, notes = self.label_names or own_names, self.notes
+        names, inferred = self.label_names or own_names, tuple[str, ...]()
         if names is None:
             names = sorted({tag for row in train for tag in row.tags or ()})
             shown = ", ".join(names[:_TAGS_SHOWN]) + (
                 f" and {len(names) - _TAGS_SHOWN} more" * (len(names) > _TAGS_SHOWN)
             )
-            notes = (*notes, f"tags inferred: {shown}")
+            inferred = (f"tags inferred: {shown}",)
         if len(names) < 2:
             raise UserError(f"recipe.data.train has only the tag '{names[0]}', so there is nothing to learn")
         lacking = "which recipe.data.train lacks: name all tags in recipe.data.label_names"
@@ -77,7 +77,8 @@ class TaggedWords(Source):
             )
         learned = self._numbered("train", train, names, lacking)
         evaluated = self._numbered("eval", evaluation, names, lacking)
-        return TaggedCorpus(learned, evaluated, self.described("train", "eval"), tuple(names), notes)
+        leak = self.leak(*(list(map(tuple, part.words)) for part in (learned, evaluated)))
+        return TaggedCorpus(learned, evaluated, self.described("train", "eval"), tuple(names), leak + inferred)
 
     def read_evaluation(self, file: str | None = None, label_names: Sequence[str] | None = None) -> Sentences:
         """The evaluation set by itself, or all sentences of `file`. Raises UserError, Unavailable.
@@ -171,9 +172,9 @@ def _row(where: str, words: Sequence[Any], tags: Sequence[Any] | None) -> _Row:
     """Raises UserError for words that are no texts, and for tags that are missing."""
     if not words:
         raise UserError(f"{where} has no words: remove it")
-    wrong = next((place for place, word in enumerate(words) if not isinstance(word, str) or not word.strip()), None)
-    if wrong is not None:
-        raise UserError(f"{where} has no text as word {wrong + 1}")
+    for number, word in enumerate(words, 1):
+        if (wrong := wrong_text(word)) is not None:
+            raise UserError(f"{where} has {wrong} as word {number}")
     if tags is None:
         return _Row(where, list(words), None)
     if len(tags) != len(words):

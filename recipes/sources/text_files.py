@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recipes.sources.columns import infer_columns
 from recipes.sources.labels import Classes, ClassSets, LabelCells, LabelKind, Numbers, flags_as_sets
 from recipes.sources.rows import Rows, check_columns, is_table
-from recipes.sources.source import Part, Source
+from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.classification import Corpus, LabelledText
 from runner.errors import UserError, did_you_mean, require
 
@@ -122,8 +122,9 @@ class TextFiles(Source):
         learned = self._labelled(train, names, f"which {lacking}", by_number=not inferred)
         self._kind.check_training(learned.labels, names, self.max_train_samples)
         evaluated = self._labelled(evaluation, names, f"which {lacking}", by_number=not inferred)
-        learned = dataclasses.replace(learned, notes=self.notes + train.notes + inferred)
-        return Corpus(learned, evaluated, self.described("train", "eval"), names)
+        learned = dataclasses.replace(learned, notes=train.notes + inferred)
+        leak = self.leak(*(_samples(part) for part in (learned, evaluated)))
+        return Corpus(learned, evaluated, self.described("train", "eval"), names, leak)
 
     def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:
         """The training or evaluation set by itself. Raises UserError, and Unavailable as `read` does.
@@ -275,13 +276,18 @@ class _Rows:
         return LabelCells(self.cells["label"], self.where, self.places["label"], self.setting, self.label_names)
 
     def texts(self) -> tuple[list[str], list[str] | None]:
-        """The texts and, for pairs, the second texts. Raises UserError if one is empty."""
+        """The texts and, for pairs, the second texts. Raises UserError for one that cannot be trained on."""
         for role in ("text", "pair"):
             if role in self.cells:
-                missing = self.cells[role].map(lambda cell: not isinstance(cell, str) or not cell)
-                if missing.any():
-                    raise UserError(f"{self.where} {missing.idxmax()} has no text in {self.places[role]}")
+                wrong = self.cells[role].map(lambda cell: wrong_text(cell, blank=True)).dropna()
+                if len(wrong):
+                    raise UserError(f"{self.where} {wrong.index[0]} has {wrong.iloc[0]} in {self.places[role]}")
         return self.cells["text"].tolist(), self.cells["pair"].tolist() if "pair" in self.cells else None
+
+
+def _samples(part: LabelledText) -> Sequence[Hashable]:
+    """What is classified."""
+    return part.texts if part.pairs is None else list(zip(part.texts, part.pairs, strict=True))
 
 
 def _no_rows(setting: str, why: str = "") -> UserError:

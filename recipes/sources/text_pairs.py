@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from recipes.sources.rows import check_columns
-from recipes.sources.source import Part, Source
+from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.seq2seq import PairCorpus, TextPairs
 from runner.errors import UserError
 
@@ -24,7 +24,9 @@ class TextPairFiles(Source):
     def read(self) -> PairCorpus:
         """Read and check the data. Raises UserError, Unavailable."""
         self.check_both()
-        return PairCorpus(self._pairs("train"), self._pairs("eval"), self.described("train", "eval"), self.notes)
+        train, evaluation = self._pairs("train"), self._pairs("eval")
+        leak = self.leak(train.sources, evaluation.sources)
+        return PairCorpus(train, evaluation, self.described("train", "eval"), leak)
 
     def read_evaluation(self, file: str | None = None) -> PairCorpus:
         """The evaluation set, or the sources of `file` without their targets, and no training set."""
@@ -43,7 +45,7 @@ class TextPairFiles(Source):
         for column in columns:
             cells = rows.dataset[column][:]
             for number, cell in zip(rows.numbers, cells, strict=True):
-                if not isinstance(cell, str) or not cell.strip():
-                    raise UserError(f"{rows.where} {number} has no text in '{column}'")
+                if (wrong := wrong_text(cell)) is not None:
+                    raise UserError(f"{rows.where} {number} has {wrong} in '{column}'")
             texts.append([cells[row] for row in chosen])
         return TextPairs(texts[0], texts[1] if file is None else None)

@@ -77,6 +77,12 @@ class Chats:
             )
         ]
 
+    def samples(self) -> Iterator[str]:
+        """Each row as JSON, which is the same in every file that has it."""
+        for row in self.rows:
+            content = [_present(message) for message in row["messages"]] if "messages" in row else row
+            yield json.dumps(content, sort_keys=True)
+
 
 @dataclass(frozen=True)
 class Conversations:
@@ -93,9 +99,8 @@ class Conversations:
         digest = hashlib.sha256()
         for part in (self.train, self.eval):
             digest.update(b"%d rows;" % len(part))
-            for row in part.rows:
-                content = [_present(message) for message in row["messages"]] if "messages" in row else row
-                digest.update(json.dumps(content, sort_keys=True).encode() + b"\n")
+            for sample in part.samples():
+                digest.update(sample.encode() + b"\n")
         return digest.hexdigest()
 
 

@@ -62,13 +62,15 @@ class LabelledText:
 class Corpus:
     """Training and evaluation set. `source`: where they came from, for people.
 
-    `names`: the names of the classes in the order of their numbers; None if they have only numbers.
+    `names`: the names of the classes in the order of their numbers; None if they have only numbers. `leak`: a note, if
+    they share samples.
     """
 
     train: LabelledText
     eval: LabelledText
     source: str
     names: Sequence[str] | None = None
+    leak: tuple[str, ...] = ()
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ class Corpus:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.train.notes, *self.eval.notes)))
+        return tuple(dict.fromkeys((*self.leak, *self.train.notes, *self.eval.notes)))
 
     @property
     def digest(self) -> str:

@@ -64,6 +64,10 @@ class Paragraphs:
     def __len__(self) -> int:
         return len(self.questions)
 
+    def asked(self) -> list[tuple[str, str]]:
+        """Each question's paragraph and text."""
+        return [(self.contexts[question.context], question.text) for question in self.questions]
+
     def select(self, rows: Sequence[int]) -> Paragraphs:
         """The questions with these numbers, and the paragraphs that they are about."""
         questions = [self.questions[row] for row in rows]
@@ -77,11 +81,12 @@ class Paragraphs:
 
 @dataclass(frozen=True)
 class QuestionCorpus:
-    """Training and evaluation set. `source`: where they came from, for people."""
+    """Training and evaluation set. `source`: where they came from, for people; `notes`: on them, in sentences."""
 
     train: Paragraphs
     eval: Paragraphs
     source: str
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -155,7 +160,8 @@ class QuestionAnswering(TransformerRecipe):
         entry = self._entry(cache, digest, lambda: corpus)
         windows = json.loads((entry / "properties.json").read_text())["windows"]
         questions = (len(corpus.train), len(corpus.eval))
-        return DataFacts(windows["train"], windows["eval"], digest, corpus.source, "windows", "questions", *questions)
+        rows = windows["train"], windows["eval"]
+        return DataFacts(*rows, digest, corpus.source, "windows", "questions", *questions, notes=corpus.notes)
 
     def check_model(self) -> None:
         check_model(self.model, "recipe.max_length", self.max_length)

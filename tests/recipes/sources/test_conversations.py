@@ -105,6 +105,8 @@ def test_subsets_keep_the_numbers_of_rows(tmp_path: Path) -> None:
         ({"messages": None}, "row 2 has no list of messages"),
         ({"prompt": "Where?", "completion": " "}, "row 2 has no text in 'completion'"),
         ({"prompt": "", "completion": "Here."}, "row 2 has no text in 'prompt'"),
+        ({"prompt": "Wh\0ere?", "completion": "Here."}, "row 2 has NUL characters"),
+        ({"messages": [{"role": "user", "content": "Wh\0ere?"}, ANSWER]}, "row 2 has NUL characters"),
         ({"prompt": "Where?"}, "no column 'completion'"),
         ({"text": "Where?"}, "recipe.data.messages_column"),
     ],

@@ -99,6 +99,7 @@ def test_rows_with_a_text(tmp_path: Path, here: Path) -> None:
         ({"train": None}, "recipe.data.train=null "),
         ({"train": "away/*.txt"}, "recipe.data.train=away/*.txt matches no file"),
         ({"train": "blank.txt"}, "recipe.data.train=blank.txt contains no text"),
+        ({"train": "zeros.txt"}, "recipe.data.train=zeros.txt: document 2 has NUL characters"),
         ({"eval": "*.bin"}, "recipe.data.eval=*.bin (latin.bin) is not UTF-8"),
         ({"eval": "x" * 300}, "recipe.data.eval=xxx"),
     ],
@@ -106,6 +107,7 @@ def test_rows_with_a_text(tmp_path: Path, here: Path) -> None:
 def test_wrong_settings(here: Path, settings: dict[str, Any], beginning: str) -> None:
     (here / "good.txt").write_text("a\n")
     (here / "blank.txt").write_text("\n \n")
+    (here / "zeros.txt").write_text("a\n" + "\0" * 512 + "\n")
     (here / "latin.bin").write_bytes(b"caf\xe9\n")
     with pytest.raises(UserError) as caught:
         PlainText(**{"train": "good.txt", "eval": "good.txt", **settings}).read()

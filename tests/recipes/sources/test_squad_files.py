@@ -97,6 +97,7 @@ def edited(**changes: Any) -> dict[str, Any]:
         (edited(answers=[{"text": "night", "answer_start": 3}]), "'night'"),
         (edited(answers=[{"text": "of", "answer_start": -6}]), "'answer_start'"),
         (edited(question=" "), "'question'"),
+        (edited(question="wh\0ere"), "has NUL characters (a damaged file?) as 'question'"),
         (edited(id="where-0"), "'where-0' occurs twice"),
     ],
 )

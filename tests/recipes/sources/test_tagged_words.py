@@ -111,6 +111,7 @@ def test_one_part_alone() -> None:
         ("t.jsonl", json_lines(WORDS, [TAGS[0], None]), {}, "row 2 has no list of tags in 'tags'"),
         ("t.jsonl", json_lines([WORDS[0], ["Peter", ""]], TAGS), {}, "row 2 has no text as word 2"),
         ("t.jsonl", json_lines([WORDS[0], []], [TAGS[0], []]), {}, "row 2 has no words"),
+        ("t.conll", TWO.replace("call", "ca\0ll"), {}, "the sentence from line 1 has NUL characters"),
         ("t.jsonl", json_lines(WORDS, TAGS, ("tokens", "ner_tags")), {}, "recipe.data.tags_column=tags is invalid"),
         ("t.jsonl", json_lines(["a b", "c"], ["O", "O"]), {}, "row 1 has no list of tags"),
         ("t.jsonl", json_lines(WORDS, [["O"] * 4, ["O"] * 2]), {}, "only the tag 'O'"),

@@ -158,7 +158,7 @@ def test_label_names_skipped_labels_and_limits(here: Path) -> None:
     settings: dict[str, Any] = {"text_column": 0, "label_column": 1, "columns": 2, "label_names": NAMES}
     corpus = read(rows, **settings, skip_labels=["-"], max_eval_samples=2)
     assert corpus.train == LabelledText(["a", "c", "d", "f"], [1, 0, 2, 1])
-    assert (len(corpus.eval), corpus.label_names, corpus.notes) == (2, tuple(NAMES), ())
+    assert (len(corpus.eval), corpus.label_names, corpus.train.notes) == (2, tuple(NAMES), ())
     # Names that look like numbers are names.
     stars = read("a\t1\nb\t2\nc\t3\n", **{**settings, "label_names": ["1", "2", "3"]})
     assert stars.train.labels == [0, 1, 2]
@@ -379,6 +379,7 @@ def test_malformed_json_lines(here: Path, line: str, words: str) -> None:
         (COLA.replace("\t", "  "), "has 1 column"),
         ("s\t1\t\ta\ns\t1\t\tb\n", "only labels of class 1"),
         ("s\t1\t\ta\ns\t\t\tb\n", "line 2 has no label"),
+        (COLA + "s\t1\t\tno\0thing\n", "line 3 has NUL characters"),
         ("".join(f"s\tlabel {n}\t\ta\n" for n in range(30)), "30 different values"),
     ],
 )
@@ -386,6 +387,15 @@ def test_content_that_cannot_be_used(here: Path, content: str | bytes, words: st
     message = refusal(content, COLA, **BY_POSITION)
     assert words in message
     assert "recipe.data." in message
+
+
+def test_evaluation_rows_in_the_training_set(here: Path) -> None:
+    """Found by their texts, in whatever file, order and number they are; a few are usual."""
+    rows = [f"s\t{n % 2}\t\ttext {n}\n" for n in range(100)]
+    few, half = (read("".join(2 * rows[:50]), "".join(rows[50 - shared :]), **BY_POSITION) for shared in (2, 50))
+    assert few.notes == ()
+    (note,) = half.notes
+    assert note.startswith("50 of 100 rows of the evaluation data are also in the training data")
 
 
 def test_classes_of_the_evaluation_set(here: Path) -> None:
@@ -476,7 +486,7 @@ def test_names_of_the_hub(tmp_path: Path) -> None:
     split = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
     hub = saved_splits(tmp_path / "hub", train=split, validation=split)
     corpus = TextFiles(text_column=0, label_column=1, columns=2, hub_name=hub).read()
-    assert (corpus.label_names, corpus.train.labels, corpus.notes) == (("no", "yes"), [1, 0], ())
+    assert (corpus.label_names, corpus.train.labels, corpus.train.notes) == (("no", "yes"), [1, 0], ())
     assert TextFiles(hub_name=hub, label_names=["n", "y"]).read().label_names == ("n", "y")
     assert TextFiles(hub_name=hub).read_part("eval") == LabelledText(["a", "b"], None)
 

@@ -37,6 +37,7 @@ def test_columns_and_fields(tmp_path: Path) -> None:
     [
         ([{"source": "a", "target": "b"}, {"source": "a", "target": " "}], {}, "row 2 has no text in 'target'"),
         ([{"source": None, "target": "b"}], {}, "row 1 has no text in 'source'"),
+        ([{"source": "a", "target": "b\0"}], {}, "row 1 has NUL characters"),
         ([{"source": 7, "target": "b"}], {}, "row 1 has no text in 'source'"),
         ([{"source": "a", "targets": "b"}], {}, "no column 'target'; did you mean 'targets'"),
         (pairs(2), {**FIELDS, "target_column": "translation.fr"}, "no column 'translation.fr'"),

@@ -138,7 +138,7 @@ def test_long_conversations(folder: Path, tmp_path: Path) -> None:
     assert (label_counts(data.train) > 0).all()
     assert (facts.eval_samples, (label_counts(data.eval) == 0).any()) == (12, True)
     assert 0 < lost < 40
-    assert f"{lost} of 40" in facts.notes[0]
+    assert any(f"{lost} of 40" in note for note in facts.notes)
     assert data.properties["truncated"]["train"] == [int((whole.train.column("length") > length).sum()), 40]
     for short in (1, 3):
         with pytest.raises(UserError, match=rf"^recipe\.max_length={short} is invalid"):
