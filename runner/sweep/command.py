@@ -17,10 +17,10 @@ from rich.markup import escape
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
-from runner.launch.signals import handle_signals, signals_ignored
+from runner.launch.signals import EXIT_PREEMPTED, handle_signals, signals_ignored
 from runner.measure.tables import seconds_words
 from runner.run.progress import Background
-from runner.run.summary import FAILED, FINISHED, KILLED
+from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
 from runner.sweep.grid import Grid, Launcher
 from runner.sweep.job import free_folder
 from runner.sweep.parent_run import ParentRun, parent_card
@@ -166,6 +166,8 @@ def _report(sweep: Sweep, console: Console) -> int:
     for state in failed:
         errors.print(f"  {escape(state.shown)}: {escape(state.error or state.status)}")
     errors.print(f"to run them again: the same command with [bold]{KEY}={escape(sweep.id)}[/]")
+    if failed and all(state.status == PREEMPTED for state in failed):
+        return EXIT_PREEMPTED
     by_user = failed and all(state.user_error for state in failed) and not not_started
     return EXIT_USER_ERROR if by_user else EXIT_FAILED
 

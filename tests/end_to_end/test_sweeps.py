@@ -19,6 +19,7 @@ from runner.config.arguments import HydraOptions
 from runner.config.compose import compose
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
+from runner.launch.signals import EXIT_PREEMPTED
 from runner.sweep import command
 from runner.sweep.grid import Launcher
 from runner.sweep.preflight import prepare_sweep
@@ -461,14 +462,14 @@ def test_jobs_that_outlive_their_sweep(here: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.long
 def test_job_process_that_is_killed(here: Path) -> None:
-    """By the scheduler or the system: the other job counts, and the sweep says how to run the rest."""
+    """By the scheduler: the other job counts, and the sweep says how to run the rest, and that it is worth it."""
     process = start_two_held(here, *SUBMITIT)
     victim = next(path.parent for path in here.glob("outputs/sweeps/*/*/job.json"))
     os.kill(read(victim, ".lock")["pid"], signal.SIGTERM)
     wait_until(lambda: (victim / "summary.json").exists(), "the job does not end")
     for job in (0, 1):
         (here / f"hold-{job}-2").unlink(missing_ok=True)
-    assert process.wait(timeout=90) == cli.EXIT_FAILED, output(here)
+    assert process.wait(timeout=90) == EXIT_PREEMPTED, output(here)
     assert sorted(status for _, status in attempts(here)) == ["FINISHED", "PREEMPTED"]
     assert "1 of 2 jobs finished" in output(here)
     assert "resume_sweep=" in output(here)
