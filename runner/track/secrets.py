@@ -9,11 +9,19 @@ from typing import Any
 # `user:password@` up to the last @ of the line, since a password may hold an @, a slash or a blank; but not beyond the
 # next URL, and not from a port. Or a user name or token alone.
 _USERINFO = re.compile(r"(\w[\w+.-]*://)(?:[^\s/:@]+:(?!\d{1,5}(?:\s|$))(?:(?!\w[\w+.-]*://).)*|[^\s/]*)@")
-_QUERY = re.compile(r"([?&][^=&\s]*(?:password|secret|token|key)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+# Parts of names that are clear anywhere in a name, and short ones that must be a whole word of it.
+_QUERY = re.compile(
+    r"([?&;#](?:[^=&;\s]*(?:passw|pwd|secret|token|key|credential|signature|authorization|odbc_connect)[^=&;\s]*"
+    r"|(?:[^=&;\s]*[^a-z=&;\s])?(?:auth|code|pass|sig)(?:[^a-z=&;\s][^=&;\s]*)?)=)[^&\s]+",
+    re.IGNORECASE,
+)
 #: In place of a credential.
 MASK = "***"
 _SECRET_KEY = re.compile(
-    r"(^|_)(passw(or)?d|secret|credential|(api|access|private|secret)_?key|(auth|access|api|hf|bearer)_token)s?$|^tokens?$",
+    r"(^|[_-])(passw(or)?d|passphrase|pwd|secret|credential|auth(orization)?|dsn|(api|access|private|secret)[_-]?key)s?$"
+    r"|(auth|access|api|bearer)_?tokens?$|^tokens?$"
+    # As `github_token`, but not a tokenizer's `eos_token`.
+    r"|^(?!.*(bos|cls|end|eos|eot|image|mask|max|pad|sep|special|start|stop|turn|unk)_token$).*[_-]token$",
     re.IGNORECASE,
 )
 

@@ -26,7 +26,19 @@ from runner.track.secrets import masked, masked_keys, masked_override, without_c
         ("from http://a:b@c to https://d:e@f/g", "from http://***@c to https://***@f/g"),
         ("error at http://a:b@c: refused", "error at http://***@c: refused"),
         ("db://host/x?password=abc&a=b", "db://host/x?password=***&a=b"),
+        ("mysql://host/x?user=u&passwd=abc", "mysql://host/x?user=u&passwd=***"),
+        ("mssql+pyodbc:///?odbc_connect=Server%3Dx%3BPwd%3Dabc%3B", "mssql+pyodbc:///?odbc_connect=***"),
+        ("DRIVER={x};SERVER=y;PWD=abc", "DRIVER={x};SERVER=y;PWD=***"),
+        *(
+            (f"http://h/x?a=b&{name}=abc&c=d", f"http://h/x?a=b&{name}=***&c=d")
+            for name in ("pwd", "sig", "auth", "code")
+        ),
+        ("https://h/x?X-Amz-Signature=abc&X-Amz-Date=1", "https://h/x?X-Amz-Signature=***&X-Amz-Date=1"),
         # Nothing to mask:
+        (
+            "http://host/x?author=me&postcode=1&design=2&encode=3",
+            "http://host/x?author=me&postcode=1&design=2&encode=3",
+        ),
         ("http://host:5000/x", "http://host:5000/x"),
         ("http://host:5000 refused, ask me@host.org", "http://host:5000 refused, ask me@host.org"),
         ("https://host/model@v2", "https://host/model@v2"),
@@ -43,7 +55,13 @@ def test_overrides() -> None:
     assert [*map(masked_override, given)] == ["recipe.api_key=***", "recipe.endpoint=http://***@host", "seed=1"]
 
 
-@pytest.mark.parametrize("key", ["password", "secrets", "api_key", "apikey", "credential", "hf_token", "TOKEN"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("password", "secrets", "api_key", "apikey", "credential", "hf_token", "TOKEN"),
+        *("pwd", "github_token", "authorization", "dsn", "auth"),
+    ],
+)
 @pytest.mark.parametrize("value", ["abc", {"of": "abc"}])
 def test_keys_that_name_a_secret(key: str, value: Any) -> None:
     """At any depth, whatever the value is."""
@@ -60,6 +78,7 @@ def test_masked_addresses_are_found_and_other_asterisks_are_not() -> None:
 def test_other_data_are_kept() -> None:
     """Numbers and null keep value and type; keys that only resemble a secret's are readable; the input is unchanged."""
     data = {"a": 1, "c": None, "d": True, "token": None, "tokenizer": "x", "keys": ["y", 0.5], "password_file": "z"}
+    data |= {"eos_token": "<s>", "author": "me"}
     copy = without_credentials(data)
     assert copy == data
     assert copy["d"] is True
