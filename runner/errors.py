@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-#: Control characters (C0 and C1), among them the one that starts commands to a terminal.
-_CONTROL = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
+#: Control characters (C0 and C1), among them the one that starts commands to a terminal, and those that change the
+#: direction in which text is shown, so that it reads as another text.
+_DIRECTION = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROL = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0), *_DIRECTION) if chr(code) not in "\n\t")
 
 
 class UserError(Exception):

@@ -86,7 +86,7 @@ def test_first_line(error: BaseException, line: str) -> None:
     assert first_line(error) == line
 
 
-EVIL = "a\x1b]0;evil\x07b\x9b31mc\rd\x7f\u00e9"
+EVIL = "a\x1b]0;evil\x07b\x9b31mc\rd\x7f\u202e\u2066\u00e9"  # the last ones turn the direction of the text
 CLEAN = "a]0;evilb31mcd\u00e9"
 
 
@@ -111,7 +111,7 @@ def test_control_characters_do_not_reach_the_terminal(shown: Any, terminal: bool
     text = file.getvalue()
     assert text.count(CLEAN) >= 4
     assert ("\x1b[1m" in text) == terminal
-    assert not any(part in text for part in ("\x1b]", "\x07", "\x9b", "\x7f"))
+    assert not any(part in text for part in ("\x1b]", "\x07", "\x9b", "\x7f", "\u202e"))
 
 
 def test_lines_and_tabs_are_printable() -> None:
