@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runner.compare.runs import (
     ACCUMULATION,
     LOWER_IS_BETTER,
@@ -30,6 +28,7 @@ from runner.config.schema import NOT_THE_SETUP
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
+from runner.folder.reading import read_json, read_settings
 from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: The files of a run's folder that are read.
@@ -105,7 +104,7 @@ def _read(source: str, path: Path) -> _RunFiles:
     if not (path / "summary.json").is_file():
         raise _NotARun("no summary.json: still running, or interrupted before it was written")
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(path / "summary.json")
         if "evaluated" in summary:
             raise _NotARun("an evaluation of a saved model")
         status = summary.get("status", "no status in summary.json")
@@ -115,12 +114,12 @@ def _read(source: str, path: Path) -> _RunFiles:
         return _RunFiles(
             source,
             path,
-            yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")),
-            json.loads((path / "plan.json").read_text(encoding="utf-8")),
+            read_settings(path / "config.yaml"),
+            read_json(path / "plan.json"),
             summary,
-            json.loads(certificate.read_text(encoding="utf-8")) if certificate.exists() else {},
+            read_json(certificate) if certificate.exists() else {},
         )
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except UserError as error:
         raise _NotARun(f"its files cannot be read ({first_line(error)})") from error
 
 

@@ -122,6 +122,10 @@ def compose(
             saved = {name: value for name, value in saved.items() if name != "tracking"}  # choices of trackers add up
         groups = [path.name for path in sorted(conf_dir().iterdir()) if path.is_dir() and path.name != "device"]
         defaults = ["schema", "_self_", *({group: None} for group in (*groups, "device"))]
+        own = OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{CONFIG_NAME}.yaml"))
+        assert isinstance(own, dict)
+        # Where files are written is not up to the run's folder.
+        saved = {"cache_dir": own["cache_dir"], **saved}
         ConfigStore.instance().store(name=_SAVED, node={"defaults": defaults, **saved})
     if config_dirs:
         folders = ",".join(hydra_quoted(f"file://{Path(folder).resolve()}") for folder in config_dirs)

@@ -17,6 +17,7 @@ from runner.config.compose import compose, hydra_quoted, parsed
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked
+from runner.folder.reading import files_below
 from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
@@ -82,6 +83,7 @@ def find_target(given: str) -> Target:
 
 def _target_of_run(folder: Path) -> Target:
     """Raises UserError if the run has saved no model."""
+    files_below(folder)  # refuses links: the result would be written, and the model read, through them
     summary = summary_of_run(folder)
     if "evaluated" in summary:
         raise UserError(f"{folder} holds the result of an evaluation: give the run or model that was evaluated")

@@ -16,7 +16,8 @@ from typing import Any
 from runner.errors import UserError, first_line
 from runner.folder.files import Checksums, checksums, damage, strict_json
 from runner.folder.lock import is_locked
-from runner.run.earlier import read_json, summary_of_run
+from runner.folder.reading import read_json
+from runner.run.earlier import summary_of_run
 from runner.run.summary import FINISHED
 
 MANIFEST, _FORMAT = "manifest.json", 1

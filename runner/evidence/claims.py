@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +14,16 @@ import numpy as np
 
 from runner.config.choices import AccumulationMode, ScalingRule
 from runner.config.compose import compose, settings
-from runner.config.plain import from_plain
 from runner.config.schema import Accumulation, Config
 from runner.errors import UserError, first_line
 from runner.folder.metrics_log import MetricsReader
+from runner.folder.reading import read_json
 from runner.plan import Plan
 from runner.plan.certificate import RunSetup, certify, worst_level
 from runner.plan.experiment import baseline_of, plan_for
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
-from runner.run.earlier import read_json, saved_settings
+from runner.run.earlier import plan_of_run, saved_settings
 from runner.train.ledger import merge
 
 VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
@@ -67,7 +66,7 @@ class Recorded:
         return Recorded(
             folder=folder,
             config=settings(compose([], (), saved)),
-            plan=from_plain(Plan, read_json(folder / "plan.json")),
+            plan=plan_of_run(folder, refuse_changed=False),
             certificate=read_json(folder / "certificate.json"),
             ledger=read_json(folder / "ledger.json"),
             summary=read_json(folder / "summary.json"),
@@ -105,7 +104,7 @@ def never_verified(run: Recorded) -> Iterator[Finding]:
     """What the run has recorded, and nobody can compute again."""
     path = run.folder / "environment.json"
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))[-1]
+        found = read_json(path, list)[-1]
         packages = found["packages"]
         commit = f", commit {found['commit'][:12]} of the runner" if found["commit"] else ""
         why = f"python {found['python']}, torch {packages.get('torch')}, {len(packages)} packages{commit}"

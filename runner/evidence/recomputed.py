@@ -24,6 +24,7 @@ from runner.evaluate.prepared import prepare as prepare_evaluation
 from runner.evidence import replay
 from runner.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, close
 from runner.folder.files import Checksums, damage
+from runner.folder.reading import read_json
 from runner.launch.local import WorkerFailed, launch
 from runner.plan.experiment import Experiment, prepare
 from runner.run.earlier import saved_settings
@@ -146,7 +147,7 @@ def _move_base(model: Path, overrides: Sequence[str]) -> None:
     settings_file, key = model / "adapter_config.json", "recipe.model.name"
     given = [one.value() for one in parsed(overrides) if one.key_or_group == key]
     if given and settings_file.exists():
-        content = json.loads(settings_file.read_text(encoding="utf-8"))
+        content = read_json(settings_file)
         base = str(Path(str(given[-1])).resolve()) if Path(str(given[-1])).is_dir() else str(given[-1])
         settings_file.write_text(json.dumps({**content, "base_model_name_or_path": base}), encoding="utf-8")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunFailed, UserError, first_line
+from runner.folder.reading import read_json
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 #: Bytes: a disk with less is full.
@@ -42,6 +43,11 @@ _BLOCK = 2**22
 
 #: Size in bytes and SHA-256 of each file of a folder, by its name relative to the folder.
 Checksums = Mapping[str, tuple[int, str]]
+
+
+def digest_of(content: Any) -> str:
+    """SHA-256 of JSON-like data, the same for what is read from its file."""
+    return hashlib.sha256(strict_json(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -102,6 +108,8 @@ def damage(folder: Path, written: Checksums) -> str | None:
     for name, (size, digest) in written.items():
         path = folder / name
         try:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{name} is not in it"
             if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != size:
@@ -140,7 +148,7 @@ def started_ms(folder: Path) -> int:
     """When a run started, in milliseconds since the epoch: by `tracking.json`, else when its folder last changed."""
     try:
         # Read without `RunCard`, which is in a package above this one.
-        return int(json.loads((folder / "tracking.json").read_text(encoding="utf-8"))["started"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return int(read_json(folder / "tracking.json")["started"])
+    except (UserError, ValueError, TypeError, KeyError):
         # A guess: the folder may have been copied.
         return folder.stat().st_mtime_ns // 1_000_000

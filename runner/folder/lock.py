@@ -14,18 +14,23 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from runner.folder.reading import opened, parse_json
 
 LOCK_FILE = ".lock"
 #: Seconds that jobs have to end without a signal (as after Ctrl-C), and then after SIGTERM.
 _GRACE_S, _SIGTERM_S = 5.0, 60.0
+#: Bytes that are read of what an owner has written.
+_OWNER_SIZE = 2**16
 #: Attempts at a lock: `is_locked` of another process holds it for a moment.
 _TRIES = 5
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder, if it is not there, and lock it for this process. Raises BlockingIOError if another process has.
+    """Make a folder, if it is not there, and lock it for this process. Raises BlockingIOError if another process has,
+    and UserError for a link.
 
     Its path is locked too: the lock file is removed with the folder, and is another one in a folder that is made anew.
     """
@@ -53,9 +58,9 @@ def _locked_path(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_inside(folder: Path) -> Iterator[None]:
-    """Lock a folder that nobody else would make anew. Raises BlockingIOError if another process holds the lock."""
+    """Lock a folder that nobody else would make anew. Raises BlockingIOError if another has, UserError for a link."""
     # Opened without truncating it: until the lock is ours the file names its owner.
-    with (folder / LOCK_FILE).open("ab", buffering=0) as lock:
+    with opened(folder / LOCK_FILE, "ab", buffering=0) as lock:
         _take(lock)
         owner = {
             "pid": os.getpid(),
@@ -93,7 +98,7 @@ def is_locked(folder: Path) -> bool:
     path = folder / LOCK_FILE
     if not path.exists():
         return False
-    with path.open("r") as lock:
+    with opened(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,12 +106,21 @@ def is_locked(folder: Path) -> bool:
         return False
 
 
+def lock_owner(folder: Path) -> dict[str, Any]:
+    """The process that has locked the folder last, as it wrote itself down; empty if it could not."""
+    try:
+        with opened(folder / LOCK_FILE) as lock:
+            return dict(parse_json(lock.read(_OWNER_SIZE)))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def terminate_all(folders: Sequence[Path]) -> list[str]:
     """End the processes of this machine that hold a lock on these folders; descriptions of those on other machines."""
     wait_until_unlocked(folders, _GRACE_S)
     here, elsewhere = [], []
     for folder in filter(is_locked, folders):
-        owner = json.loads((folder / LOCK_FILE).read_text() or "{}")
+        owner = lock_owner(folder)
         if owner.get("host") == socket.gethostname():
             here.append(folder)
             with contextlib.suppress(ProcessLookupError):  # it has just ended

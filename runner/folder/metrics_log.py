@@ -16,6 +16,7 @@ from pathlib import Path
 from runner.errors import RunFailed, printable
 from runner.folder.files import strict_json, write_text
 from runner.folder.lock import LOCK_FILE, inode
+from runner.folder.reading import opened
 
 FILE_NAME = "metrics.jsonl"
 
@@ -126,7 +127,7 @@ class MetricsReader:
         """The metrics that were appended since the last call."""
         if not self._path.exists():
             return []
-        with self._path.open("rb") as file:
+        with opened(self._path) as file:
             inode = os.fstat(file.fileno()).st_ino
             self.cut = self._inode not in (-1, inode)
             if self.cut:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from runner.errors import Preempted, UserError, printable
-from runner.folder.lock import LOCK_FILE
+from runner.folder.lock import LOCK_FILE, lock_owner
 from runner.launch.local import WorkerFailed, WorkerLost
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, requests
 from runner.launch.worker import run
@@ -130,7 +130,7 @@ def belongs_to_this_torchrun(folder: Path) -> bool:
     run_id, agent_started, lock = os.environ.get("TORCHELASTIC_RUN_ID"), _started_at(os.getppid()), folder / LOCK_FILE
     if run_id is None or agent_started is None or not lock.exists() or lock.stat().st_mtime < agent_started:
         return False
-    return bool(json.loads(lock.read_text() or "{}").get("torchrun") == run_id)
+    return bool(lock_owner(folder).get("torchrun") == run_id)
 
 
 def _started_at(pid: int) -> float | None:

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +67,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """A hash of all numbers."""
-        numbers = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        text = json.dumps(numbers, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of_numbers(dataclasses.asdict(self))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,6 +102,18 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
         return {**dataclasses.asdict(self), "digest": self.digest}
+
+    @property
+    def of_experiment(self) -> dict[str, Any]:
+        """The numbers that are the same on any workers, whatever `sync` is."""
+        of_workers = {field.name for field in dataclasses.fields(BatchSizes)} - {"global_batch"} | {"k", "sync_window"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in of_workers}
+
+
+def digest_of_numbers(numbers: Mapping[str, Any]) -> str:
+    """The digest of a plan's numbers; a file of an earlier version lacks those that are None."""
+    known = {name: value for name, value in numbers.items() if value is not None}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_plan(

@@ -1,31 +1,24 @@
-"""What the folder of an earlier run says: its settings, how it ended, and which MLflow run it is."""
+"""What the folder of an earlier run says: its settings, its plan, how it ended, and which MLflow run it is."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from runner.config.plain import from_plain
 from runner.errors import UserError, first_line
+from runner.folder.reading import literal, read_json, read_settings
+from runner.plan import Plan
+from runner.plan.plan import digest_of_numbers
 from runner.track.card import FILE_NAME as CARD_FILE
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises UserError."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}): restore it, or start a new run") from error
-    return content
 
 
 def summary_of_run(folder: Path) -> dict[str, Any]:
     """The content of `summary.json`; empty if the run has not ended, or was killed. Raises UserError."""
     path = folder / "summary.json"
-    return read_json(path) if path.exists() else {}
+    summary: dict[str, Any] = read_json(path) if path.exists() else {}
+    return summary
 
 
 def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:
@@ -37,21 +30,39 @@ def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:
     return None
 
 
+def plan_of_run(folder: Path, refuse_changed: bool = True) -> Plan:
+    """The plan in a run's folder. Raises UserError.
+
+    `refuse_changed`: also for one that does not have its own digest, because it was changed.
+    """
+    file = folder / "plan.json"
+    content = read_json(file)
+    if content.pop("digest", None) != digest_of_numbers(content) and refuse_changed:
+        raise UserError(f"{file} was changed after the run had written it: restore it, or start a new run")
+    try:
+        return from_plain(Plan, content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} does not hold the plan of a run ({first_line(error)}): restore it") from error
+
+
 def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """The settings in a run's folder as plain data, and the packages that it trusted. Raises UserError.
 
-    A folder may come from somebody else, and only the user can trust its code: the settings trust no package. Neither
-    have they a tracking URI, which is written without its credentials.
+    A folder may come from somebody else, and says what the experiment is. Whose code is trusted, where the run is
+    logged and where the cache is belongs to the command. No text among the settings is an interpolation.
     """
     file = folder / "config.yaml"
+    settings = literal(read_settings(file))
     try:
-        settings: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if unknown := {"hydra", "defaults"}.intersection(settings):
+            raise ValueError(f"it sets {unknown.pop()}")
         trusted, settings["trusted_packages"] = list(settings["trusted_packages"]), []
+        settings.pop("cache_dir", None)
         tracking = settings["tracking"]
         tracking["uri"] = None
         if "kind" in tracking:  # of a run from before there were several trackers
             tracking["mlflow"] = tracking.pop("kind") == "mlflow"
         settings["device"]["file"] = None  # its content is among the settings
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error
     return settings, trusted

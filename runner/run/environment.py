@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from runner.config.schema import Config
 from runner.errors import UserError, first_line
+from runner.folder.reading import read_json
 from runner.track.card import git_commit
 from runner.train.build import code_of
 
@@ -36,9 +36,9 @@ def earlier_environments(folder: Path) -> list[dict[str, Any]]:
     """The entries that a run's folder has. Raises UserError if the file is damaged."""
     path = folder / FILE_NAME
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        found = read_json(path, list) if path.exists() else []
         return [{**one, "after_step": int(one["after_step"])} for one in found]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged ({first_line(error)})") from error
 
 

@@ -26,12 +26,13 @@ from runner.folder.lock import is_locked
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import cut_metrics, damaged_lines
 from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
+from runner.folder.reading import files_below, read_json
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, check_profile, prepare_resumed
-from runner.run.earlier import folder_of_mlflow_run, read_json, saved_settings, summary_of_run
+from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import earlier_environments
 from runner.run.preflight import reading_data, say_aside
@@ -108,6 +109,7 @@ class Resumption:
 def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Sequence[str]) -> Resumption:
     """Find the run and check that it can continue, without changing anything. Raises UserError."""
     started, folder = time.monotonic(), find_run(identifier, Path("outputs"))
+    files_below(folder)  # refuses links: the run would write through them
     if is_locked(folder):
         raise still_running(folder)
     _refuse_ended(folder)

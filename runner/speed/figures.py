@@ -13,7 +13,9 @@ from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
 from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import to_plain
+from runner.errors import UserError
 from runner.folder.files import started_ms
+from runner.folder.reading import read_json
 from runner.plan.certificate import RunSetup
 from runner.plan.experiment import Experiment
 from runner.speed.diagnosis import diagnose
@@ -66,10 +68,10 @@ def find_baseline(folder: Path, key: str, micro_batch: int, seed: int) -> Baseli
 def _read(path: Path) -> dict[str, Any]:
     """Another run's summary; empty if it cannot be read, since it may be in any state."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content: dict[str, Any] = read_json(path)
+    except UserError:
         return {}
-    return content if isinstance(content, dict) else {}
+    return content
 
 
 def speed_of(

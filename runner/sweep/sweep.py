@@ -5,7 +5,6 @@ Nothing else is shared between the command and its jobs, so it is the same under
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.plain import to_plain
+from runner.errors import UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsReader
+from runner.folder.reading import read_json
 from runner.run.summary import FINISHED
 from runner.track.secrets import without_credentials
 
@@ -97,7 +98,7 @@ class JobState:
             return 1.0
         steps = [metric.step for metric in MetricsReader(self.folder).read() if metric.key == "train/loss"]
         plan = self.folder / "plan.json"
-        return steps[-1] / max(1, int(json.loads(plan.read_text())["optimizer_steps"])) if steps else 0.0
+        return steps[-1] / max(1, int(read_json(plan)["optimizer_steps"])) if steps else 0.0
 
 
 def write_job(folder: Path, name: str, shown: str, started_at: float, digest: str | None) -> None:
@@ -107,7 +108,7 @@ def write_job(folder: Path, name: str, shown: str, started_at: float, digest: st
 
 def note_wanted(folder: Path, name: str) -> None:
     """Note that a finished job is wanted again, perhaps by a new name: other overrides that mean the same settings."""
-    content = json.loads((folder / JOB_FILE).read_text())
+    content = read_json(folder / JOB_FILE)
     names = [*content["names"], *([name] if name not in content["names"] else [])]
     write_json(folder / JOB_FILE, {**content, "names": names, "wanted_at": time.time()})
 
@@ -141,8 +142,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # a machine that crashes may leave an empty file
+        content: dict[str, Any] = read_json(path)
+    except UserError:  # a machine that crashes may leave an empty file
         return {}
     return content
 

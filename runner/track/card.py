@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
+from runner.folder.reading import read_json
 from runner.plan.describe_sync import sync_name
 from runner.plan.scaling import settings_text
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, run_description
@@ -93,8 +94,12 @@ class RunCard:
     def read(folder: Path) -> RunCard:
         """The card in a folder. Raises UserError if the file is missing or invalid."""
         try:
-            return RunCard(**json.loads((folder / FILE_NAME).read_text(encoding="utf-8")))
-        except (OSError, TypeError, ValueError) as error:
+            card = RunCard(**read_json(folder / FILE_NAME))
+            for name, kind in (("experiment", str), ("run_name", str), ("key", str), ("params", dict), ("tags", dict)):
+                if not isinstance(getattr(card, name), kind):
+                    raise TypeError(f"{name} is no {kind.__name__}")
+            return card
+        except (UserError, TypeError) as error:
             raise UserError(f"{folder / FILE_NAME} is not a valid {FILE_NAME} ({first_line(error)})") from error
 
 

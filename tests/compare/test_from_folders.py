@@ -100,7 +100,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "of another tool": (lambda f: (f / "summary.json").write_text('{"score": 1}'), "no status"),
     "half written": (lambda f: (f / "summary.json").write_text('{"status": "FIN'), "cannot be read"),
     "no plan": (lambda f: (f / "plan.json").unlink(), "plan.json"),
-    "a list": (lambda f: (f / "plan.json").write_text("[]"), "not those of a run"),
+    "a list": (lambda f: (f / "plan.json").write_text("[]"), "not what the runner writes"),
     "no yaml": (lambda f: (f / "config.yaml").write_text("a: [1"), "cannot be read"),
     "no metric": (lambda f: change(f, "summary.json", eval={"f1": 1}), "has no metric loss"),
     "no workers": (lambda f: change(f, "plan.json", world_size=None), "world_size"),

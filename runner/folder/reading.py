@@ -1,0 +1,106 @@
+"""The one reader of folders that somebody else may have made: what is in them is data, of limited size, without links.
+
+Nothing read here decides where things are sent, which credentials go along, or where files are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from runner.errors import UserError, first_line
+
+#: Bytes of the largest file that is read as JSON, and as settings: a hundred times what large runs have.
+JSON_LIMIT, _SETTINGS_LIMIT = 2**26, 2**20
+
+
+def opened(path: Path, mode: str = "rb", **options: Any) -> IO[Any]:
+    """Open a regular file of a run's folder. Raises UserError for a link, a pipe or a device, and OSError as `open`."""
+    if path.is_symlink():
+        raise _link(path)
+    # The flags are for what is put there after these checks, and for a pipe, which would wait for its other end.
+    file = open(path, mode, opener=lambda name, flags: os.open(name, flags | _FLAGS, 0o666), **options)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path} is not a regular file: remove it")
+    return file
+
+
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def _link(path: Path) -> UserError:
+    return UserError(f"{path} is a link, which is not followed in a run's folder: put what it leads to in its place")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and in those below it, sorted. Raises UserError for a link among them."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            if (path := Path(root, name)).is_symlink():
+                raise _link(path)
+        found += [Path(root, name) for name in names]
+    return sorted(found)
+
+
+def parse_json(data: bytes) -> Any:
+    """The content of JSON in UTF-8. Raises ValueError, also for more than `JSON_LIMIT` bytes and deep nesting."""
+    if len(data) > JSON_LIMIT:
+        raise ValueError(f"it has more than {JSON_LIMIT:,} bytes")
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The content of a JSON file, an object unless another `kind` is given. Raises UserError."""
+    try:
+        with opened(path) as file:
+            content = parse_json(file.read(JSON_LIMIT + 1))
+        if not isinstance(content, kind):
+            raise ValueError("it is not what the runner writes there")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"{path} cannot be read ({reason}): restore it, or start a new run") from error
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads no aliases, which the runner never writes: a few lines of them can stand for billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError(f"line {self.peek_event().start_mark.line + 1} has an alias")
+        return super().compose_node(parent, index)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The content of a `config.yaml` as plain data. Raises UserError."""
+    try:
+        with opened(path) as file:
+            text = file.read(_SETTINGS_LIMIT + 1)
+        if len(text) > _SETTINGS_LIMIT:
+            raise ValueError(f"it has more than {_SETTINGS_LIMIT:,} bytes")
+        content = yaml.load(text.decode(), _Loader)
+        if not isinstance(content, dict):
+            raise ValueError("it has no keys")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} does not hold the settings of a run ({first_line(error)}): restore it") from error
+    return content
+
+
+def literal(value: Any) -> Any:
+    """Plain settings in which OmegaConf finds no interpolation: `${…}` in them is text."""
+    if isinstance(value, dict):
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
