@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 import zipfile
@@ -14,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError, first_line
-from runner.folder.files import Checksums, checksums, damage, strict_json
+from runner.folder.files import Checksums, checksums, damage, digest_of, strict_json
 from runner.folder.lock import is_locked
-from runner.folder.reading import read_json
-from runner.run.earlier import summary_of_run
+from runner.folder.reading import JSON_LIMIT, files_below, parse_json
+from runner.run.earlier import plan_of_run, summary_of_run
 from runner.run.summary import FINISHED
 
 MANIFEST, _FORMAT = "manifest.json", 1
+#: A bundle unpacks to at most this many times its bytes: its text packs to a tenth or so.
+_RATIO = 100
 #: Of each run; the last ones may be missing.
 _FILES = ("config.yaml", "plan.json", "certificate.json", "ledger.json", "metrics.jsonl", "summary.json")
 _OPTIONAL = ("environment.json", "tracking.json")
@@ -66,7 +66,7 @@ def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
             packed |= {f"{name}/model/{path.relative_to(run / 'model').as_posix()}": path for path in model}
     files = {name: next(iter(checksums(path.parent, [path]).values())) for name, path in packed.items()}
     manifest = {"format": _FORMAT, "runs": list(folders), "files": files, "weights": weights}
-    digest = _digest(manifest)
+    digest = digest_of(manifest)
     draft = output.with_name(f".{output.name}")
     try:
         with zipfile.ZipFile(draft, "w") as archive:
@@ -93,7 +93,8 @@ def unpack(file: Path, folder: Path) -> Bundle:
     """Unpack a bundle into an empty folder. Raises UserError if the file is none, or not as it was written."""
     try:
         with zipfile.ZipFile(file) as archive:
-            manifest = json.loads(archive.read(MANIFEST))
+            with archive.open(MANIFEST) as packed:
+                manifest = parse_json(packed.read(JSON_LIMIT + 1))
             digest = manifest.pop("digest")
             runs, files, weights = manifest["runs"], _checksums(manifest["files"]), manifest["weights"]
             if manifest["format"] != _FORMAT:
@@ -101,6 +102,10 @@ def unpack(file: Path, folder: Path) -> Bundle:
             if not all(Path(name).name == name and f"{name}/config.yaml" in files for name in runs):
                 raise UserError(f"{file} lists runs that it does not contain: do not trust it")
             total = sum(size for size, _ in files.values())
+            if total > _RATIO * file.stat().st_size:
+                raise UserError(
+                    f"{file} would become more than {_RATIO} times as large, {total:,} bytes: do not trust it"
+                )
             if total > shutil.disk_usage(folder).free:
                 raise UserError(
                     f"{file} needs {total:,} bytes in {folder.parent}, which are not free there: free space"
@@ -118,7 +123,7 @@ def unpack(file: Path, folder: Path) -> Bundle:
         raise UserError(
             f"{file} is not a bundle of runner.evidence ({first_line(error)}): give another file"
         ) from error
-    if _digest(manifest) != digest:
+    if digest_of(manifest) != digest:
         raise _changed(file, MANIFEST, f"it does not have the digest {digest}")
     for name, entry in files.items():
         if (problem := damage(folder, {name: entry})) is not None:
@@ -134,17 +139,14 @@ def _changed(file: Path, name: str, problem: str) -> UserError:
     return UserError(f"{file} was changed after it was made: {name} is not as in its manifest ({problem})")
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def _unique(names: Sequence[str], number: int) -> str:
     """The folder of a run in the bundle."""
     return names[number] if names.count(names[number]) == 1 else f"{number}-{names[number]}"
 
 
 def _check(run: Path) -> None:
-    """Raises UserError unless the folder holds a run that has finished."""
+    """Raises UserError unless the folder holds a run that has finished, and no link to a file that is not the run's."""
+    files_below(run)
     if not (run / "config.yaml").exists():
         raise UserError(f"{run} is not the folder of a run (it has no config.yaml): give one")
     status = summary_of_run(run).get("status")
@@ -154,4 +156,4 @@ def _check(run: Path) -> None:
     for name in _FILES:
         if not (run / name).exists():
             raise UserError(f"{run} has no {name}: restore it")
-    read_json(run / "plan.json")
+    plan_of_run(run, refuse_changed=False)

@@ -15,6 +15,7 @@ import pytest
 
 from runner import cli
 from runner.evidence.bundle import make_bundle
+from runner.folder.reading import JSON_LIMIT
 from tests.runs import read, run
 
 
@@ -221,6 +222,34 @@ def test_a_changed_bundle(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
         (line,) = capsys.readouterr().err.splitlines()
         assert words in line
     assert not (tmp_path.parent / "ledger.json").exists()
+
+
+def test_a_bundle_that_would_fill_memory_or_disk(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A few kilobytes that unpack to a large manifest, or to large files."""
+    bundle, file = tmp_path / "bundle.zip", tmp_path / "bomb.zip"
+    make_bundle([trained], bundle, with_models=False)
+    with zipfile.ZipFile(bundle) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+    zeros = 2**24
+    large = {**manifest, "files": {**manifest["files"], "run/zeros": [zeros, "0" * 64]}}
+    for content, words in ((b" " * (JSON_LIMIT + 1), "bytes"), (json.dumps(large).encode(), "times as large")):
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("manifest.json", content)
+            archive.writestr("run/zeros", bytes(zeros))
+        assert file.stat().st_size < 2**18
+        assert cli.evidence_main(["verify", str(file)]) == cli.EXIT_USER_ERROR
+        assert words in capsys.readouterr().err
+
+
+def test_a_link_is_not_packed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / "environment.json").unlink()
+    (folder / "environment.json").symlink_to("/etc/passwd")
+    assert cli.evidence_main([str(folder), "-o", str(tmp_path / "x.zip")]) == cli.EXIT_USER_ERROR
+    assert "environment.json is a link" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
