@@ -21,8 +21,7 @@ from runner.folder.reading import files_below
 from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
-from runner.track.secrets import is_masked
-from runner.track.store import database_of
+from runner.track.store import store_for
 
 #: The settings that an evaluation has. The others are those of a training run.
 _USED = (
@@ -128,16 +127,7 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
 
 
 def tracking_for(target: Target, tracking: Tracking) -> Tracking:
-    """`tracking`, with the store that the run was logged to unless another one is set. Raises UserError."""
-    card = target.card
-    if not tracking.mlflow or tracking.uri is not None or card is None or card.store is None:
+    """`tracking`, with the store that the run was logged to, if it is one of the user's own. Raises UserError."""
+    if target.run is None or target.card is None or not tracking.mlflow:
         return tracking
-    database = database_of(card.store)
-    missing = "does not exist" if database is not None and not database.exists() else ""
-    if is_masked(card.store):
-        missing = "needs credentials, which its folder does not hold"
-    if missing:
-        raise UserError(
-            f"{target.run} was logged to {card.store}, which {missing}: set tracking.uri=…, or tracking=none"
-        )
-    return dataclasses.replace(tracking, uri=card.store)
+    return dataclasses.replace(tracking, uri=store_for(target.card.store, target.run, tracking.uri, "tracking.uri"))

@@ -35,7 +35,14 @@ from runner.run.environment import environments
 from runner.run.finish import RunCloser
 from runner.run.preflight import busy_folder, prepare_run, refuse_used_folder
 from runner.run.progress import ProgressDisplay
-from runner.run.resume import Resumption, changes_execution, prepare_resume, restarted, still_running
+from runner.run.resume import (
+    Resumption,
+    changes_execution,
+    prepare_resume,
+    restarted,
+    still_running,
+    to_repeat,
+)
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
 from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
@@ -78,6 +85,7 @@ def run_single(
         experiment, folder = resumed.experiment, resumed.folder
     else:
         experiment, folder = prepare_run(options)
+    repeated_settings = list(filter(to_repeat, options.overrides))
     handle_signals()
     with _lock(folder, used=resumed is not None):
         if resumed is not None:
@@ -91,7 +99,8 @@ def run_single(
                 note_failure(folder, error)
             if (saved := saved_folders(folder)) or isinstance(error, KeyboardInterrupt):
                 what = f"saved after step {int(saved[0].name.rpartition('-')[2]):,}" if saved else "nothing was saved"
-                again = f"to {'resume' if saved else 'start again'}: python -m runner {quote(f'{RESUME}={folder}')}"
+                command = " ".join(map(quote, ["python", "-m", "runner", f"{RESUME}={folder}", *repeated_settings]))
+                again = f"to {'resume' if saved else 'start again'}: {command}"
                 console.print(escape(f"{what}; {again}"), soft_wrap=True)
             raise
     console.print("\n".join(finished.how_to_open), soft_wrap=True, markup=False)

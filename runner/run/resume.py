@@ -7,7 +7,6 @@ nothing that belongs to the experiment.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from rich.markup import escape
 
 from runner.config.arguments import RESUME
 from runner.config.compose import compose, parsed, settings
-from runner.config.plain import from_plain
-from runner.config.schema import Config, Tracking
+from runner.config.schema import Config
 from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms
 from runner.folder.lock import is_locked
@@ -32,15 +30,15 @@ from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, check_profile, prepare_resumed
-from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
+from runner.run.earlier import folder_of_mlflow_run, plan_of_run, saved_settings, summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import earlier_environments
 from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
-from runner.track.secrets import is_masked, masked, masked_keys, names_a_secret
-from runner.track.store import check_tracking
+from runner.track.secrets import masked, masked_keys, names_a_secret
+from runner.track.store import check_tracking, how_to_sync, store_for
 from runner.train.build import CODE, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, set_aside, sync_digest
 
@@ -63,6 +61,8 @@ _GROUPS = (
 )
 #: Of these groups, what the run has given to its tracking store at its start.
 _GIVEN = ("tracking.experiment", "tracking.run_name")
+#: Where things are sent and written, and whose code is run: decided by the command.
+_NOT_OF_THE_FOLDER = ("tracking.uri", "cache_dir", "trusted_packages")
 _SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("nonfinite_steps", "cache_dir", "trusted_packages"),
@@ -84,12 +84,14 @@ class Resumption:
     def rewind(self, console: Console) -> None:
         """Set the folder, which is locked, back to the checkpoint. Each change can be made again after a crash."""
         _refuse_ended(self.folder)  # now that no other process can end it
+        warnings = []
         for name, problem in _damaged_records(self.folder, self.experiment.config.tracking).items():
             (self.folder / name).rename(self.folder / f"damaged-{name}")
-            console.print(f"[bold yellow]warning:[/] {escape(problem)}: the run begins another", soft_wrap=True)
+            warnings.append(f"{problem}: the run begins another")
         for folder, problem in self.damaged.items():
             set_aside(folder)
-            warning = f"{folder.name} is damaged ({problem}) and is left out"
+            warnings.append(f"{folder.name} is damaged ({problem}) and is left out")
+        for warning in warnings:
             console.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
         if self.saved is None:
             console.print(f"Resuming {escape(str(self.folder))}, which had saved no checkpoint, from step 0.")
@@ -119,7 +121,7 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
         raise UserError(f"{RESUME}={folder} has no complete checkpoint ({why}): start a new run")
     config = _settings(folder, overrides, config_dirs)
     check_folder("cache_dir", config.cache_dir)
-    plan = from_plain(Plan, read_json(folder / "plan.json"))
+    plan = plan_of_run(folder)
     changed = any(_key(override).startswith("accumulation") for override in overrides)
     if saved is not None and not changed:
         plan = plan.on_workers(plan.world_size, _accumulation_steps(plan, saved), plan.k)
@@ -203,9 +205,9 @@ def still_running(folder: Path) -> UserError:
 
 def _refuse_ended(folder: Path) -> None:
     if summary_of_run(folder).get("status") == FINISHED:
-        known = (folder / CARD_FILE).exists() and RunCard.read(folder)
-        missing = f"; python -m runner.track sync {folder} sends what its tracking store is missing"
-        to_send = missing if known and known.store is not None and not known.delivered else ""
+        known = RunCard.read(folder) if (folder / CARD_FILE).exists() else None
+        store = known.store if known is not None and not known.delivered else None
+        to_send = "" if store is None else f"; {how_to_sync(folder, store)} sends what its tracking store is missing"
         raise UserError(f"{RESUME}={folder} has finished: there is nothing to resume{to_send}")
 
 
@@ -239,6 +241,11 @@ def may_change(override: str) -> bool:
     if parsed_override.is_delete() or parsed_override.is_add() or parsed_override.is_sweep_override():
         return False
     return key in _SETTINGS or (key.partition(".")[0] in _GROUPS and key not in _GIVEN)
+
+
+def to_repeat(override: str) -> bool:
+    """Whether the command that resumes the run needs this override, too: its folder cannot say so."""
+    return _key(override) in _NOT_OF_THE_FOLDER and masked(override) == override
 
 
 def changes_execution(override: str) -> bool:
@@ -276,21 +283,10 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
         for name, old, new in zip(names, before, now, strict=True):
             require(new == old, name, new, f"the run has {old}, and other bits with another value")
     _damaged_records(folder, config.tracking)
-    if any(_key(override) == "tracking.uri" for override in overrides):
-        return config
-    return dataclasses.replace(config, tracking=_tracking(config.tracking, folder))
-
-
-def _tracking(tracking: Tracking, folder: Path) -> Tracking:
-    """The store that has the run, wherever the command is given. Raises UserError: credentials are not in files."""
-    if not tracking.mlflow or not (folder / CARD_FILE).exists():
-        return tracking
-    store, environment = RunCard.read(folder).store, os.environ.get("MLFLOW_TRACKING_URI")
-    if store is None or (environment is not None and store == masked(environment)):
-        return tracking
-    if is_masked(store):
-        raise UserError(f"tracking.uri={store} was given with credentials: put the address into MLFLOW_TRACKING_URI")
-    return dataclasses.replace(tracking, uri=store)
+    logged = config.tracking.mlflow and (folder / CARD_FILE).exists()
+    recorded = RunCard.read(folder).store if logged else None
+    uri = store_for(recorded, folder, config.tracking.uri, "tracking.uri")
+    return dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, uri=uri))
 
 
 def _check(experiment: Experiment, folder: Path, saved: Saved) -> None:

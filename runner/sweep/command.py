@@ -28,7 +28,7 @@ from runner.sweep.progress import monitor_jobs, progress_line
 from runner.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.sweep.sweep import Sweep, attempts
 from runner.track.secrets import masked
-from runner.track.store import error_summary, store_of
+from runner.track.store import error_summary, how_to_sync, store_of
 from runner.track.tracker import how_to_open_jobs, warn
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
@@ -146,7 +146,7 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
     except Exception as error:  # noqa: BLE001 - database, network, disk: the jobs' results matter more
         warn(
             f"MLflow did not receive everything ({error_summary(error)}): "
-            f"python -m runner.track sync {quote(os.path.relpath(folder))} sends what is missing"
+            f"{how_to_sync(Path(os.path.relpath(folder)), parent.uri)} sends what is missing"
         )
 
 

@@ -56,7 +56,7 @@ class ParentRun:
         # `resumed`: the run of an earlier command is found by its key even if its id was never received.
         self._delivery = Delivery(card, Path(sweep.folder), uri, resumed=True)
         self._sweep = sweep
-        self._uri = uri
+        self.uri = uri
 
     def open(self) -> str:
         """The run's id. Raises UserError if the store fails, before any job has started."""
@@ -65,7 +65,7 @@ class ParentRun:
             self._delivery.reopen()
         except Exception as error:
             raise UserError(
-                f"tracking.uri={masked(self._uri)} does not accept the sweep's parent run ({error_summary(error)}): "
+                f"tracking.uri={masked(self.uri)} does not accept the sweep's parent run ({error_summary(error)}): "
                 "repair the store, or use tracking=none"
             ) from error
         assert self._delivery.run_id is not None
@@ -92,8 +92,8 @@ class ParentRun:
         for state in attempts(Path(self._sweep.folder)):
             if (state.folder / CARD_FILE).exists() and not is_locked(state.folder):
                 card = RunCard.read(state.folder)
-                if card.store == masked(self._uri) and card.status is not None and not card.delivered:
-                    deliver(state.folder, self._uri)
+                if card.store == masked(self.uri) and card.status is not None and not card.delivered:
+                    deliver(state.folder, self.uri)
 
     def how_to_open(self, evaluation: Evaluation) -> Sequence[str]:
         """Lines that say how to open all jobs in MLflow's charts, the best first."""
@@ -105,4 +105,4 @@ class ParentRun:
             "orderByAsc": str(evaluation.goal is Goal.min).lower(),
         }
         page = f"experiments/{self._delivery.experiment_id}/runs?{urlencode(query, quote_via=quote)}"
-        return how_to_open(self._uri, page)
+        return how_to_open(self.uri, page)

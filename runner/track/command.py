@@ -21,8 +21,16 @@ from runner.folder.metrics_log import damaged_lines
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
-from runner.track.secrets import is_masked, masked
-from runner.track.store import check_tracking, database_of, error_summary, experiment_page, set_up_mlflow, store_of
+from runner.track.secrets import masked
+from runner.track.store import (
+    check_tracking,
+    database_of,
+    error_summary,
+    experiment_page,
+    set_up_mlflow,
+    store_for,
+    store_of,
+)
 from runner.track.tracker import deliver_locally
 
 
@@ -83,7 +91,7 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Pa
     """The store for the runs below a folder, and these runs; all of them if a store is given.
 
     Otherwise runs that were not logged to MLflow are left out, and the store is that of the environment, or else the
-    one that has them; None if only other trackers miss something. Raises UserError.
+    one that has them, if it is the user's own; None if only other trackers miss something. Raises UserError.
     """
     runs = runs_below(folder)
     if given:
@@ -98,7 +106,6 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Pa
     if not cards:
         raise invalid[0]
     tracked = {run: card.store for run, card in cards.items() if card.store is not None}
-    fix = "choose a store with --tracking-uri or MLFLOW_TRACKING_URI"
     if not tracked:
         if any(card.undelivered for card in cards.values()):
             return None, []
@@ -106,15 +113,11 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Pa
     tracked_or_invalid = [run for run in runs if run in tracked or run not in cards]
     if environment := os.environ.get("MLFLOW_TRACKING_URI"):
         return environment, tracked_or_invalid
-    if len(set(tracked.values())) > 1:
+    stores = {store_for(store, run, None, "--tracking-uri") for run, store in tracked.items()}
+    if len(stores) > 1:
+        fix = "choose a store with --tracking-uri or MLFLOW_TRACKING_URI"
         raise UserError(f"{folder} contains runs of several stores: {fix}")
-    store = next(iter(tracked.values()))
-    database = database_of(store)
-    if database is not None and not database.exists():
-        raise UserError(f"{folder} was logged to {store}, which does not exist: {fix}")
-    if is_masked(store):
-        raise UserError(f"{folder} was logged to {store}, and credentials are not kept in its folder: {fix}")
-    return store, tracked_or_invalid
+    return stores.pop(), tracked_or_invalid
 
 
 def _ui(options: Namespace, console: Console) -> int:
@@ -186,7 +189,7 @@ def _parser() -> ArgumentParser:
         "sync", help="send metrics, files and status that are missing; nothing is sent twice", allow_abbrev=False
     )
     sync.add_argument("folders", nargs="+", metavar="FOLDER", help="of a run or a sweep, or one that contains them")
-    default = "MLFLOW_TRACKING_URI, else the one that the runs were logged to"
+    default = "MLFLOW_TRACKING_URI, else the one that the runs were logged to, if it is the mlflow.db of their outputs"
     sync.add_argument("--tracking-uri", help=f"the store, also of runs that were not tracked (default: {default})")
     sync.add_argument("--killed", action="store_true", help="close runs that never ended as KILLED")
     ui = commands.add_parser("ui", help="serve MLflow's pages of these runs on this machine only", allow_abbrev=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Any
 from runner.errors import RunFailed, UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
+from runner.folder.reading import files_below, read_json
 from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
-from runner.track.secrets import masked
 from runner.track.store import database_of, how_to_open, make_database, set_up_mlflow
 
 #: MLflow accepts at most this many metrics in one request.
@@ -67,7 +67,8 @@ class Delivery:
         run = self._given_run() or self._find_or_create()
         run_id, self.experiment_id = run.info.run_id, run.info.experiment_id
         params = [Param(name, value) for name, value in self.card.params.items()]
-        tags = [RunTag(name, value) for name, value in {**self._own(self.card.tags, run), **self._parent_tag()}.items()]
+        found = {**self._own(self.card.tags, run), **self._parent_tag(), KEY_TAG: self.card.key}
+        tags = [RunTag(name, value) for name, value in found.items()]
         self._client.log_batch(run_id, params=params, tags=tags)
         if self.card.dataset is not None:
             dataset = Dataset(source_type="local", **self.card.dataset)
@@ -78,18 +79,22 @@ class Delivery:
         self.run_id = run_id
 
     def _given_run(self) -> Any:
-        """The existing run to log into (MLFLOW_RUN_ID), which another store than the first may not have."""
+        """The existing run to log into (MLFLOW_RUN_ID), which another store than the first may not have.
+
+        The card of a folder from somebody else could name any run: it has to be named now, or to have the card's key.
+        """
         from mlflow.exceptions import MlflowException
 
         if self.card.into_run is None:
             return None
         try:
-            return self._client.get_run(self.card.into_run)
+            run = self._client.get_run(self.card.into_run)
         except MlflowException as error:
-            unknown = error.error_code == "RESOURCE_DOES_NOT_EXIST"
-            if unknown and self.card.store != masked(self._uri):
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST" and self._resumed:
                 return None
             raise
+        named = os.environ.get("MLFLOW_RUN_ID") == self.card.into_run
+        return run if named or run.data.tags.get(KEY_TAG) == self.card.key else None
 
     def _find_or_create(self) -> Any:
         self.experiment_id = self.experiment_id or self._find_or_create_experiment()
@@ -209,7 +214,8 @@ class Delivery:
     def close(self) -> None:
         """Send the files, the tags set at the end of the run, and its status."""
         for path in sorted(self._folder.glob("*")):  # none if the folder is gone
-            if path.is_file() and path.name != CARD_FILE and not path.name.startswith("."):
+            regular = path.is_file() and not path.is_symlink()  # a link may lead to any file of this machine
+            if regular and path.name != CARD_FILE and not path.name.startswith("."):
                 self._client.log_artifact(self.run_id, str(path))
         for name, value in self._own(self.card.last_tags, self._client.get_run(self.run_id)).items():
             self._client.set_tag(self.run_id, name, value)
@@ -217,7 +223,8 @@ class Delivery:
         status = "KILLED" if self.card.status == "PREEMPTED" else self.card.status
         self._client.set_terminated(self.run_id, status=status, end_time=self.card.ended)
         model = self._folder / "model"
-        if self.card.log_model and model.is_dir():  # last: it may take long, and the run has ended
+        if self.card.log_model and model.is_dir() and not model.is_symlink():  # last: it may take long
+            files_below(model)  # refuses links
             self._client.log_artifacts(self.run_id, str(model), "model")
         self.update_card(delivered=True)
 
@@ -243,7 +250,7 @@ def deliver(folder: Path, uri: str, status: str | None = None) -> RunCard:
     delivery.open()
     summary_file = folder / "summary.json"
     if summary_file.exists():
-        summary = json.loads(summary_file.read_text())
+        summary = read_json(summary_file)
         if "mlflow_run_id" in summary and not summary["mlflow_run_id"]:  # it was not known at the end of the run
             write_json(summary_file, {**summary, "mlflow_run_id": delivery.run_id})
     delivery.send_metrics()

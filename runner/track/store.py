@@ -16,13 +16,14 @@ import urllib.request
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from runner.config.schema import Tracking
 from runner.errors import UserError, first_line, not_installed
 from runner.folder.files import check_folder
 from runner.track.description import VIEW_KEY, VIEW_TAG
-from runner.track.secrets import masked
+from runner.track.secrets import is_masked, masked
 
 #: A request that every MLflow server answers with JSON: of the interface that runs are sent to, so that it also works
 #: behind a proxy that serves nothing else.
@@ -51,6 +52,40 @@ def store_of(tracking: Tracking) -> str | None:
     if not tracking.mlflow:
         return None
     return tracking.uri or default_store(Path.cwd())
+
+
+def store_for(recorded: str | None, folder: Path, named: str | None, setting: str) -> str | None:
+    """The tracking URI of a command that continues the run in `folder`; None for the command's default.
+
+    `recorded`: by the run. Anybody may have written it, and credentials could go there with the run: it is used only if
+    it is the default store of the current folder, or of the `outputs` folder that the run is in. `named`: by the
+    command or its environment, and used as it is. `setting`: that names a store. Raises UserError.
+    """
+    if named is not None or recorded is None:
+        return named
+    roots = [parent.parent for parent in folder.resolve().parents if parent.name == "outputs"]
+    own = [default_store(root) for root in roots if not (root / "outputs" / "mlflow.db").is_symlink()]
+    database = database_of(recorded)
+    store = recorded if database is None or "?" in recorded else f"{_SQLITE}{database.absolute()}"
+    if store in (default_store(Path.cwd()), *own):
+        return store
+    fix = "set MLFLOW_TRACKING_URI to it, with the credentials," if is_masked(recorded) else f"add {setting}={recorded}"
+    raise UserError(
+        f"{folder} was logged to {recorded}, and a folder does not decide where it is sent: {fix} if you trust it, or "
+        f"choose another store with {setting}"
+    )
+
+
+def how_to_sync(folder: Path, store: str | None) -> str:
+    """The command that sends what the `store` of the run in `folder` is missing."""
+    command = f"python -m runner.track sync {quote(str(folder))}"
+    if (
+        store is None
+        or store in (default_store(Path.cwd()), os.environ.get("MLFLOW_TRACKING_URI"))
+        or is_masked(masked(store))
+    ):
+        return command  # without credentials
+    return f"{command} --tracking-uri {quote(store)}"
 
 
 def database_of(uri: str) -> Path | None:

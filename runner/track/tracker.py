@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import Protocol
 
 from runner.config.schema import Tracking
 from runner.errors import Terminal
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery
-from runner.track.store import check_installed, error_summary, store_of
+from runner.track.store import check_installed, error_summary, how_to_sync, store_of
 from runner.track.tensorboard import TensorBoard
 from runner.track.wandb import WeightsAndBiases
 
@@ -116,6 +115,7 @@ class Tracker:
 
         `resumed`: the store may know the run already.
         """
+        self._uri = uri
         self._delivery = Delivery(card, folder, uri or "", resumed=resumed)
         self._folder = folder
         self._mlflow = _Sender(self._delivery) if uri is not None else None
@@ -161,7 +161,7 @@ class Tracker:
         for sender in failed:
             warn(
                 f"{sender.destination.name} did not receive everything ({error_summary(sender.error)}); "
-                f"the run's folder has it: python -m runner.track sync {quote(str(self._folder))} sends what is missing"
+                f"the run's folder has it: {how_to_sync(self._folder, self._uri)} sends what is missing"
             )
         if self._local:
             missing = [name for name, sender in self._local.items() if sender in failed]

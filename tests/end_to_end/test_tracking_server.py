@@ -198,7 +198,9 @@ def test_sweep_whose_server_stays_away(here: Path, server: Server) -> None:
     assert "Traceback" not in output(here)
     assert code == 0
     (sweep,) = here.glob("outputs/sweeps/*")
-    sync(str(sweep))
+    named = f"--tracking-uri {server.uri}"
+    assert f"python -m runner.track sync {sweep.relative_to(here)} {named}" in output(here)
+    sync(str(sweep), *named.split())
     found = {run_id: (status, tags_of(server, run_id)) for run_id, status, _, _ in runs_of(server, here.name)}
     parent = RunCard.read(sweep).run_id
     assert [status for status, _ in found.values()] == ["FINISHED"] * 3
@@ -325,7 +327,8 @@ def test_server_that_stays_away(
     tracker.tag("certificate", "equivalent")
     tracker.finish("FINISHED")
     ended_at = time.time() * 1000
-    assert f"python -m runner.track sync {folder}" in capsys.readouterr().err
+    assert f"python -m runner.track sync {folder} --tracking-uri {proxy.uri}" in capsys.readouterr().err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.uri)
     proxy.down = False
     ((run_id, status, started, _),) = runs_of(server, here.name)
     assert status == "RUNNING"  # the last that the store knows

@@ -153,6 +153,21 @@ def test_predictions_for_another_file_without_labels(trained: Path, tmp_path: Pa
     assert read(result_of(trained), "summary.json")["eval"] == {}
 
 
+def test_texts_that_a_spreadsheet_takes_for_formulas(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are as they were in the file, which is said; or quoted, if that is asked for."""
+    (tmp_path / "mine.txt").write_text("=HYPERLINK(1)\nthe nun sleeps\n")
+    output = tmp_path / "mine.csv"
+    given = [str(trained), "-o", str(output), f"--input={tmp_path / 'mine.txt'}", "device=cpu", "tracking=none"]
+    assert cli.predict_main(given) == 0
+    assert "--spreadsheet" in capsys.readouterr().out
+    assert pandas.read_csv(output).text.tolist() == ["=HYPERLINK(1)", "the nun sleeps"]
+    assert cli.predict_main([*given, "--overwrite", "--spreadsheet"]) == 0
+    assert "--spreadsheet" not in capsys.readouterr().out
+    assert pandas.read_csv(output).text.tolist() == ["'=HYPERLINK(1)", "the nun sleeps"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -218,6 +233,27 @@ def test_code_named_by_a_folder_is_not_trusted(
     assert "trusted_packages: [os]" in config.read_text()
     assert cli.evaluate_main([str(tmp_path / "copy")]) == cli.EXIT_USER_ERROR
     assert "trusted_packages" in capsys.readouterr().err
+
+
+def test_a_folder_decides_neither_where_the_result_is_sent_nor_what_is_written(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "copy"))
+    card, settings = read(folder, "tracking.json"), yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "tracking.json").write_text(json.dumps({**card, "store": "http://127.0.0.1:9"}))
+    assert cli.evaluate_main([str(folder)]) == cli.EXIT_USER_ERROR
+    assert "tracking.uri=http://127.0.0.1:9" in capsys.readouterr().err
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    settings["tracking"]["experiment"] = "${oc.env:AWS_SECRET_ACCESS_KEY}"
+    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, "cache_dir": str(tmp_path / "cache")}))
+    (folder / "model" / "link").symlink_to(tmp_path)
+    assert cli.evaluate_main([str(folder), "tracking=none"]) == cli.EXIT_USER_ERROR
+    assert "model/link is a link" in capsys.readouterr().err
+    (folder / "model" / "link").unlink()
+    evaluated(folder, f"tracking.uri=sqlite:///{tmp_path / 'named.db'}")
+    assert not (tmp_path / "cache").exists()
+    assert read(result_of(folder), "tracking.json")["experiment"] == "${oc.env:AWS_SECRET_ACCESS_KEY}"
 
 
 def test_model_of_another_task(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,9 @@ pytestmark = pytest.mark.usefixtures("here")
 DOWN = "http://127.0.0.1:9"
 
 
-def database(name: str = "x") -> str:
-    return empty_store(Path.cwd() / f"{name}-store" / "mlflow.db")
+def database(name: str = "") -> str:
+    """By default the default store of the current folder."""
+    return empty_store(Path.cwd() / name / "outputs" / "mlflow.db")
 
 
 def run_in(folder: Path, status: str | None = "FINISHED", **changes: Any) -> RunCard:
@@ -99,8 +100,8 @@ def test_the_store_is_the_one_that_runs_were_logged_to(here: Path) -> None:
     ("stores", "why"),
     [
         ([None, None], "not tracked"),
-        (["sqlite:///a.db", None, "sqlite:///b.db"], "several stores"),
-        (["sqlite:///moved.db"], "does not exist"),
+        (["sqlite:///outputs/mlflow.db", None, "sqlite:///b.db"], "sqlite:///b.db"),
+        ([DOWN], DOWN),
         (["http://***@host/x"], "credentials"),
         (["postgresql://host/x?password=***"], "credentials"),
     ],
@@ -111,6 +112,27 @@ def test_a_store_that_must_be_given(here: Path, stores: list[str | None], why: s
     with pytest.raises(UserError, match=f"{why}.*--tracking-uri"):
         store_and_runs(here / "s", None)
     assert store_and_runs(here / "s", DOWN)[0] == DOWN
+
+
+def test_runs_of_several_stores(here: Path) -> None:
+    for name in ("a", "b"):
+        run_in(here / "both" / name / "outputs" / "run", store=database(f"both/{name}"))
+    with pytest.raises(UserError, match=r"several stores.*--tracking-uri"):
+        store_and_runs(here / "both", None)
+    assert store_and_runs(here / "both" / "a", None)[0] == database("both/a")
+
+
+def test_a_link_is_not_uploaded(here: Path) -> None:
+    """It could lead to any file of this machine."""
+    run_in(here / "run", log_model=True)
+    (here / "secret").write_text("secret")
+    (here / "run" / "notes.txt").symlink_to(here / "secret")
+    (here / "run" / "model").mkdir()
+    (here / "run" / "model" / "weights").symlink_to(here / "secret")
+    assert sync("run", "--tracking-uri", database()) == 1
+    assert not [path for path in here.rglob("mlartifacts/**/*") if path.is_file() and "secret" in path.read_text()]
+    (here / "run" / "model" / "weights").unlink()
+    assert sync("run", "--tracking-uri", database()) == 0
 
 
 def test_an_untracked_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +158,7 @@ def test_an_untracked_run(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_environment_chooses_the_store(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For runs that were tracked. The command line takes precedence."""
-    run_in(here / "run", store=database("gone"))
+    run_in(here / "run", store="http://127.0.0.1:7777")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database("environment"))
     assert sync("run") == 0
     run_in(here / "second")
@@ -163,16 +185,16 @@ def test_a_run_that_fails_does_not_stop_the_others(here: Path, capsys: pytest.Ca
     """An invalid card: named, exit code 1. Damaged metrics: named, and left out. Every folder goes to its own store."""
     for name in ("a", "b", "c"):
         run_in(here / "runs" / name, store=database())
-    run_in(here / "more", store=database("more"))
+    run_in(here / "elsewhere" / "outputs" / "more", store=database("elsewhere"))
     (here / "runs" / "a" / "metrics.jsonl").write_text("not JSON\n")
     (here / "runs" / "b" / "tracking.json").write_text("")
-    assert sync("runs", "more") == 1
+    assert sync("runs", "elsewhere") == 1
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if "not delivered" in line] == ["runs/b"]
     assert [line.split()[0] for line in out.splitlines() if "damaged" in line] == ["runs/a"]
     assert "Traceback" not in out
     assert in_store(database())["c"].info.status == "FINISHED"
-    assert list(in_store(database("more"))) == ["more"]
+    assert list(in_store(database("elsewhere"))) == ["more"]
 
 
 def test_the_ui_prints_the_pages_that_show_runs(

@@ -171,12 +171,18 @@ def test_a_job_finds_its_sweep_in_any_store(tmp_path: Path) -> None:
         assert MlflowClient(uri).get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
 
 
-def test_into_an_existing_run(uri: str, folder: Path) -> None:
-    """MLFLOW_RUN_ID: no run or experiment is created; an unknown id is an error."""
+def test_into_an_existing_run(uri: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLFLOW_RUN_ID: no run or experiment is created; an unknown id is an error.
+
+    Later the run's own card is enough, but not one that anybody may have written.
+    """
     client = MlflowClient(uri)
     existing = client.create_run(client.create_experiment("theirs", artifact_location=folder.parent.as_uri()))
     MetricsLog(folder).write(1, {"train/loss": 1.0})
+    monkeypatch.setenv("MLFLOW_RUN_ID", existing.info.run_id)
     card(into_run=existing.info.run_id, store=uri).mark_ended(folder, "FINISHED")
+    deliver(folder, uri)
+    monkeypatch.delenv("MLFLOW_RUN_ID")
     deliver(folder, uri)
     (run,) = runs(uri)
     assert (run.info.run_id, run.info.status) == (existing.info.run_id, "FINISHED")
@@ -184,6 +190,9 @@ def test_into_an_existing_run(uri: str, folder: Path) -> None:
     assert client.get_experiment_by_name("mine") is None
     with pytest.raises(MlflowException):
         Delivery(card(into_run="0" * 32, store=uri), folder, uri).open()
+    card(into_run=existing.info.run_id, store=uri, key="another").mark_ended(folder, "FAILED")
+    deliver(folder, uri)
+    assert sorted(one.info.status for one in runs(uri)) == ["FAILED", "FINISHED"]
 
 
 def test_another_store_has_no_such_run(uri: str, folder: Path) -> None:
