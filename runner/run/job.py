@@ -39,6 +39,7 @@ from runner.run.resume import (
     Resumption,
     changes_execution,
     prepare_resume,
+    recorded_experiment,
     restarted,
     still_running,
     to_repeat,
@@ -147,6 +148,7 @@ def run(
         threads=threads_per_worker(placement.local_workers * role.at_once, config.equivalence.threads),
         started_at=started_at,
         checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
+        experiment=recorded_experiment(config, experiment.plan),
     )
     card = card_of(experiment, role.tags, role.parent_key, role.varied)
     if resumed:

@@ -7,19 +7,22 @@ nothing that belongs to the experiment.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from runner.config.arguments import RESUME
 from runner.config.compose import compose, parsed, settings
-from runner.config.schema import Config
+from runner.config.plain import to_plain
+from runner.config.schema import NOT_THE_SETUP, Config, Tracking
 from runner.errors import UserError, did_you_mean, require
-from runner.folder.files import check_folder, started_ms
+from runner.folder.files import check_folder, started_ms, strict_json
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import cut_metrics, damaged_lines
@@ -37,7 +40,7 @@ from runner.run.preflight import reading_data, say_aside
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
-from runner.track.secrets import masked, masked_keys, names_a_secret
+from runner.track.secrets import masked, masked_keys, names_a_secret, without_credentials
 from runner.track.store import check_tracking, how_to_sync, store_for
 from runner.train.build import CODE, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, set_aside, sync_digest
@@ -91,6 +94,9 @@ class Resumption:
         for folder, problem in self.damaged.items():
             set_aside(folder)
             warnings.append(f"{folder.name} is damaged ({problem}) and is left out")
+        if self.saved is not None and self.saved.digest is None:
+            why = "an earlier version saved it, without a digest and without the settings"
+            warnings.append(f"{self.saved.folder.name} cannot be checked completely: {why}")
         for warning in warnings:
             console.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
         if self.saved is None:
@@ -122,6 +128,8 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
     config = _settings(folder, overrides, config_dirs)
     check_folder("cache_dir", config.cache_dir)
     plan = plan_of_run(folder)
+    if saved is not None:
+        _refuse_other_experiment(saved, config, plan, folder)
     changed = any(_key(override).startswith("accumulation") for override in overrides)
     if saved is not None and not changed:
         plan = plan.on_workers(plan.world_size, _accumulation_steps(plan, saved), plan.k)
@@ -145,6 +153,7 @@ def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     saved, damaged = newest(folder)
     if saved is None:
         return None
+    _refuse_other_experiment(saved, experiment.config, experiment.plan, folder)
     steps = _accumulation_steps(experiment.plan, saved)
     if steps != experiment.plan.accumulation_steps:
         experiment = experiment.accumulating(steps)
@@ -232,6 +241,36 @@ def _segments(folder: Path) -> tuple[Segment, ...]:
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
+
+
+def recorded_experiment(config: Config, plan: Plan) -> dict[str, Any]:
+    """What checkpoints say of their experiment, as JSON has it: settings and plan without how they are executed."""
+    left_out = {*_GROUPS, *_SETTINGS, *NOT_THE_SETUP} - {"seed"}
+    kept = {name: value for name, value in to_plain(config).items() if name not in left_out}
+    kept["evaluation"].pop("micro_batch")
+    content: dict[str, Any] = json.loads(strict_json({"settings": kept, "plan": plan.of_experiment}))
+    return {part: without_credentials(values) for part, values in content.items()}
+
+
+def _refuse_other_experiment(saved: Saved, config: Config, plan: Plan, folder: Path) -> None:
+    """Raises UserError if settings or plan have changed. Checkpoints of earlier versions have no record of them."""
+    before, now = saved.identity.get("experiment") or {}, recorded_experiment(config, plan)
+    for part, file in (("settings", "config.yaml"), ("plan", "plan.json")):
+        for name, old, new in _differences(without_credentials(before.get(part, {})), now[part]):
+            raise UserError(
+                f"{folder / file} does not fit {saved.folder.name}: {name} is {new}, and was {old} then; "
+                "restore it, or start a new run"
+            )
+
+
+def _differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Name, old and new value of what differs. What only one has is of another version, except in a recipe."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys((*before, *now)):
+            if (key in before and key in now) or name.startswith("recipe"):
+                yield from _differences(before.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    elif before != now:
+        yield name, before, now
 
 
 def may_change(override: str) -> bool:

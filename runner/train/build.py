@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,13 @@ class Job(WorkerJob):
     """A training job, in the folder of its run.
 
     `started_at`: of the command, or of workers that were started again, in seconds since the epoch. `checkpoint`: the
-    folder of the one to continue from.
+    folder of the one to continue from. `experiment`: what checkpoints say about it, as JSON-like data.
     """
 
     plan: Plan
     started_at: float
     checkpoint: Path | None = None
+    experiment: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:
@@ -285,7 +286,7 @@ def train(
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
-    identity = {
+    identity: dict[str, Any] = {
         **loop.identity,
         "data": job.facts.digest,
         "sync": sync_digest(job.config.sync, job.config.sharding),
@@ -293,7 +294,7 @@ def train(
         **({PROCESSOR: processor(job.device_type)} if job.config.equivalence.is_identical else {}),
     }
     if backend.rank == 0:  # which writes it down
-        identity |= code_of(job.config)
+        identity |= {**code_of(job.config), "experiment": job.experiment}
     note_waiting = functools.partial(loop.meter.progress, "checkpoint")  # as the watchdog then calls it
     checkpoints = loop.checkpoints = Checkpoints(
         job.folder, job.config.checkpoint, backend, identity, preempted, note_waiting

@@ -3,14 +3,14 @@
 `checkpoints/step-00000120/` has a folder `worker-<rank>` for each worker: its tensors as safetensors, written by
 torch.distributed.checkpoint, and everything else in `state.json`. What all workers share is only in worker 0's; of a
 sharded tensor each has its part, in `shards/`. Nothing is pickled, so that loading runs no code. `complete.json` lists
-every file with its size and SHA-256. It is written into a folder with a temporary name, which is renamed once all of it
-is on the disk.
+every file with its size and SHA-256, says which experiment they belong to, and has a digest of all that. It is written
+into a folder with a temporary name, which is renamed once all of it is on the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import dataclasses
 import json
 import math
 import re
@@ -33,8 +33,9 @@ from runner.config.choices import ShardingKind
 from runner.config.plain import to_plain
 from runner.config.schema import Checkpoint as CheckpointConfig
 from runner.config.schema import Sharding, Sync
-from runner.errors import Diverged, first_line, printable
-from runner.folder.files import Checksums, checksums, damage, require_space, sync_folder, write_json
+from runner.errors import Diverged, UserError, first_line, printable
+from runner.folder.files import Checksums, checksums, damage, digest_of, require_space, sync_folder, write_json
+from runner.folder.reading import read_json
 from runner.train.sharding import is_sharded, laid_out_as, local
 
 FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json", "shards"
@@ -57,17 +58,19 @@ class Saved:
     """A complete checkpoint: the content of `complete.json`.
 
     `step`: optimizer steps done. `equal`: the parts of the state that all workers share. `identity`: of data, model,
-    code and libraries, by name. `files`: size in bytes and SHA-256 by name. `accumulation_steps`: of the workers then;
-    None in files of earlier versions.
+    code and libraries, by name, and of the experiment: its settings and its plan. `files`: size in bytes and SHA-256 by
+    name. `accumulation_steps`: of the workers then. `digest`: of all other values. Both are None in files of earlier
+    versions, which do not have the experiment, either.
     """
 
     folder: Path
     step: int
     workers: int
     equal: tuple[str, ...]
-    identity: Mapping[str, str]
+    identity: Mapping[str, Any]
     files: Checksums
     accumulation_steps: int | None = None
+    digest: str | None = None
 
     @property
     def for_any_workers(self) -> bool:
@@ -103,7 +106,7 @@ class Checkpoints:
         run: Path,
         config: CheckpointConfig,
         backend: Backend,
-        identity: Mapping[str, str],
+        identity: Mapping[str, Any],
         preempted: Callable[[], bool] = lambda: False,
         note_waiting: Callable[[], object] = lambda: None,
     ) -> None:
@@ -256,7 +259,8 @@ class Checkpoints:
         files = {name: entry for path in lists for name, entry in json.loads(path.read_text()).items()}
         for path in lists:
             path.unlink()
-        write_json(draft / _MANIFEST, {**manifest, "files": files})
+        content = {**manifest, "files": files}
+        write_json(draft / _MANIFEST, {**content, "digest": digest_of(content)})
         sync_folder(draft)
         final = self._folder / _name(manifest["step"])
         if final.exists():  # the run was continued from it, and asked to end before the next step
@@ -287,8 +291,8 @@ def newest(run: Path) -> tuple[Saved | None, dict[Path, str]]:
         try:
             saved = read_manifest(folder)
             problem = saved.damage()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            problem = f"{_MANIFEST} cannot be read ({first_line(error)})"
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"{_MANIFEST} is not as it was written ({first_line(error)})"
         if problem is None:
             return saved, damaged
         damaged[folder] = problem
@@ -296,10 +300,20 @@ def newest(run: Path) -> tuple[Saved | None, dict[Path, str]]:
 
 
 def read_manifest(folder: Path) -> Saved:
-    content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    """Raises UserError, ValueError, KeyError, TypeError or AttributeError for a file that is not as it was written."""
+    content = read_json(folder / _MANIFEST)
+    digest = content.pop("digest", None)
+    if digest not in (None, digest_of(content)):
+        raise ValueError("it does not have its own digest")
+    if digest is None and "experiment" in content["identity"]:
+        raise ValueError("its digest is missing")
+    if unknown := set(content) - {field.name for field in dataclasses.fields(Saved)}:
+        raise ValueError(f"it has {unknown.pop()}")
+    if folder.name != _name(content["step"]):
+        raise ValueError(f"it is of step {content['step']}")
     files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
     equal, steps = tuple(content["equal"]), content.get("accumulation_steps")
-    return Saved(folder, content["step"], content["workers"], equal, content["identity"], files, steps)
+    return Saved(folder, content["step"], content["workers"], equal, content["identity"], files, steps, digest)
 
 
 def set_aside(folder: Path) -> None:
@@ -321,7 +335,7 @@ def sync_digest(sync: Sync, sharding: Sharding) -> str:
     """Equal for settings under which workers synchronise in the same way."""
     sharded = sharding.kind is not ShardingKind.none
     content = [to_plain(sync), to_plain(sharding)] if sharded else to_plain(sync)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return digest_of(content)
 
 
 def load(saved: Saved, rank: int, workers: int, sync: Sync, sharding: Sharding) -> State:
@@ -436,7 +450,7 @@ def _read(saved: Saved, rank: int) -> State:
     known = library.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in known.items()}
     library.load(tensors, storage_reader=library.HuggingFaceStorageReader(str(folder)), no_dist=True)
-    state: State = _join(json.loads((folder / _STATE).read_text(encoding="utf-8")), tensors, saved.folder)
+    state: State = _join(read_json(folder / _STATE), tensors, saved.folder)
     return state
 
 

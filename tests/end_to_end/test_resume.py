@@ -6,6 +6,7 @@ import collections
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 import yaml
 
 from runner import cli
+from runner.folder.files import digest_of, write_json
+from runner.folder.reading import read_settings
+from runner.plan.plan import digest_of_numbers
 from runner.track.delivery import stored_key
 from runner.train.checkpoint import FOLDER
 from tests import processes
@@ -162,25 +166,95 @@ def test_damaged_records(killed: Path, here: Path, capsys: pytest.CaptureFixture
     assert [one["after_step"] for one in read(folder, "environment.json")] == [6]
 
 
-def test_changed_data_are_refused(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = here / "run"
-    shutil.copytree(only_folder(killed, "linear"), folder)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["recipe"]["_target_"] = "tests.sweep.gated.OtherRows"
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert run(f"resume={folder}", TRUST) == 2
-    assert "data" in capsys.readouterr().err
+@pytest.fixture
+def copy(killed: Path, here: Path) -> Path:
+    """The folder of the killed run, as somebody else may pass it on."""
+    return Path(shutil.copytree(only_folder(killed, "linear"), here / "run"))
 
 
-def test_changed_code_is_told_and_certified(killed: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def change_settings(folder: Path, **changes: Any) -> None:
+    content = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**content, **changes}))
+
+
+def change_json(file: Path, **changes: Any) -> None:
+    """As the runner would have written it: with its digest."""
+    content = {name: value for name, value in json.loads(file.read_text()).items() if name != "digest"} | changes
+    digest = digest_of_numbers(content) if file.name == "plan.json" else digest_of(content)
+    file.write_text(json.dumps({**content, "digest": digest}))
+
+
+@pytest.fixture
+def newest_identity(copy: Path) -> dict[str, Any]:
+    identity: dict[str, Any] = read(copy / FOLDER / NEWEST, "complete.json")["identity"]
+    return identity
+
+
+def test_changed_data_are_refused(
+    copy: Path, newest_identity: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_json(copy / FOLDER / NEWEST / "complete.json", identity={**newest_identity, "data": "other"})
+    assert run(f"resume={copy}", TRUST, "tracking=none") == 2
+    assert "the data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("edit", "names"),
+    [
+        (lambda folder: change_settings(folder, seed=7), ["config.yaml", "seed is 7, and was 0"]),
+        (lambda folder: change_settings(folder, epochs=3), ["config.yaml", "epochs"]),
+        (
+            lambda folder: change_settings(folder, recipe={**read_settings(folder / "config.yaml")["recipe"], "x": 1}),
+            ["config.yaml", "recipe.x is 1"],
+        ),
+        (lambda folder: change_json(folder / "plan.json", lr=0.5), ["plan.json", "lr is 0.5"]),
+        (lambda folder: write_json(folder / "plan.json", {**read(folder, "plan.json"), "lr": 0.5}), ["plan.json"]),
+        (lambda folder: change_settings(folder, hydra={"run": {"dir": "x"}}), ["config.yaml", "hydra"]),
+    ],
+    ids=["seed", "epochs", "recipe", "plan", "plan without its digest", "hydra"],
+)
+def test_edited_files_of_the_run_are_refused(
+    copy: Path, edit: Callable[[Path], None], names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(copy)
+    before = logged(copy)
+    assert run(f"resume={copy}", TRUST, "tracking=none") == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in names), error
+    assert logged(copy) == before
+
+
+def test_a_folder_decides_neither_where_a_run_is_sent_nor_what_is_written(
+    copy: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its store is used if the command names it, its cache is not, `${…}` in it is text, and links are refused."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    card = read(copy, "tracking.json")
+    tracking = read_settings(copy / "config.yaml")["tracking"] | {"run_name": "${oc.env:AWS_SECRET_ACCESS_KEY}"}
+    change_settings(copy, cache_dir=str(here / "cache"), tracking=tracking)
+    for uri in ("http://127.0.0.1:9", f"sqlite:///{here / 'other.db'}"):
+        write_json(copy / "tracking.json", {**card, "store": uri, "into_run": "0" * 32})
+        assert run(f"resume={copy}", TRUST) == 2
+        assert f"tracking.uri={uri}" in capsys.readouterr().err
+    (copy / "notes.txt").symlink_to(here)
+    assert run(f"resume={copy}", TRUST, "tracking=none") == 2
+    assert "notes.txt is a link" in capsys.readouterr().err
+    (copy / "notes.txt").unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here / 'named.db'}")
+    assert run(f"resume={copy}", TRUST) == 0
+    assert {path.name for path in here.iterdir()} == {"run", "named.db", "mlartifacts", "forked_by.txt"}
+    assert read(copy, "tracking.json")["delivered"]
+    assert "hunter2" not in (copy / "config.yaml").read_text()
+
+
+def test_changed_code_is_told_and_certified(
+    copy: Path, newest_identity: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The run continues, since a mended recipe is why runs are resumed; the change stays in its certificate."""
-    folder = here / "run"
-    shutil.copytree(only_folder(killed, "linear"), folder)
-    manifest = folder / FOLDER / NEWEST / "complete.json"
-    content = json.loads(manifest.read_text())
+    folder = copy
     changed = {"code of tests.sweep.gated": "another", "code of tests.removed": "x", "runner": "0.0.9", "torch": "1.0"}
-    assert changed.keys() - content["identity"].keys() == {"code of tests.removed"}
-    manifest.write_text(json.dumps({**content, "identity": {**content["identity"], **changed}}))
+    assert changed.keys() - newest_identity.keys() == {"code of tests.removed"}
+    change_json(folder / FOLDER / NEWEST / "complete.json", identity={**newest_identity, **changed})
     assert run(f"resume={folder}", TRUST, "tracking=none") == 0
     out = capsys.readouterr().out
     (note, *_) = (line for line in out.splitlines() if line.startswith("note:"))

@@ -15,12 +15,15 @@ import torch
 from runner.backends import Backend
 from runner.config.choices import SyncPolicyName
 from runner.config.schema import Checkpoint, Sharding, Sync
+from runner.folder.files import write_json
+from runner.folder.reading import read_json
 from runner.train import checkpoint
 from runner.train.checkpoint import (
     FOLDER,
     Checkpoints,
     load,
     newest,
+    read_manifest,
     remove_drafts,
     saved_folders,
     set_aside,
@@ -39,7 +42,7 @@ STATE = {
 
 
 SYNC = Sync(SyncPolicyName.periodic, k=1)
-IDENTITY = {"data": "x", "sync": sync_digest(SYNC, Sharding())}
+IDENTITY = {"data": "x", "sync": sync_digest(SYNC, Sharding()), "experiment": {"settings": {"lr": 1e-05}}}
 #: Whether each worker was asked to save and end.
 PREEMPTED = {0: False, 1: False}
 
@@ -143,6 +146,46 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path: Path, words: str) -> None:
     assert [path.name for path in saved_folders(tmp_path)] == ["step-00000007"]
     save(tmp_path, 10)
     assert newest(tmp_path)[1] == {}
+
+
+def test_no_bit_of_the_manifest_can_change(tmp_path: Path) -> None:
+    """Each one-bit flip of `complete.json` is noticed, or changes no value, such as that of an exponent's e."""
+    save(tmp_path, 5)
+    (folder,) = saved_folders(tmp_path)
+    before, content = read_manifest(folder), (folder / "complete.json").read_bytes()
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        (folder / "complete.json").write_bytes(changed)
+        saved, damaged = newest(tmp_path)
+        assert saved == before or list(damaged) == [folder], bytes(changed)
+
+
+def test_folders_that_are_swapped(tmp_path: Path) -> None:
+    """Neither is taken for the other."""
+    save(tmp_path, 5, 10)
+    newer, older = saved_folders(tmp_path)
+    newer.rename(tmp_path / "aside")
+    older.rename(newer)
+    (tmp_path / "aside").rename(older)
+    saved, damaged = newest(tmp_path)
+    assert saved is None
+    assert [problem.partition("(it ")[2][:-1] for problem in damaged.values()] == ["is of step 5", "is of step 10"]
+
+
+def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
+    """It has no digest of its own, and counts; but not one that has lost it."""
+    save(tmp_path, 5)
+    (folder,) = saved_folders(tmp_path)
+    content = read_json(folder / "complete.json")
+    del content["digest"]
+    write_json(folder / "complete.json", content)
+    assert newest(tmp_path)[0] is None
+    del content["identity"]["experiment"]
+    write_json(folder / "complete.json", content)
+    saved, _ = newest(tmp_path)
+    assert saved is not None
+    assert (saved.step, saved.digest) == (5, None)
 
 
 def test_a_save_that_fails_is_reported_once_and_ends_nothing(
