@@ -23,7 +23,7 @@ from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.data.cache import Cache
 from runner.data.recipe import Prepared
-from runner.errors import UserError
+from runner.errors import UserError, require
 from runner.evaluate.prepared import Evaluation, prepare
 from runner.evaluate.result import card_of, write_result
 from runner.evaluate.worker import PREDICTIONS, EvaluationJob, run_launched
@@ -32,8 +32,11 @@ from runner.folder.phase_progress import phase_under_way
 from runner.launch.local import launch, temporary_folder
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.run.progress import Background, progress_bar
+from runner.run.summary import print_sentence
 
 _FORMATS = (".csv", ".jsonl")
+#: How a text begins that a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 #: Seconds between two looks at the workers' progress.
 _READ_EVERY = 0.25
 
@@ -50,8 +53,12 @@ def predict(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="a .csv or .jsonl file")
     parser.add_argument("--input", metavar="FILE", help="predict for this file, whose samples need no labels")
     parser.add_argument("--overwrite", action="store_true", help="replace the output file if it exists")
+    spreadsheet = "put a ' before texts of a .csv file that a spreadsheet would take for formulas"
+    parser.add_argument("--spreadsheet", action="store_true", help=spreadsheet)
     options = parser.parse_intermixed_args(list(arguments))
     _check_output(options.output, options.overwrite)
+    csv = options.output.suffix.lower() == ".csv"
+    require(csv or not options.spreadsheet, "--spreadsheet", options.output, "no spreadsheet opens it; use a .csv file")
     return _run(options, console, options.output, options.input)
 
 
@@ -108,7 +115,12 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
             )
         with signals_ignored():
             if output is not None:
-                _write_predictions(evaluation, np.load(Path(work) / PREDICTIONS), output)
+                table = _table(evaluation, np.load(Path(work) / PREDICTIONS))
+                if (formulas := _write_predictions(table, output, options.spreadsheet)) and not options.spreadsheet:
+                    note = (
+                        f"{formulas:,} texts begin like a formula, which a spreadsheet runs: --spreadsheet quotes them"
+                    )
+                    print_sentence(console, f"[bold yellow]note:[/] {note}")
             summary, how_to_open = write_result(evaluation, card, result, output, started_at)
     _report(evaluation, card.run_name, summary, output, console)
     console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
@@ -148,23 +160,39 @@ def _progress(work: Path, console: Console) -> Iterator[None]:
             yield
 
 
-def _write_predictions(evaluation: Evaluation, predictions: np.ndarray, output: Path) -> None:
+def _table(evaluation: Evaluation, predictions: np.ndarray) -> Any:
+    """A row for each sample, as a data frame."""
     import pandas
 
     recipe, cache = evaluation.recipe, Cache(evaluation.config.cache_dir)
     prepared = Prepared.load(recipe.prepare(cache, evaluation.facts))
-    table = pandas.DataFrame(recipe.prediction_columns(torch.from_numpy(predictions), prepared.eval))
+    return pandas.DataFrame(recipe.prediction_columns(torch.from_numpy(predictions), prepared.eval))
+
+
+def _write_predictions(table: Any, output: Path, quotes_formulas: bool) -> int:
+    """Write the file, all of it or nothing; how many texts of a .csv file a spreadsheet takes for formulas."""
+    formulas = 0
+
+    def cell_of_csv(cell: Any) -> Any:
+        nonlocal formulas
+        if isinstance(cell, list):
+            return strict_json(cell, ensure_ascii=False)
+        if not (isinstance(cell, str) and cell.startswith(_FORMULA)):
+            return cell
+        formulas += 1
+        return f"'{cell}" if quotes_formulas else cell
+
     draft = output.with_name(f".{output.name}-{os.getpid()}")
     try:
         if output.suffix.lower() == ".csv":
-            lists = table.map(lambda cell: strict_json(cell, ensure_ascii=False) if isinstance(cell, list) else cell)
-            lists.to_csv(draft, index=False, float_format="%.6g")
+            table.map(cell_of_csv).to_csv(draft, index=False, float_format="%.6g")
         else:
             lines = (strict_json(row, ensure_ascii=False) + "\n" for row in table.to_dict("records"))
             draft.write_text("".join(lines), encoding="utf-8")
         draft.rename(output)
     finally:
         draft.unlink(missing_ok=True)
+    return formulas
 
 
 def _report(
