@@ -18,21 +18,19 @@ from runner.errors import UserError, first_line
 
 #: Bytes of the largest file that is read as JSON, and as settings: a hundred times what large runs have.
 JSON_LIMIT, _SETTINGS_LIMIT = 2**26, 2**20
+#: Neither a link that has just been put there is followed, nor is the other end of a pipe waited for.
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def opened(path: Path, mode: str = "rb", **options: Any) -> IO[Any]:
     """Open a regular file of a run's folder. Raises UserError for a link, a pipe or a device, and OSError as `open`."""
     if path.is_symlink():
         raise _link(path)
-    # The flags are for what is put there after these checks, and for a pipe, which would wait for its other end.
     file = open(path, mode, opener=lambda name, flags: os.open(name, flags | _FLAGS, 0o666), **options)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise UserError(f"{path} is not a regular file: remove it")
     return file
-
-
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def _link(path: Path) -> UserError:
