@@ -28,7 +28,7 @@ from runner.config.schema import NOT_THE_SETUP
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
-from runner.folder.reading import read_json, read_settings
+from runner.folder.reading import opened, read_json, read_settings
 from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: The files of a run's folder that are read.
@@ -185,7 +185,7 @@ def _correct(path: Path, metric: float, rows: int | None) -> bytes | None:
     if not path.is_file():
         return None
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with opened(path, "r", newline="", encoding="utf-8") as file:
             correct = bytes(row.get("predicted") == row.get("label", "") for row in csv.DictReader(file))
     except (csv.Error, UnicodeDecodeError):  # a file of something else
         return None
