@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,15 +25,17 @@ from recipes.sources.hub import go_offline_if_unreachable
 from runner.backends.memory import is_out_of_memory
 from runner.errors import Unavailable, UserError, first_line, require
 
+#: By which a folder with an adapter is known, as PEFT writes it. It names the model that the adapter belongs to.
+_ADAPTER_CONFIG = "adapter_config.json"
 #: What a local folder must contain, as file patterns; for random weights the configuration is enough.
 _MODEL_FILES = {
-    "a configuration": ("config.json",),
+    "a configuration": ("config.json", _ADAPTER_CONFIG),
     "weights": ("*.safetensors", "pytorch_model*.bin"),
     "a tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
 }
+#: The weights of a whole model, and the index of those in several files: the second only without the first.
+_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 
-#: By which a folder with an adapter is known, as PEFT writes it. It names the model that the adapter belongs to.
-_ADAPTER_CONFIG = "adapter_config.json"
 #: PEFT's name of an adapter's task -> the auto class of transformers that its base model is loaded by.
 _ADAPTER_TASKS = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
@@ -140,7 +143,7 @@ class Pretrained:
     def _base(self) -> str | None:
         """The model to which the adapter in the folder belongs, a folder or a name on the Hub; None: it has none."""
         folder = self._folder
-        if self._random or folder is None or not (folder / _ADAPTER_CONFIG).exists():
+        if folder is None or not (folder / _ADAPTER_CONFIG).exists():
             return None
         return str(self._read_json(folder / _ADAPTER_CONFIG).get("base_model_name_or_path"))
 
@@ -269,7 +272,8 @@ class Pretrained:
         """config.json in the folder or the Hub's cache; None if random weights use the published sizes instead."""
         folder = self._folder
         if folder is not None:
-            return folder / "config.json"
+            file, base = folder / "config.json", self._base
+            return file if file.exists() or base is None else Pretrained(base, self.init)._config_file()
         try:
             return self._hub_file("config.json")
         except Unavailable:
@@ -368,6 +372,14 @@ class Pretrained:
             return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False)
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
+
+    def copy_weights(self, folder: Path) -> None:
+        """Copy the files that hold the model's weights to a folder."""
+        from huggingface_hub import snapshot_download
+
+        own = self._folder or Path(snapshot_download(self.name, allow_patterns=[*_WEIGHTS], local_files_only=True))
+        for file in next(filter(None, (sorted(own.glob(pattern)) for pattern in _WEIGHTS))):
+            shutil.copyfile(file, folder / file.name)
 
     def label_names(self) -> tuple[str, ...]:
         """The model's classes in the order of their numbers, LABEL_0, LABEL_1, … without names. Raises UserError."""

@@ -117,13 +117,12 @@ class TransformerRecipe(Recipe):
 
         trained: Any = model  # model sources build models of transformers
         trained.save_pretrained(folder)
-        if not (folder / "config.json").exists():  # an adapter is saved without the names of classes
-            trained.config.architectures = [type(trained.get_base_model()).__name__]
-            trained.config.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+        if not (folder / "config.json").exists():
+            _complete_adapter(trained, folder)
         # safetensors makes its files readable by their owner only; the others' permissions follow the umask.
         for weights in folder.glob("*.safetensors"):
-            weights.chmod((folder / "config.json").stat().st_mode)
-        AutoTokenizer.from_pretrained(prepared.folder / "tokenizer").save_pretrained(folder)
+            weights.chmod((folder / "tokenizer_config.json").stat().st_mode)
 
     def from_saved(self, model: str, file: str | None = None) -> Recipe:
         saved = Pretrained(model, complete=True)
@@ -134,6 +133,19 @@ class TransformerRecipe(Recipe):
     @abstractmethod
     def evaluation_data(self, model: Pretrained, file: str | None) -> Any:
         """What `data.read()` returns, with an empty training set. Arguments as of `from_saved`."""
+
+
+def _complete_adapter(trained: Any, folder: Path) -> None:
+    """Make the folder of an adapter loadable by `from_pretrained`, with the names of its classes.
+
+    transformers loads an adapter into the model that it names, with that model's classes, unless there is a config.json
+    beside it, which has others. Then the weights of the model must be there, too.
+    """
+    config, base = trained.config, Pretrained(trained.get_base_model().name_or_path)
+    if tuple(config.id2label[number] for number in sorted(config.id2label)) != base.label_names():
+        config.architectures = [type(trained.get_base_model()).__name__]
+        config.save_pretrained(folder)
+        base.copy_weights(folder)
 
 
 def evaluation_reader(data: object, method: str) -> Callable[..., Any]:

@@ -62,7 +62,7 @@ def find_target(given: str) -> Target:
             return _target_of_run(path)
         if (path / "sweep.json").is_file():
             raise UserError(f"{given} is the folder of a sweep: give that of one of its jobs")
-        if any((path / name).is_file() for name in ("config.json", "model.safetensors")):
+        if any((path / name).is_file() for name in ("config.json", "adapter_config.json", "model.safetensors")):
             return Target(str(path))
         raise UserError(
             f"{given} is neither the folder of a run (with a config.yaml) nor of a model (with a config.json): "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow.pyfunc
 import pandas
 import pytest
 import torch
@@ -16,16 +17,18 @@ import yaml
 from peft import PeftModel
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GPT2Config,
-    LlamaForCausalLM,
+    pipeline,
 )
 
 from recipes.synthetic.grammar import generate
 from runner import cli
 from runner.compare.from_folders import read_folders
 from runner.compare.from_mlflow import ExistingStore
+from runner.track.mlflow_model import save_mlflow_model
 from tests.recipes import labelled, writers, zoo
 from tests.runs import TRACKED, read, run, store, stored_runs
 from tests.tiny_models import save_bert
@@ -288,7 +291,7 @@ def test_labels_are_those_of_the_saved_model(here: Path, capsys: pytest.CaptureF
 
 
 def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is evaluated with its base model, loads with PEFT, can be trained further, and is saved merged if wanted."""
+    """It is evaluated, loads with PEFT, transformers and MLflow, can be trained further, and saved merged if wanted."""
     rows = [
         f"this film is very {word} {number}\t{('awful', 'fine', 'great')[number % 3]}"
         for number, word in enumerate(WORDS * 6)
@@ -309,6 +312,15 @@ def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = PeftModel.from_pretrained(whole, "run/model").eval()
     tokens = AutoTokenizer.from_pretrained("run/model")("this film is very good 3", return_tensors="pt")
     assert loaded.config.id2label == {0: "awful", 1: "fine", 2: "great"}
+
+    by_transformers = AutoModelForSequenceClassification.from_pretrained("run/model").eval()
+    assert by_transformers.config.id2label == loaded.config.id2label
+    assert torch.allclose(by_transformers(**tokens).logits, loaded(**tokens).logits, atol=1e-6)
+    (best,) = pipeline("text-classification", "run/model")("this film is very good 3")
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow")
+    table = mlflow.pyfunc.load_model(here / "mlflow").predict(["this film is very good 3", "bad"])
+    assert [*table] == ["label", *sorted(loaded.config.id2label.values(), key=lambda name: -table[name][0])]
+    assert (table["label"][0], table[best["label"]][0]) == (best["label"], best["score"])
 
     merged = [f"recipe.model.name={base}", *lora, "adapter.merge=true"]
     assert run("hydra.run.dir=merged", *merged, base=common) == 0
@@ -413,7 +425,8 @@ def test_replies_of_a_chat_adapter(here: Path) -> None:
     options = ["adapter=lora", "sync.k=4", "max_steps=6", "recipe.max_length=128", "recipe.max_new_tokens=8"]
     base = ["recipe=chat", "tracking=none", "hydra.run.dir=run", "device=cpu2"]
     assert run(*data, *options, base=base) == 0
-    model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("model"), "run/model")
+    model = AutoModelForCausalLM.from_pretrained("run/model")  # without a copy of the weights that the adapter changes
+    assert [path.name for path in Path("run/model").glob("*.safetensors")] == ["adapter_model.safetensors"]
     tokenizer = AutoTokenizer.from_pretrained("run/model")
     assert tokenizer.get_chat_template() == writers.MARKED
     asked = [{"messages": row["messages"][:-1]} for row in writers.chats(5)]
@@ -431,6 +444,8 @@ def test_replies_of_a_chat_adapter(here: Path) -> None:
     tokens = model.double().generate(**ids, max_new_tokens=8, do_sample=False, eos_token_id=ends)[0]
     reply = tokenizer.decode(tokens[ids["input_ids"].shape[1] :], skip_special_tokens=True)
     assert tables[0].generated[1] == reply.strip()
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow")
+    assert isinstance(mlflow.pyfunc.load_model(here / "mlflow").predict(["Where does the owl live?"])[0], str)
 
 
 def test_texts_of_a_sequence_to_sequence_model(here: Path) -> None:
