@@ -483,7 +483,7 @@ class Tracking:
     """Where runs are logged, to any of three trackers besides the run's folder.
 
     `uri`: MLflow's; null means MLFLOW_TRACKING_URI, else SQLite under `outputs/`. `experiment`: of MLflow, and the
-    project of W&B. `log_model`: to MLflow.
+    project of W&B. `log_model`: to MLflow, as one of its models.
     """
 
     mlflow: bool = False

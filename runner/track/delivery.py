@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from runner.folder.reading import files_below, read_json
 from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
+from runner.track.mlflow_model import save_mlflow_model
 from runner.track.store import database_of, how_to_open, make_database, set_up_mlflow
 
 #: MLflow accepts at most this many metrics in one request.
@@ -225,7 +227,10 @@ class Delivery:
         model = self._folder / "model"
         if self.card.log_model and model.is_dir() and not model.is_symlink():  # last: it may take long
             files_below(model)  # refuses links
-            self._client.log_artifacts(self.run_id, str(model), "model")
+            with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=self._folder) as draft:
+                as_mlflow_model = Path(draft) / "model"
+                saved = save_mlflow_model(model, as_mlflow_model)
+                self._client.log_artifacts(self.run_id, str(as_mlflow_model if saved else model), "model")
         self.update_card(delivered=True)
 
     def how_to_open(self) -> Sequence[str]:

@@ -212,6 +212,7 @@ def set_up_mlflow() -> None:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     # Neither messages about the creation of a new store, nor a traceback for each error, which is also raised.
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
 def check_given_run(tracking: Tracking) -> None:

