@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -64,7 +64,7 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     found = finished_runs(options)
     # These need scipy, and a wrong option should be reported without waiting for it.
     from runner.compare.comparison import compare_runs
-    from runner.compare.report import markdown, write_report  # likewise
+    from runner.compare.report import logged_metrics, logged_tags, write_report  # likewise
     from runner.compare.terminal import print_comparison, print_predictions  # likewise
 
     comparison = compare_runs(found, options.baseline, options.margin, options.family_wise)
@@ -76,7 +76,8 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     write_report(comparison, out, masked("python -m runner.compare " + shlex.join(arguments)), predictions)
     console.print(Text(f"report: {os.path.relpath(out / 'report.html')}"), soft_wrap=True)
     if not options.no_log:
-        _log_to_parent(found, out, markdown(comparison), options.tracking_uri, console)
+        metrics, tags = logged_metrics(comparison), logged_tags(comparison)
+        _log_to_parent(found, out, metrics, tags, options.tracking_uri, console)
     return 0
 
 
@@ -165,8 +166,15 @@ def _from_arguments(arguments: Sequence[str], options: argparse.Namespace) -> Fo
     return FoundRuns(runs, [*found.skipped, *logged.skipped])
 
 
-def _log_to_parent(found: FoundRuns, folder: Path, tables: str, tracking_uri: str | None, console: Console) -> None:
-    """Log the files to the sweep that the runs belong to, if they all belong to one and the store exists."""
+def _log_to_parent(
+    found: FoundRuns,
+    folder: Path,
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    tracking_uri: str | None,
+    console: Console,
+) -> None:
+    """Log the comparison to the sweep that the runs belong to, if they all belong to one and the store exists."""
     ids = [run.mlflow_run_id for run in found.runs if run.mlflow_run_id]
     if len(ids) < len(found.runs) or not store_exists(store_uri(tracking_uri)):
         return
@@ -175,7 +183,7 @@ def _log_to_parent(found: FoundRuns, folder: Path, tables: str, tracking_uri: st
         parent = store.common_parent(ids)
         if parent is None:
             return
-        store.log(parent, folder, tables)
+        store.log(parent, folder, metrics, tags)
     except UserError as error:  # the comparison is complete without it
         console.print(Text(f"not logged to MLflow: {masked(first_line(error))}", style="yellow"), soft_wrap=True)
     else:

@@ -7,7 +7,8 @@ import dataclasses
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,12 @@ class ExistingStore:
                     self._client.download_artifacts(run_id, name, str(folder))
         return folder
 
-    def log(self, run_id: str, folder: Path, description: str) -> None:
-        """Log the files of a comparison to a run, under `compare`, and its tables as the run's description."""
+    def log(self, run_id: str, folder: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+        """Log a comparison to a run: its files, under `compare`, and what the list of runs and the run's page show."""
+        from mlflow.entities import Metric, RunTag
+
+        now = int(time.time() * 1000)
         with self._asking():
             self._client.log_artifacts(run_id, str(folder), "compare")
-            self._client.set_tag(run_id, "mlflow.note.content", description)
+            logged = [Metric(name, value, now, 0) for name, value in metrics.items()]
+            self._client.log_batch(run_id, metrics=logged, tags=[RunTag(name, value) for name, value in tags.items()])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import datetime
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.runs import prediction_error
 from runner.compare.statistics import SINGLE_VALUE, Interval, standard_error
 from runner.compare.text import (
+    NOTHING,
     direction,
     nothing_compared,
     remarks,
@@ -27,11 +30,14 @@ from runner.compare.text import (
     skipped_sentence,
     summary,
 )
-from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, rule
+from runner.compare.verdict import DIFFERENCE_LEVEL, DIFFERENT, EQUIVALENCE_LEVEL, rule
 from runner.track.card import git_commit
+from runner.track.description import DIFFERENCE, NOTE_TAG, SPEED_UP, VERDICT_TAG
 
 #: The longest tag value that every MLflow store accepts.
 MAX_TAG_CHARACTERS = 5_000
+#: A space at which a line does not break: each row of a table is one line.
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _CAPTIONS = {
     "metric_vs_speed.png": "Metric against speed-up, one point per setup. Setups that differ in one number only are "
     "connected and labelled with it. Setups that were rehearsed or not timed are not drawn.",
@@ -98,27 +104,72 @@ def _html(comparison: RunComparison, images: list[Image], command: str, predicti
     )
 
 
+def logged_metrics(comparison: RunComparison) -> dict[str, float]:
+    """Difference and speed-up of each setup, as the metrics of a sweep's run in MLflow; a single setup is not named."""
+    rows = _compared(comparison)
+    found: dict[str, float | None] = {}
+    for name, row in rows.items():
+        end = "/" + re.sub(r"[^\w.-]+", "_", name) if len(rows) > 1 else ""  # MLflow allows few characters
+        found[f"{DIFFERENCE}{end}"] = row.difference.value if row.difference is not None else None
+        found[f"{SPEED_UP}{end}"] = row.speed_up.value if row.speed_up is not None else None
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def logged_tags(comparison: RunComparison) -> dict[str, str]:
+    """Verdicts with speed-ups in one line, for the list of runs, and the tables for the page of a sweep's run."""
+    verdicts = []
+    for name, row in _compared(comparison).items():
+        speed_up = f", {row.speed_up.value:.3g}×" if row.speed_up is not None else ""
+        verdicts.append(f"{name}: {_word(row)}{speed_up}")
+    return {VERDICT_TAG: "; ".join(verdicts)[:MAX_TAG_CHARACTERS] or NOTHING, NOTE_TAG: markdown(comparison)}
+
+
+def _compared(comparison: RunComparison) -> dict[str, SetupResult]:
+    """The setups that are compared with a baseline by name, which has the block's title if there are several."""
+    several = len(comparison.blocks) > 1
+    return {
+        f"{block.title} · {row.setup.name}" if several else row.setup.name: row
+        for block in comparison.blocks
+        for row in block.rows[1:]
+    }
+
+
 def markdown(comparison: RunComparison) -> str:
-    """The tables as MLflow shows them in a run's description; only the summaries where tables would be too long."""
+    """The tables as MLflow shows them in a run's description; only the summaries where tables would be too long.
+
+    MLflow shows 100 pixels of it, which are three rows of one line, or four lines. So the first is a table, or what
+    several tables say.
+    """
     end = "The report is among the artifacts: `compare/report.html`."
-    summaries = [f"{_escaped(block.title)}: {_escaped(summary(block))}" for block in comparison.blocks]
-    tables = [
-        f"**{title}**\n\n{_markdown_table(block)}" for title, block in zip(summaries, comparison.blocks, strict=True)
-    ]
-    text = "\n\n".join([*tables, end])
+    titles = [_escaped(block.title) for block in comparison.blocks]
+    sentences = [_escaped(summary(block)) for block in comparison.blocks]
+    summaries = [f"- {title}: {sentence}" for title, sentence in zip(titles, sentences, strict=True)]
+    tables = [_markdown_table(block) for block in comparison.blocks]
+    if len(tables) == 1:
+        text = f"{tables[0]}\n\n{titles[0]}: {sentences[0]}\n\n{end}"
+    else:
+        titled = [f"**{title}**\n\n{table}" for title, table in zip(titles, tables, strict=True)]
+        text = "\n\n".join(["\n".join(summaries), *titled, end])
     if len(text) > MAX_TAG_CHARACTERS:
-        text = "\n".join([*(f"- {sentence}" for sentence in summaries), "", end])
+        text = "\n".join([*summaries, "", end])
     return text[:MAX_TAG_CHARACTERS]
 
 
 def _markdown_table(block: Block) -> str:
-    rows = [["setup", "seeds", block.key.metric, "difference", "verdict", "speed-up"], ["---"] * 6]
-    for row in (row_text(block, one) for one in block.rows):
+    rows = [["setup", "verdict", "speed-up", block.key.metric, "difference"], ["---"] * 5]
+    for row, result in ((row_text(block, one), one) for one in block.rows):
         metric, difference, speed_up = (
             " ".join(filter(None, pair)) for pair in (row.metric, row.difference, row.speed_up)
         )
-        rows.append([row.setup, row.seeds, metric, difference, row.verdict, speed_up])
-    return "\n".join(f"| {' | '.join(map(_escaped, cells))} |" for cells in rows)
+        rows.append([f"{row.setup} ({row.seeds} seeds)", _word(result), speed_up, metric, difference])
+    lines = [" | ".join(_escaped(cell).replace(" ", _NO_BREAK) for cell in cells) for cells in rows]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _word(row: SetupResult) -> str:
+    """The verdict without details, such as `different (worse)`."""
+    verdict = row.verdict
+    return "baseline" if verdict is None else verdict.short if verdict.kind == DIFFERENT else verdict.kind
 
 
 def _escaped(text: str) -> str:

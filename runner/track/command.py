@@ -23,6 +23,7 @@ from runner.track.card import RunCard
 from runner.track.delivery import deliver
 from runner.track.secrets import masked
 from runner.track.store import (
+    EXPERIMENTS_PAGE,
     check_tracking,
     database_of,
     error_summary,
@@ -156,7 +157,7 @@ def _ui(options: Namespace, console: Console) -> int:
 def _pages(uri: str) -> list[tuple[str, str]]:
     """The experiments that have runs, and the pages of these runs, the newest run first. Raises UserError.
 
-    MLflow's own start page opens an empty view for agents.
+    MLflow's own start page, and an experiment's, open an empty view for agents.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -170,7 +171,7 @@ def _pages(uri: str) -> list[tuple[str, str]]:
                 found.append((newest[0].info.start_time, experiment.name, experiment_page(experiment)))
     except MlflowException as error:
         raise UserError(f"{masked(uri)} cannot be read by MLflow: {masked(first_line(error))}") from error
-    return [(name, page) for _, name, page in sorted(found, reverse=True)] or [("MLflow", "")]
+    return [(name, page) for _, name, page in sorted(found, reverse=True)] or [("MLflow", EXPERIMENTS_PAGE)]
 
 
 def _check_port(port: int) -> None:

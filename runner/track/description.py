@@ -13,11 +13,15 @@ if TYPE_CHECKING:  # it imports torch
 NOTE_TAG = "mlflow.note.content"
 #: The tag that names the metric of a run's objective.
 OBJECTIVE_TAG = "objective"
+#: The tag of a sweep's run that says how each setup compares with the baseline, and how fast it is.
+VERDICT_TAG = "sweep.verdict"
+#: The metrics of a sweep's run: how a setup differs from the baseline, and how much faster it is.
+DIFFERENCE, SPEED_UP = "sweep/difference", "sweep/speed_up"
 #: A view of an experiment's page that can be opened with `viewStateShareKey=runner` in its address.
 VIEW_KEY = "runner"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 
-_NAME = "attributes.`Run Name`"
+_NAME, _VERDICT = "attributes.`Run Name`", f"tags.`{VERDICT_TAG}`"
 _EXPERIMENT = """\
 A run's name says device, what differs from plain training in fp32, seed (`s0`), recipe and model. Runs that differ only
 in the seed have the same tag `setup.digest`. A sweep is a run with its jobs as children.
@@ -28,17 +32,19 @@ in the seed have the same tag `setup.digest`. A sweep is a run with its jobs as 
 
 def experiment_tags(name: str, objective: str | None) -> dict[str, str]:
     """Tags of a new MLflow experiment. `objective`: the metric of its first run."""
-    metrics = [*([objective] if objective else []), "train/loss", "train/samples_per_s"]
+    metrics = [*([objective] if objective else []), SPEED_UP, "train/loss", "train/samples_per_s"]
     columns = [
         *(f"metrics.`{metric}`" for metric in metrics),
         *(f"params.`{param}`" for param in ("lr", "global_batch")),
-        *(f"tags.`{tag}`" for tag in ("certificate", "diagnosis")),
+        *(f"tags.`{tag}`" for tag in (VERDICT_TAG, "certificate", "diagnosis")),
     ]
     return {
         # Without this tag MLflow's page shows charts for agents instead of training.
         "mlflow.experimentKind": "custom_model_development",
         NOTE_TAG: _EXPERIMENT.format(name=f"'{name}'" if " " in name else name),
-        VIEW_TAG: json.dumps({"selectedColumns": columns, "columnOrder": [_NAME], "columnWidths": {_NAME: 400}}),
+        VIEW_TAG: json.dumps(
+            {"selectedColumns": columns, "columnOrder": [_NAME, _VERDICT], "columnWidths": {_NAME: 340, _VERDICT: 240}}
+        ),
     }
 
 

@@ -272,3 +272,7 @@ def experiment_page(experiment: Any) -> str:
 def _with_training_menus(page: str) -> str:
     """The address of a page. Without `workflowType`, MLflow shows its menus for agents."""
     return f"#/{page}{'&' if '?' in page else '?'}workflowType=machine_learning"
+
+
+#: The address of the list of experiments.
+EXPERIMENTS_PAGE = _with_training_menus("experiments")

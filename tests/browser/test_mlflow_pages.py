@@ -103,8 +103,9 @@ def test_the_table_of_runs(swept: Swept, page: Page, screenshots: Path) -> None:
     log = (swept.folder.parents[2] / "ui.log").read_text()
     page.goto(re.findall(r"http://127\.0\.0\.1:\d+/#/\S+", log)[0])
     page.get_by_text("sweep · ").first.wait_for()
-    for column in ("eval/accuracy", "train/loss", "certificate"):
+    for column in ("sweep.verdict", "eval/accuracy", "sweep/speed_up", "train/loss"):
         page.get_by_role("columnheader", name=column).first.wait_for()
+    page.get_by_text(re.compile("^cpu2 .*: (undecided|equivalent|different)")).first.wait_for()
     assert page.get_by_role("columnheader", name="Run Name").first.bounding_box()["width"] >= 300  # type: ignore[index]
     page.screenshot(path=screenshots / "mlflow-runs.png")
 
@@ -165,12 +166,15 @@ def test_the_report_is_in_the_artifact_pane(swept: Swept, page: Page, screenshot
 
 
 def test_parent_run_has_the_verdicts(swept: Swept, page: Page, screenshots: Path) -> None:
-    """Its page has the verdicts as description, the sweep's tags, and links to its jobs."""
+    """Its page has the verdicts as description, all of which is in view, the sweep's tags, and links to its jobs."""
     page.goto(f"{swept.address}/#/experiments/1/runs/{swept.parent}?workflowType=machine_learning")
     page.get_by_text("sweep.varied").first.wait_for()
     description = page.locator("table", has=page.get_by_text("verdict"))
     description.first.wait_for()
     assert swept.setup in description.first.inner_text()
+    last, more = description.locator("tr").last.bounding_box(), page.get_by_text("Show more").bounding_box()
+    assert last is not None
+    assert more is None or last["y"] + last["height"] < more["y"]
     page.get_by_text("Child runs").first.wait_for()
     page.get_by_role("link", name=re.compile(r"cpu\d? .*s\d")).first.wait_for()
     page.screenshot(path=screenshots / "mlflow-sweep.png")

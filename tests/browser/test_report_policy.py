@@ -16,6 +16,20 @@ HOSTILE = """<script>document.title = "ran"</script><img id="outside" src="metri
 <p onclick="document.title = 'ran'" id="click">click</p><iframe src="data:text/html,x"></iframe>"""
 
 
+def test_a_narrow_frame(tmp_path: Path) -> None:
+    """MLflow leaves 800 pixels of a window of 1,400 to a report: a table with all columns fits."""
+    known = {"tokens_per_s": 123456.0, "model_flops_utilization": 0.31, "peak_memory_bytes": 2**31}
+    base, four = (
+        runs(name, [80.0, 80.4, 78.2], 400.0, workers=n, predicted_seconds=250.0, **known)
+        for name, n in (("cpu · lr=0.001", 1), ("gpu4 · k=4 · lr=0.001", 4))
+    )
+    write_report(compared(base, four), tmp_path, "python -m runner.compare x")
+    with browser_page() as (page, _):
+        page.set_viewport_size({"width": 800, "height": 900})
+        page.goto(f"file://{tmp_path}/report.html")
+        assert page.locator(".wide").first.evaluate("one => one.scrollWidth <= one.clientWidth")
+
+
 def test_the_policy(tmp_path: Path) -> None:
     """Styles and pictures of the report are shown without a complaint; what a hostile name might add does nothing."""
     four = runs("four", [80.1, 80.3, 80.2], [200.0, 420.0, 202.0], workers=4)

@@ -135,7 +135,10 @@ def test_the_report_is_logged_to_the_sweeps_parent(
     assert f"python -m runner.compare {parent} --margin 8" in report
     names = {artifact.path.partition("/")[2] for artifact in store.list_artifacts(parent, "compare")}
     assert names >= {"report.html", "runs.csv", "setups.csv", "loss_vs_samples.png"}
-    assert "| cpu2 |" in store.get_run(parent).data.tags["mlflow.note.content"]
+    logged = store.get_run(parent).data
+    assert "| cpu2" in logged.tags["mlflow.note.content"]
+    assert logged.tags["sweep.verdict"].startswith("cpu2: ")
+    assert {"sweep/difference", "sweep/speed_up"} >= logged.metrics.keys() >= {"sweep/difference"}
 
 
 def test_comparing_folders_needs_no_store(sweep_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

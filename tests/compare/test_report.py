@@ -12,7 +12,7 @@ import pytest
 
 from runner import __version__
 from runner.compare.comparison import compare_runs
-from runner.compare.report import MAX_TAG_CHARACTERS, markdown, write_report
+from runner.compare.report import MAX_TAG_CHARACTERS, logged_metrics, logged_tags, markdown, write_report
 from runner.compare.results import RunComparison
 from runner.compare.runs import FoundRuns, SkippedRun
 from tests.compare.make import BASE, compared, run, runs
@@ -136,14 +136,31 @@ def test_odd_comparisons_have_reports_too(tmp_path: Path) -> None:
 
 
 def test_the_markdown_for_mlflow() -> None:
-    """Tables with escaped names; without the tables if they would be too long for a tag."""
+    """A table first, with escaped names and a line for each setup; no tables if they would be too long for a tag."""
     four = runs("four|*x*", [80.1, 80.3, 80.2], 200.0, workers=4)
-    assert r"| four\|\*x\* | 3 | 80.20 ± 0.25 |" in markdown(compared(BASE, four))
+    header, _, _, row, *_ = markdown(compared(BASE, four)).splitlines()
+    assert header == "| setup | verdict | speed-up | accuracy | difference |"
+    assert row.startswith("| four\\|\\*x\\*\N{NO-BREAK SPACE}(3\N{NO-BREAK SPACE}seeds) | equivalent | 2.0")
     many = [runs(f"setup {i}", [80.0, 80.1], 200.0, workers=4) for i in range(100)]
     text = markdown(compared(BASE, *many))
     assert len(text) <= MAX_TAG_CHARACTERS
     assert "100" in text
     assert "compare/report.html" in text
+
+
+def test_what_the_list_of_runs_shows() -> None:
+    """Verdict and speed-up of every setup in a tag, and as metrics, in whose names MLflow allows few characters."""
+    four = runs("gpu4 · k=2", [80.1, 80.5, 80.3], 200.0, workers=4)
+    bad = runs("bad", [70.0, 70.4, 70.2], 100.0, workers=4)
+    assert logged_tags(compared(BASE, four))["sweep.verdict"] == "gpu4 · k=2: equivalent, 2×"
+    assert logged_metrics(compared(BASE, four)) == pytest.approx(
+        {"sweep/difference": 0.1, "sweep/speed_up": 2.005}, 1e-4
+    )
+    both = compared(BASE, four, bad)
+    verdicts = {"gpu4 · k=2: equivalent, 2×", "bad: different (worse), 4.01×"}
+    assert set(logged_tags(both)["sweep.verdict"].split("; ")) == verdicts
+    assert {"sweep/speed_up/gpu4_k_2", "sweep/difference/bad"} < logged_metrics(both).keys()
+    assert logged_metrics(compared(BASE)) == {}
 
 
 def test_predictions_have_a_column(tmp_path: Path) -> None:
