@@ -113,7 +113,7 @@ def card_of(
     typed = [label for label in experiment.typed if label != has_no_effect]
     return RunCard(
         experiment=tracking.experiment,
-        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, typed),
+        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, typed, experiment.varied),
         params={name: _param(value) for name, value in run_params(experiment).items()},
         tags={**run_tags(experiment), **tags},
         store=None if store is None else masked(store),
@@ -155,7 +155,7 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
         "precision": config.precision.name.name,
         "optimizer": config.optimizer.name.name,
         "lr": plan.lr,
-        "base_lr": plan.base_lr,
+        **({"base_lr": plan.base_lr} if plan.base_lr != plan.lr else {}),  # else one axis would be there twice
         "scaling": plan.auto_rule or config.scaling.rule.name,
         "schedule": config.schedule.name.name,
         "warmup_share": config.schedule.warmup_share,

@@ -21,6 +21,9 @@ _SHOWN_ELSEWHERE = re.compile(
 #: Groups whose choices need no key: `sgd`, not `optimizer=sgd`.
 _CLEAR_CHOICES = ("batch", "equivalence", "experiment", "optimizer", "schedule")
 _SHORT_KEYS = {"optimizer.lr": "lr", "batch.global_batch": "b", "batch.micro_batch": "micro"}
+#: Groups that decide the parts of a setup's name between device and seed.
+_EXECUTION = {"accumulation", "equivalence", "precision", "setup", "sharding", "sync"}
+_BETWEEN = " · "
 #: Characters of a run's name, and of one value in it.
 _NAME_WIDTH, _VALUE_WIDTH = 72, 24
 
@@ -42,14 +45,17 @@ def setting_labels(overrides: Sequence[str], varied: Collection[str] = ()) -> tu
     return in_sweep, tuple(label for key, label in labels.items() if key not in varied)
 
 
-def run_name(setup: str, recipe: Mapping[str, Any], varied: Collection[str], typed: Sequence[str]) -> str:
+def run_name(
+    setup: str, recipe: Mapping[str, Any], varied: Collection[str], typed: Sequence[str], labels: Collection[str] = ()
+) -> str:
     """`cpu2 · k=4 · s0 · cola · MiniLM · mine.tsv · lr=5e-05`: a setup, then what it trains; `…` if more was typed.
 
-    The setup comes first, since MLflow's tables cut names. A file that is just called `train` says nothing, and the one
-    for evaluation follows from it, unless a sweep varies them.
+    MLflow's tables and legends cut names: the setup comes first, and of it what the sweep varies. A file that is just
+    called `train` says nothing, and the one for evaluation follows from it, unless a sweep varies them. `labels`: the
+    parts of the setup's name for other `varied` settings.
     """
     model, data = recipe.get("model"), recipe.get("data")
-    parts = [setup, str(recipe["name"])]
+    parts = [*_varied_first(setup.split(_BETWEEN), varied, labels), str(recipe["name"])]
     if isinstance(model, Mapping) and model.get("name"):
         parts.append(short_value(str(model["name"])))
     if isinstance(data, Mapping):
@@ -59,9 +65,22 @@ def run_name(setup: str, recipe: Mapping[str, Any], varied: Collection[str], typ
             if says_something or f"recipe.data.{split}" in varied:
                 parts.append(short_value(path))
     fitting = len(typed)
-    while fitting and len(" · ".join([*parts, *typed[:fitting]])) > _NAME_WIDTH:
+    while fitting and len(_BETWEEN.join([*parts, *typed[:fitting]])) > _NAME_WIDTH:
         fitting -= 1
-    return " · ".join([*parts, *typed[:fitting], *(["…"] if fitting < len(typed) else [])])
+    return _BETWEEN.join([*parts, *typed[:fitting], *(["…"] if fitting < len(typed) else [])])
+
+
+def _varied_first(setup: Sequence[str], varied: Collection[str], labels: Collection[str]) -> list[str]:
+    """The parts of a setup's name (device, execution, `labels` of other settings, seed), what a sweep varies first."""
+    groups = {re.split("[./@]", key)[0] for key in varied}
+
+    def is_the_same(number: int) -> bool:
+        if setup[number] in labels:
+            return False
+        groups_of_part = {0: {"device"}, len(setup) - 1: {"seed"}}.get(number, _EXECUTION)
+        return not groups & groups_of_part
+
+    return [setup[number] for number in sorted(range(len(setup)), key=is_the_same)]
 
 
 def short_value(value: str) -> str:

@@ -120,6 +120,7 @@ def test_mlflow_run_id_is_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_params_are_few_and_tell_setups_apart() -> None:
     one, other = (run_params(experiment("batch.global_batch=48", *o)) for o in ([], ["device.workers=2", "sync.k=4"]))
     assert len(one) <= 30
+    assert "base_lr" not in one  # it equals `lr`
     assert {key for key in one if one[key] != other[key]} == {"device", "world_size", "micro_batch", "k"}
 
 

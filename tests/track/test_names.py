@@ -75,6 +75,21 @@ def test_model_and_data() -> None:
     assert run_name("cpu · s0", {"name": "linear"}, (), ()) == "cpu · s0 · linear"
 
 
+@pytest.mark.parametrize(
+    ("varied", "name"),
+    [
+        (("device", "seed"), "cpu2 · s0 · k=4 · bf16"),
+        (("optimizer.lr", "seed"), "lr=5e-05 · s0 · cpu2 · k=4 · bf16"),
+        (("sync.k",), "k=4 · bf16 · cpu2 · s0"),
+        ((), "cpu2 · k=4 · bf16 · s0"),
+    ],
+)
+def test_what_a_sweep_varies_comes_first(varied: tuple[str, ...], name: str) -> None:
+    labels = ("lr=5e-05",) if "optimizer.lr" in varied else ()
+    setup = " · ".join(["cpu2", "k=4", "bf16", *labels, "s0"])
+    assert run_name(setup, {"name": "cola"}, varied, (), labels) == f"{name} · cola"
+
+
 def test_a_long_name_is_cut() -> None:
     """What was typed, but neither the data nor what the sweep varies."""
     name = run_name("s" * 60, {"name": "cola", "data": {"train": "mine.tsv"}}, (), ("b=64", "epochs=3"))
