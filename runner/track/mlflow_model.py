@@ -34,7 +34,7 @@ def save_mlflow_model(model: Path, folder: Path) -> bool:
         python_model=str(Path(__file__).with_name("served_model.py")),
         artifacts={"model": str(model)},
         model_config={"task": task},
-        # MLflow would load the model to find them out. A local version, such as that of torch for CPUs, is on no index.
+        # MLflow would load the model to find them out. No index has a local version, such as torch for CPUs.
         pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in packages],
     )
     return True

@@ -21,8 +21,8 @@ class ServedModel(PythonModel):
         self._task = context.model_config["task"]
         self._pipeline = pipeline(self._task, model=context.artifacts["model"])
 
-    def predict(self, context, model_input):  # type: ignore[no-untyped-def]  # MLflow would check inputs by the types
-        """Predictions for texts, or for a table of them: the columns `text` (or one of any name) and `text_pair`.
+    def predict(self, context: Any, model_input: pandas.DataFrame) -> Any:
+        """Predictions for a table with the columns `text` (or one of any name) and `text_pair`, or for a list of texts.
 
         Returns for each row, from a classifier the score of each class (or the number) and the best class, as a table;
         of tags the list of entities; from a language model the text that it writes.
