@@ -108,7 +108,7 @@ def logged_metrics(comparison: RunComparison) -> dict[str, float]:
     """Difference and speed-up of each setup, as the metrics of a sweep's run in MLflow; a single setup is not named."""
     rows = _compared(comparison)
     found: dict[str, float | None] = {}
-    for name, row in rows.items():
+    for name, (_, row) in rows.items():
         end = "/" + re.sub(r"[^\w.-]+", "_", name) if len(rows) > 1 else ""  # MLflow allows few characters
         found[f"{DIFFERENCE}{end}"] = row.difference.value if row.difference is not None else None
         found[f"{SPEED_UP}{end}"] = row.speed_up.value if row.speed_up is not None else None
@@ -118,17 +118,17 @@ def logged_metrics(comparison: RunComparison) -> dict[str, float]:
 def logged_tags(comparison: RunComparison) -> dict[str, str]:
     """Verdicts with speed-ups in one line, for the list of runs, and the tables for the page of a sweep's run."""
     verdicts = []
-    for name, row in _compared(comparison).items():
-        speed_up = f", {row.speed_up.value:.3g}×" if row.speed_up is not None else ""
-        verdicts.append(f"{name}: {_word(row)}{speed_up}")
+    for name, (block, row) in _compared(comparison).items():
+        speed_up, _ = row_text(block, row).speed_up
+        verdicts.append(f"{name}: {_word(row)}{f', {speed_up}' if row.speed_up is not None else ''}")
     return {VERDICT_TAG: "; ".join(verdicts)[:MAX_TAG_CHARACTERS] or NOTHING, NOTE_TAG: markdown(comparison)}
 
 
-def _compared(comparison: RunComparison) -> dict[str, SetupResult]:
+def _compared(comparison: RunComparison) -> dict[str, tuple[Block, SetupResult]]:
     """The setups that are compared with a baseline by name, which has the block's title if there are several."""
     several = len(comparison.blocks) > 1
     return {
-        f"{block.title} · {row.setup.name}" if several else row.setup.name: row
+        f"{block.title} · {row.setup.name}" if several else row.setup.name: (block, row)
         for block in comparison.blocks
         for row in block.rows[1:]
     }
@@ -137,8 +137,8 @@ def _compared(comparison: RunComparison) -> dict[str, SetupResult]:
 def markdown(comparison: RunComparison) -> str:
     """The tables as MLflow shows them in a run's description; only the summaries where tables would be too long.
 
-    MLflow shows 100 pixels of it, which are three rows of one line, or four lines. So the first is a table, or what
-    several tables say.
+    MLflow shows 100 pixels of it, five lines. So the first is a table with a line for each setup, or what several
+    tables say.
     """
     end = "The report is among the artifacts: `compare/report.html`."
     titles = [_escaped(block.title) for block in comparison.blocks]

@@ -152,11 +152,11 @@ def test_what_the_list_of_runs_shows() -> None:
     """Verdict and speed-up of every setup in a tag, and as metrics, in whose names MLflow allows few characters."""
     four = runs("gpu4 · k=2", [80.1, 80.5, 80.3], 200.0, workers=4)
     bad = runs("bad", [70.0, 70.4, 70.2], 100.0, workers=4)
-    assert logged_tags(compared(BASE, four))["sweep.verdict"] == "gpu4 · k=2: equivalent, 2×"
+    assert logged_tags(compared(BASE, four))["sweep.verdict"] == "gpu4 · k=2: equivalent, 2.00×"
     expected = {"sweep/difference": 0.1, "sweep/speed_up": 2.005}
     assert logged_metrics(compared(BASE, four)) == pytest.approx(expected, rel=1e-4)
     both = compared(BASE, four, bad)
-    verdicts = {"gpu4 · k=2: equivalent, 2×", "bad: different (worse), 4.01×"}
+    verdicts = {"gpu4 · k=2: equivalent, 2.00×", "bad: different (worse), 4.01×"}
     assert set(logged_tags(both)["sweep.verdict"].split("; ")) == verdicts
     assert {"sweep/speed_up/gpu4_k_2", "sweep/difference/bad"} < logged_metrics(both).keys()
     assert logged_metrics(compared(BASE)) == {}
