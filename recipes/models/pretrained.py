@@ -374,12 +374,18 @@ class Pretrained:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
 
     def copy_weights(self, folder: Path) -> None:
-        """Copy the files that hold the model's weights to a folder."""
+        """Copy the files that hold the model's weights to a folder, all or none. Raises OSError."""
         from huggingface_hub import snapshot_download
 
         own = self._folder or Path(snapshot_download(self.name, allow_patterns=[*_WEIGHTS], local_files_only=True))
-        for file in next(filter(None, (sorted(own.glob(pattern)) for pattern in _WEIGHTS))):
-            shutil.copyfile(file, folder / file.name)
+        files = next(filter(None, (sorted(own.glob(pattern)) for pattern in _WEIGHTS)))
+        try:
+            for file in files:
+                shutil.copyfile(file, folder / file.name)
+        except OSError:
+            for file in files:
+                (folder / file.name).unlink(missing_ok=True)
+            raise
 
     def label_names(self) -> tuple[str, ...]:
         """The model's classes in the order of their numbers, LABEL_0, LABEL_1, … without names. Raises UserError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,11 @@ def _complete_adapter(trained: Any, folder: Path) -> None:
     if tuple(config.id2label[number] for number in sorted(config.id2label)) != base.label_names():
         config.architectures = [type(trained.get_base_model()).__name__]
         config.save_pretrained(folder)
-        base.copy_weights(folder)
+        try:
+            base.copy_weights(folder)
+        except OSError as error:  # a full disk must not cost the adapter, which is saved
+            why = f"the weights of {base.name} were not copied to {folder} ({error.strerror})"
+            warnings.warn(f"{why}: PEFT loads the adapter, from_pretrained alone does not", stacklevel=2)
 
 
 def evaluation_reader(data: object, method: str) -> Callable[..., Any]:
