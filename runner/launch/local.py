@@ -48,8 +48,10 @@ PRELOADED = [
 #: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has another start method.
 PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
-#: Read by glibc when a process starts: large blocks are mapped anew in each step, which takes no longer in huge pages.
-_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+#: Read when a process starts, unless the user has set them. By glibc: large blocks are mapped anew in each step, which
+#: takes no longer in huge pages. By GNU OpenMP: a thread that waits for the others would keep its core for 300,000
+#: turns, in which they cannot have it where another program is running (docs/results/busy-machine.md).
+_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "GOMP_SPINCOUNT": "1000"}
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.
 _FORKSERVER_ENDED = 255
@@ -159,7 +161,10 @@ def start_forkserver(several_jobs: bool = False) -> None:
         return
     # Not torch_xla: importing it replaces layers and functions of torch, for workers on the CPU as well.
     multiprocessing.set_forkserver_preload([*PRELOADED, *(PRELOADED_FOR_SEVERAL if several_jobs else ())])
-    own = {FOLDER: str(_own_folder(os.getpid())), **{key: _MALLOC[key] for key in _MALLOC.keys() - os.environ.keys()}}
+    unset = _ENVIRONMENT.keys() - os.environ.keys()
+    if "OMP_WAIT_POLICY" in os.environ:  # the user's choice of the same
+        unset.discard("GOMP_SPINCOUNT")
+    own = {FOLDER: str(_own_folder(os.getpid())), **{name: _ENVIRONMENT[name] for name in unset}}
     os.environ.update(own)
     resource_tracker.ensure_running()  # starting it would unblock the signals below
     # The server imports from its current folder first, where a user's `runner.py` would take the place of this package.

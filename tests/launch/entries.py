@@ -21,6 +21,11 @@ def rank_and_size(job: Any, place: Place) -> Any:
     return job, place.rank, place.workers, os.environ["LOCAL_RANK"], "x" * 1_000_000
 
 
+def spins(job: Any, place: Place) -> str | None:
+    """How long OpenMP's threads spin."""
+    return os.environ.get("GOMP_SPINCOUNT")
+
+
 def collects_garbage(job: Any, place: Place) -> tuple[bool, bool]:
     """Whether it does, and whether it spares what was imported before."""
     return gc.isenabled(), gc.get_freeze_count() > 100_000

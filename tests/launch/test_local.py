@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -61,6 +63,27 @@ def test_a_launch_stays_in_the_current_folder(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "chdir", visited.append)
     launch(entries.rank_and_size, None, 1)
     assert visited == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["ours", "the user's", "the user's policy"],
+)
+def test_threads_of_workers_spin_briefly(environment: dict[str, str], expected: str | None) -> None:
+    """Unless the user says otherwise. In a process that has no forkserver yet."""
+    script = "from runner.launch.local import launch\nfrom tests.launch import entries\n"
+    script += "if __name__ == '__main__': print(launch(entries.spins, None, 1))"
+    known = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=known | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout.strip() == str(expected)
 
 
 def test_workers_collect_garbage_though_their_forkserver_does_not() -> None:
