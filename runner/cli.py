@@ -275,7 +275,7 @@ def _plan(arguments: list[str]) -> int:
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):
         raise UserError(f"{asked} is not possible: {reason}")
-    for name in ("csv", "scale"):
+    for name in ("csv", "scale", "plot"):
         given = getattr(experiment.config.plan, name)
         require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
     prediction = predicted(experiment) if not measures else None
@@ -303,8 +303,8 @@ def _plan(arguments: list[str]) -> int:
 
 def _rank(options: HydraOptions, started: float) -> int:
     from runner.run.preflight import reading_data  # this command only, like the following
-    from runner.sweep.ranking import print_ranking, rank, write_csv  # as above
-    from runner.sweep.worth import worth_of_workers, write_plot  # as above
+    from runner.sweep.ranking import is_predicted, print_ranking, rank, worth_of, write_csv  # as above
+    from runner.sweep.worth import write_plot  # as above
 
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
     with reading_data() as progress:
@@ -313,8 +313,8 @@ def _rank(options: HydraOptions, started: float) -> int:
     if (path := setups[0].experiment.config.plan.csv) is not None:
         write_csv(setups, path)
     if (path := setups[0].experiment.config.plan.plot) is not None:
-        if worth_of_workers(setups):
-            write_plot(setups, path)
+        if found := worth_of(setups):
+            write_plot(found, is_predicted(setups), path)
         else:
             console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
     return 0

@@ -41,12 +41,18 @@ def infer_columns(
 
     def choose(role: str, fit: list[str]) -> None:
         if len(fit) != 1:
+            if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in ",;|\t"):
+                raise UserError(
+                    f"{setting} has one column, '{table.columns[0]}', so its separator is not the one that was read: "
+                    "columns of a .csv are separated by commas, or all by semicolons or bars; others by tabs"
+                )
             found = f"{' and '.join(map(repr, fit))} could be it" if fit else "none is recognised"
             unlabelled = ", or use runner.predict for texts without labels" if role == "label" and not fit else ""
             unlabelled = kind.otherwise * (role == "label") + unlabelled
+            shown = ", ".join(map(repr, names))
             raise UserError(
-                f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {', '.join(names)}, of which "
-                f"{found}; set recipe.data.{role}_column to one of them{unlabelled}"
+                f"recipe.data.{role}_column=null is ambiguous: {setting} has the columns {shown}, of which {found}; "
+                f"set recipe.data.{role}_column to one of them{unlabelled}"
             )
         if (table[fit[0]].astype(str) == fit[0]).any():
             places = {**columns, role: fit[0]}

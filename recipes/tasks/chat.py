@@ -375,8 +375,8 @@ class ChatTokenizer:
     def _template(self) -> str:
         if self._tokenizer.chat_template is None:
             raise UserError(
-                "recipe.model has a tokenizer without a chat template: set recipe.chat_template=FILE, or give rows "
-                "with a prompt and a completion in place of messages"
+                "the tokenizer of recipe.model has no chat template: set recipe.chat_template=FILE (one is in "
+                "docs/recipes.md), or give rows with the columns prompt and completion"
             )
         try:
             template: str = self._tokenizer.get_chat_template()

@@ -201,7 +201,9 @@ def check_model(model: ModelSource, setting: str, tokens: int) -> None:
     """Check that the model can be loaded and has positions for `tokens` tokens. Raises UserError, Unavailable."""
     model.check()
     limit = model.longest_input()
-    require(limit is None or tokens <= limit, setting, tokens, f"the model has {limit} positions; use at most {limit}")
+    require(
+        limit is None or tokens <= limit, setting, tokens, f"the model has {limit} positions; set it to at most {limit}"
+    )
 
 
 def check_room(max_length: int, tokenizer: Callable[[], Any], pair: bool = False) -> None:

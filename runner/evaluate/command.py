@@ -117,9 +117,8 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
             if output is not None:
                 table = _table(evaluation, np.load(Path(work) / PREDICTIONS))
                 if (formulas := _write_predictions(table, output, options.spreadsheet)) and not options.spreadsheet:
-                    note = (
-                        f"{formulas:,} texts begin like a formula, which a spreadsheet runs: --spreadsheet quotes them"
-                    )
+                    texts = f"{formulas:,} texts begin" if formulas > 1 else "1 text begins"
+                    note = f"{texts} like a formula, which a spreadsheet runs: --spreadsheet quotes them"
                     print_sentence(console, f"[bold yellow]note:[/] {note}")
             summary, how_to_open = write_result(evaluation, card, result, output, started_at)
     _report(evaluation, card.run_name, summary, output, console)

@@ -108,8 +108,9 @@ def compose_for(target: Target, overrides: Sequence[str], config_dirs: Sequence[
             raise UserError(f"{one.input_line} has several values: give one")
     chooses_recipe = any(one.key_or_group == "recipe" for one in given)
     if target.run is None and not chooses_recipe:
-        what = "is a model's folder" if Path(target.model).is_dir() else "is not a folder; if it is a model on the Hub"
-        raise UserError(f"{target.model} {what}, which needs recipe=… and its data: add them, or give a run's folder")
+        what = "is a model's folder" if Path(target.model).is_dir() else "does not exist here"
+        rule = "add recipe=… and its data, as for any model of a folder or the Hub, or give a run's folder"
+        raise UserError(f"{target.model} {what}: {rule}")
     parent = Path("outputs") if target.run is None else target.run
     new = parent / "evaluations" / "${now:%Y-%m-%d_%H-%M-%S}-${suffix:}"
     folder = f"hydra.run.dir={hydra_quoted(str(new))}"

@@ -304,7 +304,7 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
         if not may_change(override) and _key(override) not in secret:
             raise UserError(
                 f"{override} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
-                f"and can change only {', '.join((*_GROUPS, *_SETTINGS))} (without {' and '.join(_GIVEN)}); "
+                f"and can change only {', '.join((*_GROUPS, *_SETTINGS))} (but not {' and '.join(_GIVEN)}); "
                 "leave it out, or start a new run"
             )
     if withheld := sorted(secret.difference(map(_key, overrides))):

@@ -34,7 +34,7 @@ from runner.plan.scaling_range import rule_of
 from runner.plan.tables import plain_table
 from runner.run.preflight import say_aside
 from runner.sweep.grid import grid_of
-from runner.sweep.worth import worth_words
+from runner.sweep.worth import Times, Worth, worth_of_workers, worth_words
 from runner.track.names import setting_labels
 
 _NOT_MEASURED = "not measured: add measure=true"
@@ -243,7 +243,7 @@ def print_ranking(setups: Sequence[RankedSetup], console: Console) -> None:
         if reason is not None:
             console.print(Text(f"{', '.join(one.name for one in members)}: {reason}", style="dim"))
     console.print(Text(best_words(setups)))
-    if words := worth_words(setups):
+    if words := worth_words(worth_of(setups), is_predicted(setups)):
         console.print(Text(words, style="bold"))
 
 
@@ -253,6 +253,21 @@ def _same_loss_cells(one: RankedSetup) -> tuple[str, str]:
         return "–", "–"
     known = math.isfinite(seconds.value)
     return f"× {more.value:.2g}", seconds_words(seconds.value) if known else "more than tried"
+
+
+def worth_of(setups: Sequence[RankedSetup]) -> list[Worth]:
+    """What more workers are worth; empty if fewer than two numbers of them have a time to the same loss."""
+    times = []
+    for one in sorted(setups, key=_seconds):
+        found, same_loss = one.prediction, one.same_loss
+        if found is not None and found.fits is not False and same_loss is not None and math.isfinite(same_loss.value):
+            times.append(Times(one.experiment.plan.world_size, same_loss, found.total.value))
+    return worth_of_workers(times)
+
+
+def is_predicted(setups: Sequence[RankedSetup]) -> bool:
+    """Whether times come from published figures, not from measurements on this machine."""
+    return any(one.experiment.config.hardware.name is not None for one in setups)
 
 
 def _cells(one: RankedSetup, priced: bool, columns: int) -> list[str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from runner.compare.plots import STYLE
 from runner.plan.prediction import Quantity
 
-if TYPE_CHECKING:
-    from runner.sweep.ranking import RankedSetup
-
 #: Further workers are worth it if they are at least this share as useful as the ones before.
 _WORTH = 0.5
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds that a setup with this number of workers takes: to the same loss, and for the run's samples."""
+
+    workers: int
+    same_loss: Quantity
+    total_s: float
 
 
 @dataclass(frozen=True)
@@ -30,40 +34,35 @@ class Worth:
     is_worth_it: bool
 
 
-def worth_of_workers(setups: Sequence[RankedSetup]) -> list[Worth]:
-    """By the number of workers, the fewest first; empty if fewer than two numbers have a time to the same loss.
+def worth_of_workers(setups: Sequence[Times]) -> list[Worth]:
+    """By the number of workers, the fewest first; empty for a single number.
 
     `setups`: the fastest first. The first number's speed-up is 1. Those after the first that is not worth it are not
     worth it either.
     """
-    fastest: dict[int, RankedSetup] = {}
+    fastest: dict[int, Times] = {}
     for one in setups:
-        fits = one.prediction is not None and one.prediction.fits is not False
-        if fits and one.same_loss is not None and math.isfinite(one.same_loss.value):
-            fastest.setdefault(one.experiment.plan.world_size, one)
+        fastest.setdefault(one.workers, one)
     if len(fastest) < 2:
         return []
     found: list[Worth] = []
     base = fastest[min(fastest)]
     for workers, one in sorted(fastest.items()):
-        assert base.same_loss is not None
-        assert base.prediction is not None
-        assert one.same_loss is not None
-        assert one.prediction is not None
         speed_up, is_worth_it = Quantity(1.0, 1.0, 1.0), True
         if found:
             before, times = found[-1], (one.same_loss.value, one.same_loss.high, one.same_loss.low)
             speed_up = Quantity(*(base.same_loss.value / seconds for seconds in times))
             gain, more = speed_up.value / before.speed_up.value - 1, workers / before.workers - 1
             is_worth_it = before.is_worth_it and gain >= _WORTH * more
-        per_sample = base.prediction.total.value / one.prediction.total.value
-        found.append(Worth(workers, speed_up, per_sample, is_worth_it))
+        found.append(Worth(workers, speed_up, base.total_s / one.total_s, is_worth_it))
     return found
 
 
-def worth_words(setups: Sequence[RankedSetup]) -> str:
-    """How much faster more workers are to the same loss, and from which number on they are not worth it."""
-    found = worth_of_workers(setups)
+def worth_words(found: Sequence[Worth], predicted: bool) -> str:
+    """How much faster more workers are to the same loss, and from which number on they are not worth it.
+
+    `predicted`: times come from published figures, not from measurements on this machine.
+    """
     if not found:
         return ""
     fewest, *others = found
@@ -72,20 +71,14 @@ def worth_words(setups: Sequence[RankedSetup]) -> str:
         f"{'' if one.is_worth_it else ', not worth it'}"
         for one in others
     ]
-    over = f"{fewest.workers} worker{'s' * (fewest.workers > 1)}"
-    return f"Speed-up to the same loss over {over}{_marked(setups)}: {'; '.join(parts)}."
+    over = f"{fewest.workers} worker{'s' * (fewest.workers > 1)}{' (predicted)' * predicted}"
+    return f"Speed-up to the same loss over {over}: {'; '.join(parts)}."
 
 
-def _marked(setups: Sequence[RankedSetup]) -> str:
-    """Whether times come from published figures, not from measurements on this machine."""
-    return " (predicted)" if any(one.experiment.config.hardware.name is not None for one in setups) else ""
-
-
-def write_plot(setups: Sequence[RankedSetup], path: str) -> None:
-    """Draw the speed-up over the number of workers. Needs two numbers of workers with a time to the same loss."""
+def write_plot(found: Sequence[Worth], predicted: bool, path: str) -> None:
+    """Draw the speed-up over the number of workers, of which there are at least two. Arguments as of `worth_words`."""
     import matplotlib
 
-    found = worth_of_workers(setups)
     workers = [one.workers for one in found]
     with matplotlib.rc_context(fname=STYLE):
         from matplotlib.figure import Figure
@@ -109,6 +102,6 @@ def write_plot(setups: Sequence[RankedSetup], path: str) -> None:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_xlabel("workers")
-        axes.set_ylabel(f"speed-up over {workers[0]} worker{'s' * (workers[0] > 1)}{_marked(setups)}")
+        axes.set_ylabel(f"speed-up over {workers[0]} worker{'s' * (workers[0] > 1)}{' (predicted)' * predicted}")
         axes.legend(loc="upper left")
         figure.savefig(path, facecolor="white")

@@ -374,6 +374,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner.plan -m batch.global_batch=48,50 device=cpu8", "batch.global_batch=50", "8"),
     ("runner.plan -m seed=0,1 plan.csv=good.tsv", "plan.csv=good.tsv"),
     ("runner.plan plan.csv=new.csv", "plan.csv=new.csv", "-m"),
+    ("runner.plan plan.plot=new.png", "plan.plot=new.png", "-m"),
     ("runner plan.csv=new.csv", "plan.csv=new.csv", "runner.plan"),
     ("runner plan.plot=new.png", "plan.plot=new.png", "runner.plan"),
     ("runner.plan -m seed=0,1 plan.plot=new.png", "plan.plot=new.png", "plan.scale"),

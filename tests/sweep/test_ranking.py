@@ -14,7 +14,7 @@ from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.plan.prediction import Quantity, predict
 from runner.plan.sample_cost import SampleCost
-from runner.sweep.ranking import RankedSetup, _require_tested, _same, best_words
+from runner.sweep.ranking import RankedSetup, _require_tested, _same, best_words, worth_of
 from runner.sweep.worth import worth_words, write_plot
 from tests.configured import configured
 from tests.plan.test_prediction import MEASURED, work
@@ -69,12 +69,12 @@ def test_worth_of_more_workers(tmp_path: Path) -> None:
     found = four.prediction
     assert four.same_loss.value == pytest.approx(found.total.value + 0.5 * found.training.value)
     assert four.row()["same_loss_s_high"] > four.row()["same_loss_s"]
-    words = worth_words([four, two, one, local])
+    words = worth_words(worth_of([local, four, two, one]), predicted=False)
     assert words.index("2 workers ") < words.index("4 workers ")
     assert "not worth it" not in words.partition("4 workers")[0]
     assert words.endswith("not worth it.")
-    assert worth_words([local, two]) == ""
-    write_plot([four, two, one], str(tmp_path / "worth.png"))
+    assert worth_words(worth_of([local, two]), predicted=False) == ""
+    write_plot(worth_of([four, two, one]), False, str(tmp_path / "worth.png"))
     assert (tmp_path / "worth.png").read_bytes().startswith(b"\x89PNG")
     other_rule = of(4, 1e6, "scaling=sqrt")
     assert other_rule.more_samples is None
