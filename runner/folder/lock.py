@@ -47,12 +47,15 @@ def _locked_path(folder: Path) -> Iterator[None]:
     path = Path(tempfile.gettempdir()) / f".runner-{os.getuid()}-{digest}.lock"
     with contextlib.ExitStack() as stack:
         while True:
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            except OSError:  # a full disk, or what another user has put there: the lock in the folder is left
+                break
             lock = stack.enter_context(os.fdopen(number, "ab", buffering=0))
             _take(lock)
             if inode(path) == os.fstat(number).st_ino:  # else its owner has just removed it
+                stack.callback(path.unlink, missing_ok=True)  # before it is closed, which unlocks it
                 break
-        stack.callback(path.unlink, missing_ok=True)  # before it is closed, which unlocks it
         yield
 
 

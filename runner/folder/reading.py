@@ -22,6 +22,10 @@ JSON_LIMIT, _SETTINGS_LIMIT = 2**26, 2**20
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+#: Where W&B keeps its log in a run's folder.
+_WANDB = "wandb"
+
+
 def opened(path: Path, mode: str = "rb", **options: Any) -> IO[Any]:
     """Open a regular file of a run's folder. Raises UserError for a link, a pipe or a device, and OSError as `open`."""
     if path.is_symlink():
@@ -38,9 +42,14 @@ def _link(path: Path) -> UserError:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and in those below it, sorted. Raises UserError for a link among them."""
+    """All files in a folder and in those below it, sorted. Raises UserError for a link among them.
+
+    Without those of W&B, which makes links there; the runner removes that folder, and reads nothing in it.
+    """
     found = []
     for root, folders, names in os.walk(folder):
+        if Path(root) == folder and _WANDB in folders and not (folder / _WANDB).is_symlink():
+            folders.remove(_WANDB)
         for name in (*folders, *names):
             if (path := Path(root, name)).is_symlink():
                 raise _link(path)

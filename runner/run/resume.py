@@ -147,7 +147,8 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
 
 
 def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
-    """The unfinished run of this experiment in `folder`, if it has a checkpoint to continue from."""
+    """The unfinished run of this experiment in `folder`, if it has a checkpoint to continue from. Raises UserError."""
+    files_below(folder)  # refuses links: the run would write through them
     if summary_of_run(folder).get("status") == FINISHED or not saved_folders(folder) or is_locked(folder):
         return None
     saved, damaged = newest(folder)
@@ -186,6 +187,13 @@ def _accumulation_steps(plan: Plan, saved: Saved | None) -> int:
     return max(plan.accumulation_steps, saved.accumulation_steps)
 
 
+def _is_unfinished(folder: Path) -> bool:
+    try:
+        return summary_of_run(folder).get("status") != FINISHED and not is_locked(folder)
+    except UserError:  # a damaged one: the others can still be found
+        return False
+
+
 def find_run(identifier: str, outputs: Path) -> Path:
     """The folder of a run, given the folder, `latest`, or its MLflow run id. Raises UserError.
 
@@ -194,7 +202,7 @@ def find_run(identifier: str, outputs: Path) -> Path:
     if (Path(identifier) / "config.yaml").exists():
         return Path(identifier)
     runs = [path.parent for path in outputs.glob("*/*/config.yaml")]
-    unfinished = [run for run in runs if summary_of_run(run).get("status") != FINISHED and not is_locked(run)]
+    unfinished = [run for run in runs if _is_unfinished(run)]
     if identifier == LATEST:
         if not unfinished:
             raise UserError(f"{RESUME}={LATEST}: there is no unfinished run in {outputs.resolve()}: give its folder")
@@ -322,8 +330,9 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
         for name, old, new in zip(names, before, now, strict=True):
             require(new == old, name, new, f"the run has {old}, and other bits with another value")
     _damaged_records(folder, config.tracking)
-    logged = config.tracking.mlflow and (folder / CARD_FILE).exists()
-    recorded = RunCard.read(folder).store if logged else None
+    if not config.tracking.mlflow:
+        return config
+    recorded = RunCard.read(folder).store if (folder / CARD_FILE).exists() else None
     uri = store_for(recorded, folder, config.tracking.uri, "tracking.uri")
     return dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, uri=uri))
 

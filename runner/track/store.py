@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shlex
+import sqlite3
 import ssl
 import sys
 import urllib.error
@@ -58,22 +59,53 @@ def store_for(recorded: str | None, folder: Path, named: str | None, setting: st
     """The tracking URI of a command that continues the run in `folder`; None for the command's default.
 
     `recorded`: by the run. Anybody may have written it, and credentials could go there with the run: it is used only if
-    it is the default store of the current folder, or of the `outputs` folder that the run is in. `named`: by the
-    command or its environment, and used as it is. `setting`: that names a store. Raises UserError.
+    it is the default store of the current folder, or of the `outputs` folder that the run is in, and if that keeps
+    artifacts in its own folder. `named`: by the command or its environment, and used as it is. `setting`: that names a
+    store. Raises UserError.
     """
-    if named is not None or recorded is None:
+    if named is not None:
         return named
-    roots = [parent.parent for parent in folder.resolve().parents if parent.name == "outputs"]
-    own = [default_store(root) for root in roots if not (root / "outputs" / "mlflow.db").is_symlink()]
-    database = database_of(recorded)
-    store = recorded if database is None or "?" in recorded else f"{_SQLITE}{database.absolute()}"
-    if store in (default_store(Path.cwd()), *own):
-        return store
-    fix = "set MLFLOW_TRACKING_URI to it, with the credentials," if is_masked(recorded) else f"add {setting}={recorded}"
-    raise UserError(
-        f"{folder} was logged to {recorded}, and a folder does not decide where it is sent: {fix} if you trust it, or "
-        f"choose another store with {setting}"
-    )
+    parents = {*folder.resolve().parents, *folder.absolute().parents}
+    own = [default_store(parent.parent) for parent in parents if parent.name == "outputs"]
+    usual = [default_store(Path.cwd()), *(store for store in own if not Path(store.removeprefix(_SQLITE)).is_symlink())]
+    store = None
+    if recorded is not None:
+        database = database_of(recorded)
+        store = recorded if database is None or "?" in recorded else f"{_SQLITE}{database.absolute()}"
+        if store not in usual:
+            here = [one for one in usual if Path(one.removeprefix(_SQLITE)).exists()]
+            fix = f"add {setting}={recorded} if you trust it, or choose another store with {setting}"
+            if database is not None and not database.exists() and here:  # the project was moved
+                fix = f"that does not exist; add {setting}={here[0]}"
+            elif is_masked(recorded):
+                fix = f"set MLFLOW_TRACKING_URI to it, with the credentials, or choose another store with {setting}"
+            raise UserError(f"{folder} was logged to {recorded}, and a folder does not decide where it is sent: {fix}")
+    chosen = store or default_store(Path.cwd())
+    if (elsewhere := _artifacts_elsewhere(Path(chosen.removeprefix(_SQLITE)))) is not None:
+        raise UserError(
+            f"{chosen} keeps artifacts outside of its folder, in {masked(elsewhere)}, and it may come with {folder}: "
+            f"add {setting}={chosen} if you trust it, or choose another store"
+        )
+    return store
+
+
+def _artifacts_elsewhere(database: Path) -> str | None:
+    """A place outside of the store's folder to which a SQLite store sends artifacts; None if there is none."""
+    query = "SELECT artifact_location FROM experiments UNION SELECT artifact_uri FROM runs"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
+            found = [str(location) for (location,) in store.execute(query) if location]
+    except sqlite3.Error:  # there is none, or MLflow says what is wrong with it
+        return None
+    outputs = database.parent.resolve()
+    inside = (outputs / "mlartifacts", outputs.parent / "mlruns")  # the second is of MLflow's own, unused experiment
+    for location in found:
+        parts = urllib.parse.urlsplit(location)
+        path = Path(urllib.parse.unquote(parts.path)).resolve()
+        local = parts.scheme in ("", "file") and not parts.netloc
+        if not local or not any(path.is_relative_to(one) for one in inside):
+            return location
+    return None
 
 
 def how_to_sync(folder: Path, store: str | None) -> str:

@@ -124,7 +124,7 @@ def test_jobs_are_children_of_the_sweep(swept: Path) -> None:
     assert varied == [{"sweep.id": identifier, "varied.seed": seed, "varied.optimizer.lr": lr} for seed, lr in GRID]
     assert [(job.data.params["seed"], job.data.params["lr"]) for job in jobs] == GRID
     names = [job.info.run_name.split(" · linear")[0] for job in jobs]
-    assert names == [f"cpu · lr={lr} · s{seed}" for seed, lr in GRID]
+    assert names == [f"lr={lr} · s{seed} · cpu" for seed, lr in GRID]
     assert parent.info.start_time <= jobs[0].info.start_time
     assert parent.info.end_time >= jobs[-1].info.end_time
     for job in jobs:

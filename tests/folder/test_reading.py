@@ -88,3 +88,15 @@ def test_files_below_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a" / "c").symlink_to(tmp_path / "a" / "b")
     with pytest.raises(UserError, match="a/c is a link"):
         files_below(tmp_path)
+
+
+def test_links_that_wandb_makes_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "wandb" / "logs").mkdir(parents=True)
+    (tmp_path / "wandb" / "logs" / "debug.log").symlink_to(tmp_path)
+    assert files_below(tmp_path) == []
+    with pytest.raises(UserError, match="is a link"):
+        files_below(tmp_path / "wandb")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "wandb").symlink_to(tmp_path / "wandb")
+    with pytest.raises(UserError, match="wandb is a link"):
+        files_below(tmp_path / "run")

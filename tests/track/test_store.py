@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import http.server
+import re
+import shutil
 import socket
+import sqlite3
 import ssl
 import sys
 import threading
@@ -23,7 +27,7 @@ from runner.config.compose import compose, settings
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.track import store
-from runner.track.store import check_given_run, check_tracking, error_summary, make_database, store_of
+from runner.track.store import check_given_run, check_tracking, error_summary, make_database, store_for, store_of
 from tests.sweep.stores import empty_store
 
 
@@ -206,3 +210,61 @@ def test_a_database_is_made_at_once_or_not_at_all(tmp_path: Path, monkeypatch: p
         make_database(database)
     assert client.get_experiment(made).name == "first"
     assert list(database.parent.glob(".mlflow.db-*")) == []
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run, as the runner makes it."""
+    database = tmp_path_factory.mktemp("store") / "outputs" / "mlflow.db"
+    make_database(database)
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.create_experiment("runner", artifact_location=(database.parent / "mlartifacts").as_uri())
+    client.create_run(experiment)
+    return database
+
+
+@pytest.mark.parametrize(
+    ("location", "is_own"),
+    [
+        (None, True),
+        ("http://127.0.0.1:9/x", False),
+        ("s3://bucket/x", False),
+        ("file:///home/victim/.ssh", False),
+        ("file://host/{outputs}/mlartifacts/x", False),
+        ("file://{outputs}/mlartifacts/../../x", False),
+        ("file://{outputs}/mlartifacts/%2e%2e/x", False),
+        ("{outputs}/mlartifacts/x", True),
+    ],
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_store_that_comes_with_a_folder(
+    recorded: bool, location: str | None, is_own: bool, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used if it keeps artifacts in its own folder, or if the command names it."""
+    run, database = tmp_path / "outputs" / "cola" / "run", tmp_path / "outputs" / "mlflow.db"
+    run.mkdir(parents=True)
+    shutil.copy(made, database)
+    own = (location or "file://{outputs}/mlartifacts/1/artifacts").format(outputs=tmp_path / "outputs")
+    with contextlib.closing(sqlite3.connect(database)) as content:
+        content.execute("UPDATE runs SET artifact_uri = ?", (own,))
+        content.execute("UPDATE experiments SET artifact_location = ?", (f"file://{tmp_path}/outputs/mlartifacts",))
+        content.commit()
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{database}"
+    asked = (uri if recorded else None, run)
+    if is_own:
+        assert store_for(*asked, None, "tracking.uri") == asked[0]
+    else:
+        with pytest.raises(UserError, match=rf"tracking\.uri={re.escape(uri)}"):
+            store_for(*asked, None, "tracking.uri")
+    assert store_for(*asked, uri, "tracking.uri") == uri
+
+
+def test_a_project_that_was_moved(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store that is there is suggested, not the one that is gone."""
+    run = tmp_path / "outputs" / "cola" / "run"
+    run.mkdir(parents=True)
+    shutil.copy(made, tmp_path / "outputs" / "mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"add tracking\.uri=sqlite:///{re.escape(str(tmp_path))}/outputs/mlflow\.db"):
+        store_for("sqlite:////gone/outputs/mlflow.db", run, None, "tracking.uri")
