@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, K, Run, grouped
 from runner.compare.statistics import mean
-from runner.config.schema import NOT_THE_SETUP
 
 _METHODS = (SINGLE, ACCUMULATION, K)
 _ABSENT = "–"
 #: Settings and groups that say how an experiment is executed. A sweep of any other one is of several experiments.
 _NOT_THE_EXPERIMENT = (
-    *("setup", "device", "accumulation", "precision", "sync", "sharding", "equivalence"),
-    *("compile", "gradient_checkpointing", *NOT_THE_SETUP),
+    *("device", "accumulation", "precision", "sync", "sharding", "equivalence"),
+    *("compile", "gradient_checkpointing"),
 )
 
 
@@ -73,34 +72,57 @@ class SetupRuns:
 
 def setups_by_block(runs: Sequence[Run]) -> dict[BlockKey, list[SetupRuns]]:
     """The setups of each block: by number of workers, then by how they save communication."""
-    blocks = {}
-    for key, members in _blocks(runs):
-        groups = [sorted(group, key=lambda run: run.seed) for group in grouped(members, _setup_key).values()]
-        names = _distinct_names([group[0] for group in groups])
-        setups = [SetupRuns(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
-        blocks[key] = sorted(setups, key=_order)
-    return blocks
+    return {key: _setups(members) for key, members in _blocks(runs)}
+
+
+def _setups(members: Sequence[Run]) -> list[SetupRuns]:
+    """Those of one block."""
+    groups = [sorted(group, key=lambda run: run.seed) for group in grouped(members, _setup_key).values()]
+    names = _distinct_names([group[0] for group in groups])
+    return sorted((SetupRuns(name, tuple(group)) for name, group in zip(names, groups, strict=True)), key=_order)
 
 
 def _blocks(runs: Sequence[Run]) -> Iterator[tuple[BlockKey, list[Run]]]:
-    """Blocks in which only the setup differs, and nothing else that a sweep varied.
+    """Blocks in which only the setup differs, and no setting of the experiment that any sweep of these runs varied.
 
     If none of them has two setups, as in a sweep of learning rates on one device, they are one block.
     """
     for key, members in grouped(runs, lambda run: run.block).items():
-        parts = grouped(members, _swept_experiment)
-        if any(len(set(map(_setup_key, part))) > 1 for part in parts.values()):
-            for swept, part in parts.items():
-                words = tuple(f"{_last(name, dict(swept))}={value}" for name, value in swept)
-                yield dataclasses.replace(key, conditions=(*key.conditions, *words)), part
+        parts = _parts(members)
+        if len(parts) > 1 and any(len(set(map(_setup_key, part))) > 1 for part in parts.values()):
+            for words, part in parts.items():
+                yield dataclasses.replace(key, conditions=(*key.conditions, words)), part
         else:
             yield key, members
 
 
-def _swept_experiment(run: Run) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (name, value) for name, value in run.varied.items() if re.split("[./@]", name)[0] not in _NOT_THE_EXPERIMENT
-    )
+def _parts(members: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by the values of the swept settings, whoever set them: a sweep, a command, or the defaults."""
+    swept = sorted({name for run in members for name in run.varied if _is_of_the_experiment(name, run)})
+    parts = list(grouped(members, lambda run: frozenset(_settings(swept, run).items())).values())
+    return dict(zip(_part_names(parts, swept), parts, strict=True))
+
+
+def _is_of_the_experiment(name: str, run: Run) -> bool:
+    return re.split("[./@]", name)[0] not in _NOT_THE_EXPERIMENT and bool(_settings([name], run))
+
+
+def _settings(names: Sequence[str], run: Run) -> dict[str, str]:
+    """The run's settings with these names or below them: for `scaling`, `scaling.rule` and others.
+
+    None for a group that only chooses others, such as `experiment`, and for settings that do not belong to a setup.
+    """
+    return {key: value for key, value in run.values.items() if any(f"{key}.".startswith(f"{name}.") for name in names)}
+
+
+def _part_names(parts: Sequence[Sequence[Run]], swept: Sequence[str]) -> list[str]:
+    """By what the sweep chose, such as `scaling=linear`, if that was chosen for all parts; else by their settings."""
+    choices = [
+        next(({name: run.varied[name] for name in swept} for run in part if run.varied.keys() >= set(swept)), {})
+        for part in parts
+    ]
+    words = _words(choices) if all(choices) else []
+    return words if any(words) else _words([_settings(swept, part[0]) for part in parts])
 
 
 def _setup_key(run: Run) -> tuple[str, bool]:
@@ -127,20 +149,27 @@ def _additions(runs: Sequence[Run]) -> list[str]:
     """What the sweep varied if that distinguishes the runs, else any setting."""
     rehearsed = [{"rehearsed": "yes" if run.rehearsed else "no"} for run in runs]
     for source in ([run.varied for run in runs], [run.values for run in runs], rehearsed):
-        if keys := _distinguishing_keys(source):
-            return [", ".join(f"{_last(key, keys)}={_cut(values.get(key))}" for key in keys) for values in source]
+        words = _words([{key: _cut(value) for key, value in values.items()} for values in source])
+        if all(words):
+            return words
     return [run.digest[:6] for run in runs]
+
+
+def _words(source: Sequence[Mapping[str, str]]) -> list[str]:
+    """For each mapping what distinguishes it from the others; empty strings if nothing does."""
+    keys = _distinguishing_keys(source)
+    return [", ".join(f"{_last(key, keys)}={values.get(key, _ABSENT)}" for key in keys) for values in source]
 
 
 def _distinguishing_keys(source: Sequence[Mapping[str, str]]) -> list[str]:
     """A small set of keys, found greedily, in which no two of the mappings agree; empty if there is none."""
 
     def classes(keys: Sequence[str]) -> int:
-        return len({tuple(_cut(values.get(key)) for key in keys) for values in source})
+        return len({tuple(values.get(key, _ABSENT) for key in keys) for values in source})
 
     def cost(key: str) -> tuple[bool, int]:
         # Prefer short text, and a setting to what the plan derives from it.
-        return key.startswith("plan."), len(key.rpartition(".")[2]) + max(len(_cut(one.get(key))) for one in source)
+        return key.startswith("plan."), len(key.rpartition(".")[2]) + max(len(one.get(key, _ABSENT)) for one in source)
 
     candidates = sorted(dict.fromkeys(key for values in source for key in values), key=cost)
     keys: list[str] = []
@@ -158,6 +187,5 @@ def _last(key: str, keys: Iterable[str]) -> str:
     return last if sum(one.rpartition(".")[2] == last for one in keys) == 1 else key
 
 
-def _cut(value: str | None) -> str:
-    value = _ABSENT if value is None else value
+def _cut(value: str) -> str:
     return value if len(value) <= 24 else f"{value[:23]}…"

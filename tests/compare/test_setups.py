@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -113,21 +114,71 @@ def test_different_experiments_are_never_compared() -> None:
     assert all(len(one.rows) == 1 for one in blocks)
 
 
+def swept(
+    device: str, settings: dict[str, str], metric: float, choices: dict[str, str] | None = None, **more: Any
+) -> list[Run]:
+    """Two runs of a sweep over the device and `choices`, which are the settings where they are not given."""
+    choices = settings if choices is None else choices
+    name = " · ".join([device, *(f"{name.rpartition('.')[2]}={value}" for name, value in choices.items())])
+    varied = {"device": device, **choices}
+    fields = {"workers": int(device[3:] or 1), "digest": f"{device} {settings}", "varied": varied, "values": settings}
+    return runs(name, [metric, metric + 1], **{**fields, **more})
+
+
+def setups_of(*groups: list[Run], **options: Any) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """Names and seeds of the setups, by what the title of their block says of them."""
+    return {
+        " ".join(one.key.conditions): [(row.setup.name, row.setup.seeds) for row in one.rows]
+        for one in compared(*groups, **options).blocks
+    }
+
+
 def test_a_setup_is_compared_with_the_baseline_that_differs_in_the_setup_only() -> None:
     """A sweep of learning rate × seed × device × k: a block for each learning rate, each with its baseline."""
-
-    def group(device: str, lr: str, metric: float, k: int = 1) -> list[Run]:
-        varied = {"optimizer.lr": lr, "device": device, "sync.k": str(k)}
-        name = f"{device} · lr={lr}"
-        return runs(name, [metric, metric + 1], digest=f"{name}{k}", workers=int(device[3:] or 1), k=k, varied=varied)
-
-    groups = [group("cpu", "0.001", 80), group("cpu2", "0.001", 80), group("cpu", "0.0003", 60)]
-    blocks = compared(*groups, group("cpu2", "0.0003", 60), group("cpu2", "0.0003", 50, k=4)).blocks
+    high, low = {"optimizer.lr": "0.001"}, {"optimizer.lr": "0.0003"}
+    groups = [swept("cpu", high, 80), swept("cpu2", high, 80), swept("cpu", low, 60), swept("cpu2", low, 60)]
+    blocks = compared(*groups, swept("cpu2", low, 50, k=4, digest="k=4")).blocks
     assert [one.key.conditions for one in blocks] == [("lr=0.0003",), ("lr=0.001",)]
     assert [one.baseline.name for one in blocks] == ["cpu · lr=0.0003", "cpu · lr=0.001"]
     assert [[row.difference.value for row in one.rows if row.difference] for one in blocks] == [[0.0, -10.0], [0.0]]
     alone = block(groups[0], groups[2])  # nothing but the learning rate: which is better?
     assert [row.setup.name for row in alone.rows] == ["cpu · lr=0.0003", "cpu · lr=0.001"]
+
+
+def test_runs_with_the_same_values_are_in_one_block_however_they_were_started() -> None:
+    """Further seeds of one learning rate in a sweep of their own, written in another way or the default."""
+    sweep = [swept(device, {"optimizer.lr": lr}, 80) for device in ("cpu", "cpu2") for lr in ("0.01", "0.001")]
+    for choices in ({}, {"optimizer.lr": "1e-3"}):
+        more = [swept(device, {"optimizer.lr": "0.001"}, 80, choices) for device in ("cpu", "cpu2")]
+        more = [[replace(one, seed=one.seed + 2) for one in group] for group in more]
+        assert setups_of(*sweep, *more) == {
+            "lr=0.001": [("cpu · lr=0.001", (0, 1, 2, 3)), ("cpu2 · lr=0.001", (0, 1, 2, 3))],
+            "lr=0.01": [("cpu · lr=0.01", (0, 1)), ("cpu2 · lr=0.01", (0, 1))],
+        }
+
+
+def by_rule(device: str, rule: str, choices: dict[str, str] | None = None) -> list[Run]:
+    settings = {"scaling.rule": rule, "scaling.batch": "global_batch"}
+    return swept(device, settings, 80, {"scaling": rule} if choices is None else choices)
+
+
+def test_a_baseline_that_was_run_on_its_own_joins_the_block_with_its_settings() -> None:
+    """A sweep of a group is of the settings in it."""
+    sweep = [by_rule(device, rule) for device in ("cpu2", "cpu4") for rule in ("none", "linear")]
+    assert setups_of(by_rule("cpu", "none", {}), *sweep) == {
+        "scaling=linear": [("cpu2 · scaling=linear", (0, 1)), ("cpu4 · scaling=linear", (0, 1))],
+        "scaling=none": [("cpu", (0, 1)), ("cpu2 · scaling=none", (0, 1)), ("cpu4 · scaling=none", (0, 1))],
+    }
+    alone = setups_of(by_rule("cpu", "sqrt", {}), *sweep)
+    assert list(alone) == ["rule=linear", "rule=none", "rule=sqrt"]  # nobody chose `scaling` for all of them
+
+
+def test_groups_that_only_choose_others_make_no_block() -> None:
+    """An experiment of a device and its sync, or a link, which is a fact about the machine."""
+    lr = {"optimizer.lr": "0.001"}
+    for group in ("experiment", "link", "setup", "hardware"):
+        one, four = (swept(device, lr, 80, {group: choice}) for device, choice in (("cpu", "a"), ("cpu4", "b")))
+        assert setups_of(one, swept("cpu2", lr, 80, {group: "a"}), four).keys() == {""}
 
 
 def test_why_nothing_was_compared() -> None:
