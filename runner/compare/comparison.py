@@ -26,7 +26,7 @@ def compare_runs(
 
     `baseline`: name of a setup; `margin`: as given; `family_wise`: whether the verdicts of a block share one error.
     """
-    by_block = setups_by_block(found.runs)
+    by_block = setups_by_block(found.runs, baseline)
     names = [setup.name for setups in by_block.values() for setup in setups]
     if baseline is not None and baseline not in names:
         raise UserError(f"--baseline={baseline} is not the name of a setup{did_you_mean(baseline, names)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, K, Run, grouped
@@ -70,9 +70,27 @@ class SetupRuns:
         return (self.first.workers, self.first.method)
 
 
-def setups_by_block(runs: Sequence[Run]) -> dict[BlockKey, list[SetupRuns]]:
-    """The setups of each block: by number of workers, then by how they save communication."""
-    return {key: _setups(members) for key, members in _blocks(runs)}
+def setups_by_block(runs: Sequence[Run], baseline: str | None = None) -> dict[BlockKey, list[SetupRuns]]:
+    """The setups of each block: by number of workers, then by how they save communication.
+
+    What a sweep varied of the experiment divides a block into parts in which only the setup differs. It stays whole if
+    no part has two setups, as in a sweep of learning rates on one device, or if only one has the setup called
+    `baseline`: the others are to be compared with it.
+    """
+    blocks = {}
+    for key, members in grouped(runs, lambda run: run.block).items():
+        whole, parts = _setups(members), {words: _setups(part) for words, part in _parts(members).items()}
+        of_one_part = _has(whole, baseline) and sum(_has(setups, baseline) for setups in parts.values()) < 2
+        if of_one_part or len(parts) == 1 or all(len(setups) == 1 for setups in parts.values()):
+            blocks[key] = whole
+        else:
+            for words, setups in parts.items():
+                blocks[dataclasses.replace(key, conditions=(*key.conditions, words))] = setups
+    return blocks
+
+
+def _has(setups: Sequence[SetupRuns], name: str | None) -> bool:
+    return any(setup.name == name for setup in setups)
 
 
 def _setups(members: Sequence[Run]) -> list[SetupRuns]:
@@ -80,20 +98,6 @@ def _setups(members: Sequence[Run]) -> list[SetupRuns]:
     groups = [sorted(group, key=lambda run: run.seed) for group in grouped(members, _setup_key).values()]
     names = _distinct_names([group[0] for group in groups])
     return sorted((SetupRuns(name, tuple(group)) for name, group in zip(names, groups, strict=True)), key=_order)
-
-
-def _blocks(runs: Sequence[Run]) -> Iterator[tuple[BlockKey, list[Run]]]:
-    """Blocks in which only the setup differs, and no setting of the experiment that any sweep of these runs varied.
-
-    If none of them has two setups, as in a sweep of learning rates on one device, they are one block.
-    """
-    for key, members in grouped(runs, lambda run: run.block).items():
-        parts = _parts(members)
-        if len(parts) > 1 and any(len(set(map(_setup_key, part))) > 1 for part in parts.values()):
-            for words, part in parts.items():
-                yield dataclasses.replace(key, conditions=(*key.conditions, words)), part
-        else:
-            yield key, members
 
 
 def _parts(members: Sequence[Run]) -> dict[str, list[Run]]:

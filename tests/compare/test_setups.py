@@ -173,6 +173,17 @@ def test_a_baseline_that_was_run_on_its_own_joins_the_block_with_its_settings() 
     assert list(alone) == ["rule=linear", "rule=none", "rule=sqrt"]  # nobody chose `scaling` for all of them
 
 
+def test_a_baseline_that_one_block_has_is_that_of_all() -> None:
+    """A setup of one scaling rule by name: which rule is best? One that each block has does not join them."""
+    sweep = [by_rule(device, rule) for device in ("cpu", "cpu4") for rule in ("none", "linear")]
+    (only,) = compared(*sweep, baseline="cpu · scaling=none").blocks
+    assert (only.baseline.name, len(only.rows)) == ("cpu · scaling=none", 4)
+    alike = [
+        [replace(one, setup=name) for one in group] for name, group in zip(["cpu", "cpu", "b", "b"], sweep, strict=True)
+    ]
+    assert [one.baseline.name for one in compared(*alike, baseline="cpu").blocks] == ["cpu", "cpu"]
+
+
 def test_groups_that_only_choose_others_make_no_block() -> None:
     """An experiment of a device and its sync, or a link, which is a fact about the machine."""
     lr = {"optimizer.lr": "0.001"}
