@@ -11,7 +11,7 @@ from typing import Any
 from runner.compare.results import Block, RunComparison, SetupResult
 from runner.compare.runs import prediction_error
 from runner.compare.statistics import t_quantile
-from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
+from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, UNKNOWN
 
 NOTHING = "–"
 FEW_SEEDS = 5
@@ -247,8 +247,10 @@ def _few_seeds(block: Block) -> Iterator[str]:
 def _sampling(block: Block) -> Iterator[str]:
     """Whether intervals allow for other evaluation rows."""
     known = [one.sampling for _, one in block.tests.values()]
-    if block.tests and block.margin.width is not None and None in known:
-        yield "Intervals are for these evaluation rows only, since their number is not known."
+    if None in known and block.margin.unit != UNKNOWN:
+        counts = block.margin.width is not None
+        why = "their number is not known" if counts else f"{block.key.metric} is not a count of right rows"
+        yield f"Intervals are for these evaluation rows only, since {why}."
     elif any(one is not None and not one.by_row for one in known):
         tells = ": runner.predict RUN -o RUN/predictions.csv tells" if block.key.metric == "accuracy" else ""
         yield (

@@ -29,10 +29,10 @@ _RATE = re.compile(
     r"bleu|rouge\w*|metric)([^a-z0-9]|$)",
     re.IGNORECASE,
 )
-#: Those of them to which a row contributes one prediction that is right or wrong.
+#: Those of them to which a row contributes one prediction that is right or wrong. Tokens and rankings of rows are none.
 _COUNTS_ROWS = re.compile(
-    r"(^|[^a-z0-9_])(acc|accuracy|exact_match|em|(macro_|micro_)?f1|precision|recall|sensitivity|specificity|matthews|mcc|"
-    r"kappa|metric)([^a-z0-9_]|$)",
+    r"(^|(?<!token)[^a-z0-9])(acc|accuracy|exact_match|em|f1|(?<!average.)precision|recall|sensitivity|specificity|matthews|"
+    r"mcc|kappa|metric)([^a-z0-9]|$)",
     re.IGNORECASE,
 )
 

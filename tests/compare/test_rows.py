@@ -105,6 +105,23 @@ def test_a_loss_moves_in_no_steps() -> None:
     assert row.verdict.kind == EQUIVALENT
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_which_rates_count_rows(counts: bool) -> None:
+    """With a prefix or suffix as well; for those that do not, a remark says what the intervals are for."""
+    count = (
+        *("accuracy", "eval_accuracy", "val_acc", "top1_accuracy", "balanced_accuracy", "acc_norm", "eval_exact_match"),
+        *("eval_f1", "overall_f1", "f1_score", "macro_f1", "eval/precision", "matthews_correlation", "cohen_kappa"),
+    )
+    others = ("token_accuracy", "mean_token_accuracy", "average_precision", "roc_auc", "bleu", "pearson")
+    for metric in count if counts else others:
+        key = replace(KEY, metric=metric)
+        groups = [runs(name, [80.0, 82.0], workers=n, eval_rows=50, block=key) for name, n in (("one", 1), ("two", 2))]
+        found = block(*groups)
+        kinds = [row.verdict.kind for row in found.rows if row.verdict]
+        assert (metric, kinds) == (metric, [UNDECIDED if counts else EQUIVALENT])
+        assert any("for these evaluation rows only" in remark for remark in remarks(found)) != counts
+
+
 def test_kept_predictions_are_those_of_the_metric(jobs: list[Path]) -> None:
     """`runner.predict RUN -o RUN/predictions.csv`, which is ignored for another metric or another number of rows."""
     lines = ["text,predicted,label", *["a,yes,yes"] * 3, "b,yes,no"]
