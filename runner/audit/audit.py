@@ -35,6 +35,20 @@ class _Forward:
     scheduled: int
 
 
+class _Hook:
+    """Follows a module. Its copy, in a copied or saved model, follows nothing: it would take loader and data along."""
+
+    def __init__(self, follow: Callable[[nn.Module, Any], None] | None = None) -> None:
+        self._follow = follow
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if self._follow is not None:
+            self._follow(module, inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
+
+
 class Audit:
     """Follows one training loop, in each of its processes.
 
@@ -81,7 +95,7 @@ class Audit:
         self._check: GradientCheck | None = None
         self._started: dict[str, str] = {}
         self._hooks = [
-            self._model.register_forward_pre_hook(self._before_forward),
+            self._model.register_forward_pre_hook(_Hook(self._before_forward)),
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
         ]

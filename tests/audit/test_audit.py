@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Iterator
@@ -271,6 +272,27 @@ def test_a_loss_that_is_not_divided_is_named_with_a_grad_scaler_and_clipping(tmp
         (finding,) = audit.finish()
         assert "is 2 times" in finding.sentence
         assert "each of its 2 batches counts fully" in finding.sentence
+
+
+def test_a_model_is_copied_and_saved_without_the_audit(tmp_path: Path) -> None:
+    """As for best weights, and averages: the copy has no part of the loader, and its forward passes do not count."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    loader.no_copy = (one for one in ())  # type: ignore[attr-defined]  # as an iterator of persistent workers
+    audit = Audit(model, optimizer, loader, tmp_path, gradient_step=2, loss=square_error)
+    for batch in loader:
+        square_error(model, batch).backward()
+        best = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        for one in (best, torch.load(tmp_path / "model.pt", weights_only=False)):
+            square_error(one, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert audit.finish() == []
+    assert (tmp_path / "model.pt").stat().st_size < 20_000
 
 
 def test_loaders_that_cannot_be_followed() -> None:
