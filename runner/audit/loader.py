@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from runner.audit.records import Batch, SamplerFacts
@@ -88,10 +89,25 @@ def fingerprint(data: Any) -> str | None:
 
     def read() -> str:
         with torch.random.fork_rng(devices=[]):
-            return re.sub("0x[0-9a-f]+", "", repr((data[0], data[len(data) - 1])))  # without addresses
+            return _content((data[0], data[len(data) - 1]))
 
     first = read()
     return hashlib.sha256(first.encode()).hexdigest() if first == read() else None
+
+
+def _content(value: Any) -> str:
+    """Equal in all processes for equal samples: without addresses, devices, and the order of sets."""
+    if isinstance(value, Mapping):
+        return _content(list(value.items()))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_content, value))}]"
+    if isinstance(value, (set, frozenset)):
+        return _content(sorted(map(_content, value)))
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if hasattr(value, "tobytes") and getattr(value, "dtype", None) != object:  # arrays and PIL's images
+        return hashlib.sha256(value.tobytes()).hexdigest()
+    return re.sub(r"0x[0-9a-fA-F]+|, device='[^']*'", "", repr(value))
 
 
 def data_loader(loader: Any) -> DataLoader[Any]:

@@ -56,6 +56,38 @@ def made_data(samples: int, uneven: bool = False) -> TensorDataset:
     return TensorDataset(tokens, values, torch.arange(6) < lengths[:, None])
 
 
+class Picture:
+    """As PIL's images: its repr has an address, in upper case."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+    def tobytes(self) -> bytes:
+        return self.tokens.numpy().tobytes()
+
+    def __repr__(self) -> str:
+        return f"<Picture at 0x{id(self):X}>"
+
+
+class Pictures(Dataset[Any]):
+    def __init__(self, data: TensorDataset) -> None:
+        self._pictures, self._rest = [Picture(one) for one in data.tensors[0]], data.tensors[1:]
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._pictures[number], {"values": [one[number] for one in self._rest], "names": {"values", "mask"}}
+
+
+def collated(samples: Sequence[Any]) -> list[Tensor]:
+    pictures, rest = zip(*samples, strict=True)
+    return [
+        torch.stack([one.tokens for one in pictures]),
+        *map(torch.stack, zip(*(one["values"] for one in rest), strict=True)),
+    ]
+
+
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "LambdaLR to 0": lambda one: lr_scheduler.LambdaLR(one, lambda step: max(0.0, 1 - step / STEPS)),
     "inverse square root": lambda one: lr_scheduler.LambdaLR(one, lambda step: (step + 1) ** -0.5),
@@ -97,8 +129,10 @@ class Halves(torch.utils.data.Sampler[int]):
 
 
 def made_loader(case: str, data: Dataset[Any], rank: int) -> DataLoader[Any]:
-    batch = {"batch_size": BATCH, "drop_last": "drop_last" in case}
-    if case == "loader not sharded":
+    batch: dict[str, Any] = {"batch_size": BATCH, "drop_last": "drop_last" in case}
+    if case.startswith("pictures"):
+        batch["collate_fn"] = collated
+    if case in ("loader not sharded", "pictures not sharded"):
         return DataLoader(data, shuffle=True, **batch)
     if case == "data set sharded by hand":
         return DataLoader(data, shuffle=True, **batch)
@@ -126,9 +160,11 @@ def plain(case: str, rank: int, folder: Path) -> Report:
     sizes |= {"DistributedSampler(drop_last)": 65, "tail is stepped": 72, "one epoch with drop_last": 70}
     accumulation = 1 if "accumulation 1" in case else ACCUMULATION
     uneven = "mean of means" in case or "divided by the global count" in case
-    data = made_data(sizes.get(case.split(",")[0], SAMPLES), uneven)
+    data: Any = made_data(sizes.get(case.split(",")[0], SAMPLES), uneven)
     if case == "data set sharded by hand":
         data = TensorDataset(*(one[rank::2] for one in data.tensors))
+    if case.startswith("pictures"):
+        data = Pictures(data)
     model: nn.Module = Tiny("BatchNorm" in case or "buffers" in case, 0.3 if "dropout" in case else 0.0)
     inner = model
     by_hand = case == "gradients of one layer not averaged" or (

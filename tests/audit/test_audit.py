@@ -22,6 +22,7 @@ from tests.pool import WorkerPool
 #: Kind of the one finding of a loop with one mistake, and what its sentence names.
 NAMED = {
     "loader not sharded": ("coverage", "every process trains on all 64 samples"),
+    "pictures not sharded": ("coverage", "every process trains on all 64 samples"),
     "Accelerate, loader not prepared": ("coverage", "every process trains on all 64 samples"),
     "all ranks read rank 0's shard": ("coverage", "samplers all have rank 0"),
     "sampler seeded by rank": ("coverage", "samplers have the seeds 0, 1"),
@@ -81,7 +82,7 @@ RIGHT = [
     *("clip by norm", "clip by value", "dropout", "dropout seeded by rank", "BatchNorm", "BatchNorm and dropout"),
     *("drop_last with shuffling", "one epoch with drop_last", "DistributedSampler(drop_last)", "tail is stepped"),
     *("accumulation 1, divided by the global count", "evaluates on the training loader", "stepped by epoch"),
-    "data set sharded by hand",
+    *("data set sharded by hand", "pictures"),
     *("Accelerate", "Accelerate, dropout", "Trainer", "Trainer, cosine", "Trainer, different numbers of labels"),
     *SCHEDULES,
 ]
