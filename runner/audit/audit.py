@@ -152,7 +152,7 @@ class Audit:
         if self._evaluating:
             self._take()
         before, batches = self._backward_of, len(self._forwards)
-        if batches == before:
+        if batches in (0, before):  # 0: of something else than a batch, as the generator's loss
             return
         if before:
             old, new = self._forwards[before - 1].batch[0], self._forwards[-1].batch[0]

@@ -44,7 +44,7 @@ class GradientRecorder:
     def accumulated(self, number: int) -> None:
         """Note the gradient of a parameter when the backward pass has added to it, before processes average it."""
         gradient = self._parameters[number].grad
-        if self.follows and gradient is not None:
+        if self._passes and gradient is not None:
             self._passes[-1][1][number] = _elements(gradient)
 
     def held(self) -> Tensor:

@@ -185,6 +185,8 @@ def test_what_is_no_mistake(tmp_path: Path) -> None:
         "loader processes",
         "with replacement",
         "two optimizers",
+        "GAN",
+        "GAN, accumulated",
         "one batch",
         "max_steps",
     ],
@@ -195,6 +197,8 @@ def test_right_loops_of_one_process(tmp_path: Path, case: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     first, last = model[0].parameters(), model[2].parameters()
     optimizer: Any = torch.optim.SGD(first if case == "two optimizers" else model.parameters(), lr=0.01)
+    generator = nn.Linear(3, 4)
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
     others = [torch.optim.SGD(last, lr=0.01)] if case == "two optimizers" else []
     if case == "closure":
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
@@ -205,7 +209,7 @@ def test_right_loops_of_one_process(tmp_path: Path, case: str) -> None:
     loader: Any = DataLoader(data, size, sampler=None if case == "one batch" else sampler, **extra)
     held_out = DataLoader(data, size)
     scaler = torch.amp.GradScaler("cpu", enabled="Scaler" in case, init_scale=2.0**127.9)  # overflows
-    audit = Audit(model, optimizer, loader, tmp_path, gradient_step=2, loss=square_error)
+    audit = Audit(model, optimizer, loader, tmp_path, None if "GAN" in case else 2, loss=square_error)
     for epoch in range(6 if case == "one batch" else 2):
         for number, batch in enumerate(loader):
             if case == "max_steps" and (epoch, number) == (1, 6):
@@ -219,6 +223,18 @@ def test_right_loops_of_one_process(tmp_path: Path, case: str) -> None:
 
             if case == "closure":
                 optimizer.step(closure)
+                continue
+            if case.startswith("GAN"):  # the model is the discriminator, and the generator's loss reaches it too
+                if case == "GAN" or number % 2 == 0:
+                    optimizer.zero_grad()
+                square_error(model, batch).backward()
+                made = generator(torch.randn(4, 3))
+                model(made.detach()).mean().backward()
+                if case == "GAN" or number % 2 == 1:
+                    optimizer.step()
+                    of_generator.zero_grad()
+                    (-model(made).mean()).backward()
+                    of_generator.step()
                 continue
             closure()
             for one in (optimizer, *others):
