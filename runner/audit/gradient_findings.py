@@ -88,6 +88,11 @@ def _used(parts: Sequence[StepGradients], own: bool) -> str | None:
         )
     if _used_fits(parts, _mean(parts)):
         return None
+    if not any(one.used.any() for one in parts):
+        return (
+            f"the gradients were 0 when the optimizer used them in step {parts[0].step}: zero_grad() comes between "
+            "backward() and step()"
+        )
     difference = max(_fit(one.used, _mean(parts))[1] for one in parts)
     return (
         f"the gradient that the optimizer used in step {parts[0].step} differs by {100 * difference:.2g}% from what "

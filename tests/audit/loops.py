@@ -232,6 +232,8 @@ def plain(case: str, rank: int, folder: Path) -> Report:
             if "clip" in case and "per micro-batch" not in case:
                 clip = nn.utils.clip_grad_value_ if "value" in case else nn.utils.clip_grad_norm_
                 clip(trained, 0.01)
+            if case.startswith("zero_grad before the step"):
+                optimizer.zero_grad(set_to_none="zeros" not in case)
             optimizer.step()
             if case == "local SGD by hand":
                 for one in trained:

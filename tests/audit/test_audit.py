@@ -32,6 +32,8 @@ NAMED = {
     "no shuffling": ("order", "without shuffling"),
     "set_epoch forgotten": ("order", "call sampler.set_epoch(epoch)"),
     "zero_grad forgotten": ("gradient", "gradients of step 1 were still there"),
+    "zero_grad before the step": ("gradient", "zero_grad() comes between backward() and step()"),
+    "zero_grad before the step, zeros": ("gradient", "zero_grad() comes between backward() and step()"),
     "zero_grad per micro-batch": ("discarded", "call zero_grad() only after optimizer.step()"),
     "clipping per micro-batch": ("gradient", "as clipping in each batch does"),
     "mean of means": ("gradient", "with 19, 9, 16, 9 unmasked elements"),
