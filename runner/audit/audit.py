@@ -77,7 +77,8 @@ class Audit:
         if gradient_step is not None and self._sharded:
             raise UserError("Audit cannot compare the gradients of a model that is sharded: leave out gradient_step")
         # Also called without its wrapper, and after DDP has broadcast the buffers.
-        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._wrapped = isinstance(model, DistributedDataParallel)
+        self._model: nn.Module = model.module if self._wrapped else model  # type: ignore[assignment]
         self._folder, self._gradient_step, self._loss = Path(folder), gradient_step, loss or _own_loss
         self._loader = data_loader(loader)
         self._sampler = RecordingSampler(self._loader.batch_sampler)
@@ -221,6 +222,7 @@ class Audit:
             foreign=0 if self._sharded else len(own - names),
             gradients=tuple(self._gradients.recorded),
             check=self._check,
+            wrapped=self._wrapped,
         )
 
     def finish(self) -> list[Finding]:

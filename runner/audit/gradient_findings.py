@@ -19,7 +19,7 @@ def followed(records: Sequence[ProcessRecord]) -> tuple[Finding | None, bool]:
     for parts in _by_step(records):
         sentence = _kept(parts, before) or _changed(parts)
         own = sentence is None and _used_own(parts)
-        sentence = sentence or _used(parts, own)
+        sentence = sentence or _used(parts, own, records[0].wrapped)
         if sentence is not None:
             return Finding("gradient", sentence), own
         before = parts
@@ -78,13 +78,18 @@ def _used_own(parts: Sequence[StepGradients]) -> bool:
     return not _used_fits(parts, _mean(parts)) and all(_used_fits([one], one.passes[-1].after) for one in parts)
 
 
-def _used(parts: Sequence[StepGradients], own: bool) -> str | None:
+def _used(parts: Sequence[StepGradients], own: bool, wrapped: bool) -> str | None:
     """Gradients of the optimizer that are not the mean of what the processes accumulated."""
     if own:
+        why = (
+            "the model is in DistributedDataParallel; causes that fit: the loop calls model.module and not the wrapped "
+            "model, or no_sync() also in the last batch of each step"
+            if wrapped
+            else "wrap the model in DistributedDataParallel or by accelerator.prepare(model)"
+        )
         return (
             f"gradients were not averaged: in step {parts[0].step} each of the {len(parts)} processes used that of its "
-            "own samples; wrap the model in DistributedDataParallel or by accelerator.prepare(model), and leave "
-            "no_sync() before the last batch of each step"
+            f"own samples; {why}"
         )
     if _used_fits(parts, _mean(parts)):
         return None

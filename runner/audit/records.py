@@ -107,7 +107,8 @@ class ProcessRecord:
     `samples`: of its data set; `data`: equal for equal data sets, None for one process or random samples;
     `left_over`: batches after the last step; `started`, `ended`, `buffers`: checksums by name, none if weights are
     sharded; buffers as they were in the last forward pass that begins a step; `outside`: parameters that get
-    gradients, are not the optimizer's and never change; `foreign`: how many of its tensors are not the model's.
+    gradients, are not the optimizer's and never change; `foreign`: how many of its tensors are not the model's;
+    `wrapped`: whether the model is in DistributedDataParallel.
     """
 
     steps: tuple[StepRecord, ...]
@@ -123,3 +124,4 @@ class ProcessRecord:
     foreign: int = 0
     gradients: tuple[StepGradients, ...] = ()
     check: GradientCheck | None = None
+    wrapped: bool = False
