@@ -68,6 +68,7 @@ class RecordingSampler:
             seed=self._said("seed", None if generator is None else generator.initial_seed()),
             rank=self._said("rank"),
             replicas=self._said("num_replicas"),
+            shards=self._said("num_replicas") or self._said("num_processes", 1),  # the latter is Accelerate's
             drop_last=bool(self._said("drop_last")) or bool(getattr(samples, "drop_last", False)),
             replacement=bool(self._said("replacement")),
             epochs_set=tuple(self._epochs_set) if self._said("set_epoch") else None,

@@ -76,7 +76,7 @@ class SamplerFacts:
     """What a loader's samplers say of themselves.
 
     `length`: samples in an epoch before it is cut into batches; `seed`, `rank`, `replicas`: None if no sampler has one;
-    `epochs_set`: what `set_epoch` had set when each epoch began, None without such a method; `whole`: epochs that were
+    `shards`: parts that samplers or Accelerate cut the data set into; `epochs_set`: what `set_epoch` had set when each epoch began, None without such a method; `whole`: epochs that were
     yielded to the end and trained on; `left_early`: epoch and number of batches that were yielded and not trained on.
     """
 
@@ -84,6 +84,7 @@ class SamplerFacts:
     seed: int | None
     rank: int | None
     replicas: int | None
+    shards: int
     drop_last: bool
     replacement: bool
     epochs_set: tuple[int, ...] | None

@@ -35,6 +35,8 @@ class Samples:
         self.facts = [record.sampler for record in records]
         self.whole = sorted(frozenset.intersection(*(one.whole for one in self.facts)))
         apart = len({record.data for record in records} - {None}) > 1
+        #: Whether data sets that differ are cut into parts for the processes as well.
+        self.mixed = apart and any(one.shards > 1 for one in self.facts)
         self.size = sum(record.samples for record in records) if apart else records[0].samples
         self.reads: list[Read] = [{} for _ in records]
         for rank, (record, read) in enumerate(zip(records, self.reads, strict=True)):
@@ -70,6 +72,15 @@ def _ids(batches: Sequence[tuple[tuple[int, ...], bool]]) -> list[int]:
 
 
 def sample_findings(samples: Samples) -> Iterator[Finding]:
+    if samples.mixed:
+        yield Finding(
+            "coverage",
+            "the processes have different data sets, and their samplers deal parts of them as if it was one; causes "
+            "that fit: random_split or shuffling that is seeded by rank, an unsorted list of files, or data that are "
+            "sharded by hand as well as by the sampler",
+        )
+        yield from _order(samples)
+        return
     if samples.all_on_all:
         yield Finding(
             "coverage",

@@ -163,6 +163,9 @@ def plain(case: str, rank: int, folder: Path) -> Report:
     data: Any = made_data(sizes.get(case.split(",")[0], SAMPLES), uneven)
     if case == "data set sharded by hand":
         data = TensorDataset(*(one[rank::2] for one in data.tensors))
+    if case == "data set shuffled by rank":
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(rank))
+        data = TensorDataset(*(one[order] for one in data.tensors))
     if case.startswith("pictures"):
         data = Pictures(data)
     model: nn.Module = Tiny("BatchNorm" in case or "buffers" in case, 0.3 if "dropout" in case else 0.0)
@@ -271,14 +274,14 @@ def reported(audit: Audit, folder: Path) -> Report:
 class Sentences(Dataset[dict[str, Tensor]]):
     """8 labelled tokens, or 1 to 8, as transformers' models take them."""
 
-    def __init__(self, uneven: bool = False) -> None:
-        self._uneven = uneven
+    def __init__(self, uneven: bool = False, seed: int = 0) -> None:
+        self._uneven, self._seed = uneven, seed
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        tokens = torch.randint(5, 50, (8,), generator=torch.Generator().manual_seed(number))
+        tokens = torch.randint(5, 50, (8,), generator=torch.Generator().manual_seed(1000 * self._seed + number))
         mask = (torch.arange(8) <= (number**2 % 7 if self._uneven else 8)).long()
         return {"input_ids": tokens, "attention_mask": mask, "labels": torch.where(mask == 1, tokens % 3, -100)}
 
@@ -302,7 +305,7 @@ def accelerate(case: str, rank: int, folder: Path) -> Report:
     torch.manual_seed(0)
     model = bert(0.1 if case == "Accelerate, dropout" else 0.0)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data = Sentences(uneven=case == "Accelerate, mean of means")
+    data = Sentences(case == "Accelerate, mean of means", rank if case == "Accelerate, data by rank" else 0)
     loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
     if case == "Accelerate, sharded twice":
         loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))

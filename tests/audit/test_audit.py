@@ -68,6 +68,8 @@ SEEN = {
         "each in different processes: causes that fit: samplers that are seeded",
     ),
     "sampler by hand, one part for all": ("coverage", "the same 32 of 64 samples"),
+    "data set shuffled by rank": ("coverage", "the processes have different data sets"),
+    "Accelerate, data by rank": ("coverage", "the processes have different data sets"),
     "num_replicas too large": ("coverage", "trained on 32 of 64 samples; causes that fit"),
     "learning rate set by hand": ("schedule", "is 0 from step 5 of 8; causes that fit"),
     "clipping by value per micro-batch": ("gradient", "causes that fit: clipping"),
