@@ -172,12 +172,31 @@ def _schedule(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
     elif early:
         fits = "a schedule that is shorter than the run, or that is stepped more than once for each optimizer step"
         yield Finding("schedule", f"{place}causes that fit: {fits}")
+    epochs = {epoch for step in steps for epoch, _ in step.batches}
+    several = len(epochs) > 1 or records[0].sampler.whole  # a scheduler may be stepped after each epoch
+    if ends and several and all(one.stepped <= 0 for one in schedules):
+        yield Finding(
+            "schedule",
+            f"the scheduler was never stepped, and its schedule is {ends[0].length} steps long: call scheduler.step() "
+            "after each optimizer.step()",
+        )
+    for one in ends if ratio == 1 and not early else []:
+        after = [lr for lr, count in zip(rates, counts, strict=True) if count >= (one.length or total)]
+        if one.stepped > (1 + _END) * (one.length or total) and max(after) > after[0] + _LEFT * max(rates):
+            yield Finding(
+                "schedule",
+                f"the learning rate has risen again: the schedule is {one.length} steps long, and was stepped "
+                f"{one.stepped} times; causes that fit: its length (T_max) counts epochs and it is stepped for each "
+                "batch, it is shorter than the run, or these are restarts on purpose",
+            )
+            return
+    by_epoch = "" if ratio else "its length counts optimizer steps and it is stepped once in each epoch, "
     for one in ends:
         if rates[-1] > _LEFT * max(rates) and one.length and 0 < one.stepped < 0.9 * one.length:
             yield Finding(
                 "schedule",
                 f"the learning rate has fallen to {100 * rates[-1] / max(rates):.0f}% of its peak at the end: the "
-                f"schedule is {one.length} steps long, and was stepped {one.stepped} times; causes that fit: its "
-                "length counts the batches of all processes or of accumulation, or the run has ended early",
+                f"schedule is {one.length} steps long, and was stepped {one.stepped} times; causes that fit: {by_epoch}"
+                "its length counts the batches of all processes or of accumulation, or the run has ended early",
             )
             return

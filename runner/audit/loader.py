@@ -106,7 +106,7 @@ def _content(value: Any) -> str:
         return _content(sorted(map(_content, value)))
     if isinstance(value, Tensor) and value.layout == torch.strided:
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if hasattr(value, "tobytes") and getattr(value, "dtype", None) != object:  # arrays and PIL's images
+    if hasattr(value, "tobytes") and str(getattr(value, "dtype", "")) != "object":  # arrays and PIL's images
         return hashlib.sha256(value.tobytes()).hexdigest()
     return re.sub(r"0x[0-9a-fA-F]+|, device='[^']*'", "", repr(value))
 

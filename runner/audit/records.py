@@ -76,8 +76,9 @@ class SamplerFacts:
     """What a loader's samplers say of themselves.
 
     `length`: samples in an epoch before it is cut into batches; `seed`, `rank`, `replicas`: None if no sampler has one;
-    `shards`: parts that samplers or Accelerate cut the data set into; `epochs_set`: what `set_epoch` had set when each epoch began, None without such a method; `whole`: epochs that were
-    yielded to the end and trained on; `left_early`: epoch and number of batches that were yielded and not trained on.
+    `shards`: parts that samplers or Accelerate cut the data set into; `epochs_set`: what `set_epoch` had set when each
+    epoch began, None without such a method; `whole`: epochs that were yielded to the end and trained on; `left_early`:
+    epoch and number of batches that were yielded and not trained on.
     """
 
     length: int

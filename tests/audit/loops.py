@@ -191,6 +191,13 @@ def plain(case: str, rank: int, folder: Path) -> Report:
     scheduler = SCHEDULES[case if case in SCHEDULES else usual](optimizer)
     if case in ("schedule too long", "schedule too short"):
         scheduler = lr_scheduler.PolynomialLR(optimizer, 2 * STEPS if "long" in case else STEPS // 2)
+    if case == "T_max in epochs, stepped by batch":
+        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    if case in ("scheduler never stepped", "length in steps, stepped by epoch", "scheduler replaced"):
+        schedulers = [lr_scheduler.CosineAnnealingLR(optimizer, STEPS) for _ in range(2 if "replaced" in case else 1)]
+        scheduler = schedulers[-1]
+    if case == "T_max in epochs, stepped by epoch":
+        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     loader = made_loader(case, data, rank)
     if case == "learning rate set by hand":
         scheduler = None
@@ -242,7 +249,7 @@ def plain(case: str, rank: int, folder: Path) -> Report:
                 for one in trained:
                     dist.all_reduce(one.data)
                     one.data /= 2
-            if case not in ("ExponentialLR per batch", "stepped by epoch"):
+            if case not in ("ExponentialLR per batch", "scheduler never stepped") and "stepped by epoch" not in case:
                 given = [0.1] if case == "ReduceLROnPlateau" else []
                 for _ in range(2 if case == "scheduler per process" else 1):
                     if scheduler is not None:
@@ -255,7 +262,7 @@ def plain(case: str, rank: int, folder: Path) -> Report:
                 optimizer.zero_grad(set_to_none="zeros" not in case)
         if case in ("discarded tail", "discarded tail, zeros"):
             optimizer.zero_grad(set_to_none="zeros" not in case)
-        if case == "stepped by epoch":
+        if "stepped by epoch" in case:
             scheduler.step()
         if case == "evaluates on the training loader":
             with torch.no_grad():

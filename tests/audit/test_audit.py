@@ -58,6 +58,7 @@ NAMED = {
     "Accelerate, schedule for one process": ("schedule", "by Accelerate for each of 2 processes"),
     "schedule too long": ("schedule", "is 16 steps long, and was stepped 8 times"),
     "schedule too short": ("schedule", "is 4 steps long, and was stepped 8 times"),
+    "scheduler never stepped": ("schedule", "was never stepped"),
     "evaluation mode left on": ("mode", "4 of 8 steps, from step 5"),
 }
 
@@ -76,6 +77,8 @@ SEEN = {
     "weight decay by rank": ("weights", "outside of the optimizer"),
     "no_sync always": ("gradient", "no_sync() also in the last batch"),
     "model.module is called": ("gradient", "calls model.module and not the wrapped model"),
+    "T_max in epochs, stepped by batch": ("schedule", "is 2 steps long, and was stepped 8 times"),
+    "length in steps, stepped by epoch": ("schedule", "counts optimizer steps and it is stepped once"),
     "class weights": ("gradient", "which would have its batches count"),
     "another loss": ("gradient", "not the one that Audit was given"),
     "gradients of one layer not averaged": ("gradient", "some parameters are not averaged"),
@@ -87,7 +90,7 @@ RIGHT = [
     *("clip by norm", "clip by value", "dropout", "dropout seeded by rank", "BatchNorm", "BatchNorm and dropout"),
     *("drop_last with shuffling", "one epoch with drop_last", "DistributedSampler(drop_last)", "tail is stepped"),
     *("accumulation 1, divided by the global count", "evaluates on the training loader", "stepped by epoch"),
-    *("data set sharded by hand", "pictures"),
+    *("data set sharded by hand", "pictures", "T_max in epochs, stepped by epoch", "scheduler replaced"),
     *("Accelerate", "Accelerate, dropout", "Trainer", "Trainer, cosine", "Trainer, different numbers of labels"),
     *SCHEDULES,
 ]
