@@ -178,7 +178,7 @@ def _schedule(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
         yield Finding(
             "schedule",
             f"the scheduler was never stepped, and its schedule is {ends[0].length} steps long: call scheduler.step() "
-            "after each optimizer.step()",
+            "after each optimizer.step(), or after each epoch if it counts epochs",
         )
     for one in ends if ratio == 1 and not early else []:
         after = [lr for lr, count in zip(rates, counts, strict=True) if count >= (one.length or total)]

@@ -42,7 +42,7 @@ class RecordingSampler:
         epoch = self._epoch
         self._epochs_set.append(self._said("epoch", default=0))
         for ids in self.followed:
-            self.yielded.append((epoch, tuple(int(one) for one in ids)))
+            self.yielded.append((epoch, tuple(int(one) if hasattr(one, "__index__") else one for one in ids)))
             yield ids
         self._ended.add(epoch)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-#: Epoch, from 0, and sample ids.
-Batch = tuple[int, tuple[int, ...]]
+#: Epoch, from 0, and sample ids: indices, or what else a sampler yields, such as (index, size).
+Batch = tuple[int, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)

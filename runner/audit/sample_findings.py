@@ -6,11 +6,12 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runner.audit.records import Finding, ProcessRecord, SamplerFacts
 
 #: Batches of a process, by epoch, in order: their ids, and whether an optimizer step used them.
-Read = dict[int, list[tuple[tuple[int, ...], bool]]]
+Read = dict[int, list[tuple[tuple[Any, ...], bool]]]
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,16 @@ class Samples:
         self.reads: list[Read] = [{} for _ in records]
         for rank, (record, read) in enumerate(zip(records, self.reads, strict=True)):
             parts = [part for step in record.steps for part in ((step.discarded, False), (step.batches, True))]
+
+            def mine(one: Any, rank: int = rank) -> Any:
+                return one * len(records) + rank if isinstance(one, int) else (rank, one)
+
             for batches, trained in [*parts, (record.left_over, False)]:
                 for epoch, ids in batches:
-                    own = tuple(one * len(records) + rank for one in ids) if apart else ids
+                    own = tuple(map(mine, ids)) if apart else ids
                     read.setdefault(epoch, []).append((own, trained))
 
-    def parts(self, epoch: int) -> list[list[int]]:
+    def parts(self, epoch: int) -> list[list[Any]]:
         """The samples of each process in an epoch, also those that were then discarded."""
         return [_ids(read.get(epoch, [])) for read in self.reads]
 
@@ -67,7 +72,7 @@ class Samples:
             yield EpochCoverage(epoch, sum(counts.values()), len(counts), missing, repeated, discarded)
 
 
-def _ids(batches: Sequence[tuple[tuple[int, ...], bool]]) -> list[int]:
+def _ids(batches: Sequence[tuple[tuple[Any, ...], bool]]) -> list[Any]:
     return [one for ids, _ in batches for one in ids]
 
 
@@ -155,7 +160,8 @@ def _missing(samples: Samples) -> Iterator[Finding]:
     trained = [{one for part in samples.parts(epoch) for one in part} for epoch in whole]
     repeats = any(len(one) < sum(map(len, samples.parts(epoch))) for one, epoch in zip(trained, whole, strict=True))
     ever = set().union(*trained)
-    absent = set(range(samples.size)) - ever if expected == samples.size else set()  # else a sampler of a part
+    indices = set(range(samples.size))
+    absent = indices - ever if expected == samples.size and ever <= indices else set()  # else a sampler of a part
     global_batch = len(samples.reads) * max(len(ids) for read in samples.reads for ids, _ in read[whole[0]])
     if 0 < len(absent) < global_batch and all(_ascending(read) or _repeating(read) for read in samples.reads):
         why = (
@@ -205,7 +211,7 @@ def _repeating(read: Read) -> bool:
     return max(map(len, others), default=0) > 5 and all(one == first[: len(one)] for one in others)
 
 
-def _some(ids: Collection[int]) -> str:
+def _some(ids: Collection[Any]) -> str:
     shown = sorted(set(ids))
     return f" (ids {', '.join(map(str, shown[:5]))}{', …' if len(shown) > 5 else ''})"
 

@@ -299,6 +299,33 @@ def test_a_loss_that_is_not_divided_is_named_with_a_grad_scaler_and_clipping(tmp
         assert "each of its 2 batches counts fully" in finding.sentence
 
 
+def test_samples_that_are_no_indices(tmp_path: Path) -> None:
+    """As of a sampler that yields an index and a size."""
+
+    class Sized(torch.utils.data.Sampler[tuple[int, int]]):
+        def __iter__(self) -> Iterator[tuple[int, int]]:
+            return iter([(one, 4) for one in torch.randperm(40).tolist()])
+
+        def __len__(self) -> int:
+            return 40
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, key: tuple[int, int]) -> Any:
+            number, size = key
+            return torch.full((size,), number / 40), torch.ones(1)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Data(), batch_size=4, sampler=Sized())
+    audit = Audit(model, optimizer, loader, tmp_path, gradient_step=2, loss=square_error)
+    trained(model, optimizer, loader)
+    assert audit.finish() == []
+
+
 def test_a_model_is_copied_and_saved_without_the_audit(tmp_path: Path) -> None:
     """As for best weights, and averages: the copy has no part of the loader, and its forward passes do not count."""
     torch.manual_seed(0)
