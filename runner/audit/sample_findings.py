@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -197,6 +198,15 @@ def _order(samples: Samples) -> Iterator[Finding]:
             else "causes that fit: a seed that is set again in each epoch, or a sampler with a fixed order"
         )
         yield Finding("order", f"all {len(samples.reads[0])} epochs have the same shuffled order: {why}")
+    else:
+        read = samples.reads[0]
+        for epoch, (one, other) in enumerate(itertools.pairwise(samples.facts[0].epochs_set or ())):
+            if one == other and _repeating({number: read.get(number, []) for number in (epoch, epoch + 1)}):
+                same = (
+                    f"epochs {epoch} and {epoch + 1} have the same shuffled order, since the sampler's epoch was {one}"
+                )
+                yield Finding("order", f"{same} in both: call sampler.set_epoch(epoch) before each epoch, not after it")
+                return
 
 
 def _ascending(read: Read) -> bool:

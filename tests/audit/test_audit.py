@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from runner.audit import Audit
 from runner.errors import UserError
@@ -324,6 +331,29 @@ def test_samples_that_are_no_indices(tmp_path: Path) -> None:
     audit = Audit(model, optimizer, loader, tmp_path, gradient_step=2, loss=square_error)
     trained(model, optimizer, loader)
     assert audit.finish() == []
+
+
+def test_set_epoch_after_each_epoch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    for late in (False, True):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0)
+        loader = DataLoader(data, batch_size=4, sampler=sampler)
+        audit = Audit(model, optimizer, loader, tmp_path)
+        for epoch in range(3):
+            if not late:
+                sampler.set_epoch(epoch)
+            for batch in loader:
+                square_error(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if late:
+                sampler.set_epoch(epoch)
+        sentences = [one.sentence for one in audit.finish()]
+        assert len(sentences) == late
+        assert all("epochs 0 and 1 have the same shuffled order" in one for one in sentences)
 
 
 def test_a_model_is_copied_and_saved_without_the_audit(tmp_path: Path) -> None:
