@@ -204,11 +204,13 @@ class Audit:
     def _record(self) -> ProcessRecord:
         parameters = () if self._sharded else tuple(self._model.named_parameters())
         ended, own, names = _hex(_sums(parameters)), _identities(self._optimizer), {id(one) for _, one in parameters}
+        first = [ids for step in self._steps[:1] for _, ids in step.batches]
+        indexed = all(isinstance(one, int) for ids in first for one in ids)
         return ProcessRecord(
             steps=tuple(self._steps),
             sampler=self._sampler.facts(),
             samples=len(self._loader.dataset),  # type: ignore[arg-type]  # it was checked to have a size
-            data=fingerprint(self._loader.dataset) if dist.is_initialized() else None,
+            data=fingerprint(self._loader.dataset) if dist.is_initialized() and indexed else None,
             left_over=(*self._discarded, *(one.batch for one in self._forwards)),
             schedules=() if self._schedulers is None else self._schedulers.facts(),
             started=self._started,

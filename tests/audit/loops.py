@@ -69,6 +69,20 @@ class Picture:
         return f"<Picture at 0x{id(self):X}>"
 
 
+class Flipped(Dataset[Any]):
+    """Augmented at random."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, number: int) -> Any:
+        tokens, values, mask = self._data[number]
+        return (tokens.flip(0), values.flip(0), mask.flip(0)) if torch.rand(()) < 0.5 else (tokens, values, mask)
+
+
 class Pictures(Dataset[Any]):
     def __init__(self, data: TensorDataset) -> None:
         self._pictures, self._rest = [Picture(one) for one in data.tensors[0]], data.tensors[1:]
@@ -155,7 +169,8 @@ def made_loader(case: str, data: Dataset[Any], rank: int) -> DataLoader[Any]:
 
 def plain(case: str, rank: int, folder: Path) -> Report:
     """A loop of plain torch. Right as it stands; `case` changes it in one place."""
-    torch.manual_seed(rank if case in ("dropout seeded by rank", "different initial weights, averaged by hand") else 0)
+    by_rank = case == "different initial weights, averaged by hand" or case.endswith(", seeded by rank")
+    torch.manual_seed(rank if by_rank and "sampler" not in case else 0)
     sizes = {"padding": 63, "drop_last with shuffling": 70, "drop_last without shuffling": 70, "discarded tail": 72}
     sizes |= {"DistributedSampler(drop_last)": 65, "tail is stepped": 72, "one epoch with drop_last": 70}
     accumulation = 1 if "accumulation 1" in case else ACCUMULATION
@@ -166,6 +181,8 @@ def plain(case: str, rank: int, folder: Path) -> Report:
     if case == "data set shuffled by rank":
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(rank))
         data = TensorDataset(*(one[order] for one in data.tensors))
+    if case == "augmented, seeded by rank":
+        data = Flipped(data)
     if case.startswith("pictures"):
         data = Pictures(data)
     model: nn.Module = Tiny("BatchNorm" in case or "buffers" in case, 0.3 if "dropout" in case else 0.0)
@@ -201,7 +218,8 @@ def plain(case: str, rank: int, folder: Path) -> Report:
     loader = made_loader(case, data, rank)
     if case == "learning rate set by hand":
         scheduler = None
-    audit = Audit(model, optimizer, loader, folder, 3 if accumulation == 1 else 2, masked_loss)
+    checked = None if "augmented" in case else 3 if accumulation == 1 else 2
+    audit = Audit(model, optimizer, loader, folder, checked, masked_loss)
     taken = 0
     for epoch in range(1 if case == "one epoch with drop_last" else EPOCHS):
         if case == "evaluation mode left on" and epoch:

@@ -94,10 +94,11 @@ SEEN = {
 
 RIGHT = [
     *("right", "averaged by hand", "sampler by hand", "accumulation 1", "zeros", "local SGD by hand"),
-    *("clip by norm", "clip by value", "dropout", "dropout seeded by rank", "BatchNorm", "BatchNorm and dropout"),
+    *("clip by norm", "clip by value", "dropout", "dropout, seeded by rank", "BatchNorm", "BatchNorm and dropout"),
     *("drop_last with shuffling", "one epoch with drop_last", "DistributedSampler(drop_last)", "tail is stepped"),
     *("accumulation 1, divided by the global count", "evaluates on the training loader", "stepped by epoch"),
-    *("data set sharded by hand", "pictures", "T_max in epochs, stepped by epoch", "scheduler replaced"),
+    *("data set sharded by hand", "pictures", "augmented, seeded by rank"),
+    *("T_max in epochs, stepped by epoch", "scheduler replaced"),
     *("Accelerate", "Accelerate, dropout", "Trainer", "Trainer, cosine", "Trainer, different numbers of labels"),
     *SCHEDULES,
 ]
