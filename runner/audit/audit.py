@@ -205,6 +205,7 @@ class Audit:
         parameters = () if self._sharded else tuple(self._model.named_parameters())
         ended, own, names = _hex(_sums(parameters)), _identities(self._optimizer), {id(one) for _, one in parameters}
         first = [ids for step in self._steps[:1] for _, ids in step.batches]
+        # Else it is not known how to read the data set.
         indexed = all(isinstance(one, int) for ids in first for one in ids)
         return ProcessRecord(
             steps=tuple(self._steps),

@@ -43,13 +43,9 @@ class Samples:
         self.reads: list[Read] = [{} for _ in records]
         for rank, (record, read) in enumerate(zip(records, self.reads, strict=True)):
             parts = [part for step in record.steps for part in ((step.discarded, False), (step.batches, True))]
-
-            def mine(one: Any, rank: int = rank) -> Any:
-                return one * len(records) + rank if isinstance(one, int) else (rank, one)
-
             for batches, trained in [*parts, (record.left_over, False)]:
                 for epoch, ids in batches:
-                    own = tuple(map(mine, ids)) if apart else ids
+                    own = tuple(one * len(records) + rank for one in ids) if apart else ids
                     read.setdefault(epoch, []).append((own, trained))
 
     def parts(self, epoch: int) -> list[list[Any]]:
