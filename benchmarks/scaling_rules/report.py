@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import runner.compare
 from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Task
 from benchmarks.sync_frontier.plan import TUNING_SEEDS
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
+from runner.compare.plots import STYLE
 from runner.compare.results import Block, SetupResult
 from runner.compare.runs import ACCUMULATION, BlockKey, FoundRuns, Run, newest_of_each_seed
 from runner.compare.text import row_text
-
-_STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:
@@ -105,7 +103,7 @@ def _metric(result: SetupResult) -> str:
 def _plot(blocks: dict[str, Block], path: Path) -> None:
     import matplotlib
 
-    with matplotlib.rc_context(fname=_STYLE):
+    with matplotlib.rc_context(fname=STYLE):
         _draw(blocks, path)
 
 

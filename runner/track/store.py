@@ -97,13 +97,13 @@ def _artifacts_elsewhere(database: Path) -> str | None:
             found = [str(location) for (location,) in store.execute(query) if location]
     except sqlite3.Error:  # there is none, or MLflow says what is wrong with it
         return None
-    outputs = database.parent.resolve()
-    inside = (outputs / "mlartifacts", outputs.parent / "mlruns")  # the second is of MLflow's own, unused experiment
+    own = database.parent.resolve() / "mlartifacts"
     for location in found:
         parts = urllib.parse.urlsplit(location)
         path = Path(urllib.parse.unquote(parts.path)).resolve()
         local = parts.scheme in ("", "file") and not parts.netloc
-        if not local or not any(path.is_relative_to(one) for one in inside):
+        # MLflow gives its own experiment, which is not used, such a folder below where the store was made.
+        if not local or not (path.is_relative_to(own) or path.parts[-2:] == ("mlruns", "0")):
             return location
     return None
 
