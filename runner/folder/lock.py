@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -10,7 +11,6 @@ import math
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,20 +42,18 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_path(folder: Path) -> Iterator[None]:
-    """Lock a path on this machine, whether or not there is something. Raises BlockingIOError."""
-    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
-    path = Path(tempfile.gettempdir()) / f".runner-{os.getuid()}-{digest}.lock"
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            except OSError:  # a full disk, or what another user has put there: the lock in the folder is left
-                break
-            lock = stack.enter_context(os.fdopen(number, "ab", buffering=0))
-            _take(lock)
-            if inode(path) == os.fstat(number).st_ino:  # else its owner has just removed it
-                stack.callback(path.unlink, missing_ok=True)  # before it is closed, which unlocks it
-                break
+    """Lock a path on this machine, whether or not there is something. Raises BlockingIOError.
+
+    By the name of a socket of Linux that no file has, so that nothing is left when the process is killed.
+    """
+    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+    with socket.socket(socket.AF_UNIX) as lock:
+        try:
+            lock.bind(f"\0runner-{os.getuid()}-{digest}")
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise BlockingIOError(error.errno, f"{folder} is in use") from error
+            # Elsewhere there are no such names: the lock in the folder is left.
         yield
 
 

@@ -43,16 +43,6 @@ def lock_holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def test_what_another_user_has_put_in_place_of_the_path_s_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock in the folder is left."""
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-    folder = tmp_path / "run"
-    with locked(folder):
-        assert is_locked(folder)
-        with pytest.raises(BlockingIOError), locked(folder):
-            pass
-
-
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert not is_locked(tmp_path)
     with lock_holder(tmp_path) as process:
