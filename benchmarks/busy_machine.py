@@ -1,4 +1,4 @@
-"""How long should an OpenMP thread spin while it waits? Samples per second, idle and beside a busy program.
+"""How long should an OpenMP thread spin while it waits? Samples per second, idle and alongside a busy program.
 
 `python benchmarks/busy_machine.py TRAIN DEV`, with CoLA's raw files. One worker, as many threads as cores.
 """
@@ -49,5 +49,5 @@ if __name__ == "__main__":
                         os.environ["GOMP_SPINCOUNT"] = str(spins)
                         name = f"GOMP_SPINCOUNT={spins}"
                         found.setdefault(name, []).append(run_once([*overrides, "evaluation.every_steps=1000"]))
-            print(f"\n## {title}, beside {busy} busy programs\n", flush=True)
+            print(f"\n## {title}, alongside {busy} busy programs\n", flush=True)
             report(found, "steady_samples_per_s")

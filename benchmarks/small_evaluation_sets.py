@@ -35,7 +35,7 @@ class Flips(NamedTuple):
 
 
 def metric_of(metric: str, right: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
-    """In percent, from the number of right predictions and of rows in each of two classes."""
+    """The metric in percent, from the number of right predictions and of rows in each of two classes."""
     (a, b), (p, n) = right, rows
     if metric == "accuracy":
         return 100 * (a + b) / (p + n)

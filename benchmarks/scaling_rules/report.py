@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Task
 from benchmarks.sync_frontier.plan import TUNING_SEEDS
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
-from runner.compare.plots import STYLE
+from runner.compare.plots import plot_file
 from runner.compare.results import Block, SetupResult
 from runner.compare.runs import ACCUMULATION, BlockKey, FoundRuns, Run, newest_of_each_seed
 from runner.compare.text import row_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:
@@ -101,34 +105,27 @@ def _metric(result: SetupResult) -> str:
 
 
 def _plot(blocks: dict[str, Block], path: Path) -> None:
-    import matplotlib
+    with plot_file(path, width=5 * len(blocks), panels=len(blocks)) as panels:
+        for axes, (name, block) in zip(panels, blocks.items(), strict=True):
+            _draw(axes, TASKS[name], block)
 
-    with matplotlib.rc_context(fname=STYLE):
-        _draw(blocks, path)
 
-
-def _draw(blocks: dict[str, Block], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(blocks), 3.8), layout="constrained")
-    all_axes = figure.subplots(1, len(blocks), squeeze=False)
-    for axes, (name, block) in zip(all_axes[0], blocks.items(), strict=True):
-        means = {
-            _place(result.setup.name): [run.metric for run in result.setup.runs if run.metric is not None]
-            for result in block.rows
-        }
-        reference = means[1.0, -1]
-        axes.axhline(sum(reference) / len(reference), color="grey", linewidth=1)
-        for number, rule in enumerate(RULES):
-            points = sorted((ratio, values) for (ratio, at), values in means.items() if at == number)
-            if points:
-                points = sorted([(1.0, reference), *points])
-                ratios = [ratio for ratio, _ in points]
-                axes.plot(ratios, [sum(values) / len(values) for _, values in points], marker="o", label=rule)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("batch ÷ reference batch")
-        axes.set_ylabel(TASKS[name].metric)
-        axes.set_title(name)
-        axes.legend()
-    figure.savefig(path, facecolor="white")
+def _draw(axes: Axes, task: Task, block: Block) -> None:
+    means = {
+        _place(result.setup.name): [run.metric for run in result.setup.runs if run.metric is not None]
+        for result in block.rows
+    }
+    reference = means[1.0, -1]
+    axes.axhline(sum(reference) / len(reference), color="grey", linewidth=1)
+    for number, rule in enumerate(RULES):
+        points = sorted((ratio, values) for (ratio, at), values in means.items() if at == number)
+        if points:
+            points = sorted([(1.0, reference), *points])
+            ratios = [ratio for ratio, _ in points]
+            axes.plot(ratios, [sum(values) / len(values) for _, values in points], marker="o", label=rule)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("batch ÷ reference batch")
+    axes.set_ylabel(task.metric)
+    axes.set_title(task.name)
+    axes.legend()

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import runner.compare
 from benchmarks.slow_link import records
 from benchmarks.slow_link.table import ratios
 from benchmarks.sync_frontier.plan import ONE, SETUPS, TASKS, TUNING_SEEDS, Task, is_planned
 from benchmarks.sync_frontier.rows import FINISHED, Row
 from runner.compare.comparison import compare_runs
+from runner.compare.plots import plot_file
 from runner.compare.results import Block, SetupResult
 from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run, newest_of_each_seed
 from runner.compare.statistics import deviation
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SPEEDS = Path(__file__).parents[2] / "docs" / "results" / "streaming" / "measurements.csv"
-_STYLE = Path(runner.compare.__file__).with_name("plots.mplstyle")
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:
@@ -112,15 +111,9 @@ def _tuning(task: Task, rows: Sequence[Row]) -> str:
 
 
 def _plot(blocks: Mapping[str, Block], speeds: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(fname=_STYLE):
-        figure = Figure(figsize=(1.0 + 4.4 * len(blocks), 4.0), layout="constrained")
-        panels = figure.subplots(1, len(blocks), squeeze=False).flat
+    with plot_file(path, 1.0 + 4.4 * len(blocks), 4.0, len(blocks)) as panels:
         for (name, block), axes in zip(blocks.items(), panels, strict=True):
             _draw(axes, TASKS[name], block, speeds)
-        figure.savefig(path, facecolor="white")
 
 
 def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, Mapping[str, float]]) -> None:

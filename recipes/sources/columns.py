@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from recipes.sources.rows import SEPARATORS
 from runner.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def infer_columns(
 
     def choose(role: str, fit: list[str]) -> None:
         if len(fit) != 1:
-            if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in ",;|\t"):
+            if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in SEPARATORS):
                 raise UserError(
                     f"{setting} has one column, '{table.columns[0]}', so its separator is not the one that was read: "
                     "columns of a .csv are separated by commas, or all by semicolons or bars; others by tabs"

@@ -37,7 +37,7 @@ class ConversationFiles(Source):
         """Read and check the data. Raises UserError, Unavailable."""
         self.check_both()
         train, evaluation = self._chats("train"), self._chats("eval")
-        leak = self.leak(list(train.samples()), list(evaluation.samples()))
+        leak = self.leak(train.samples(), evaluation.samples())
         return Conversations(train, evaluation, self.described("train", "eval"), (*leak, *train.notes))
 
     def read_evaluation(self, file: str | None = None) -> Conversations:

@@ -34,7 +34,7 @@ _READERS = {
 _UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsx", ".zip")
 
 #: What may separate the columns of a .csv, the usual one first.
-_SEPARATORS = ",;\t|"
+SEPARATORS = ",;\t|"
 
 #: Rows that are read at once.
 _CHUNK = 10_000
@@ -248,7 +248,7 @@ def _separator(file: str) -> str:
     """What separates the names in the header of a .csv: as spreadsheets write it, not always a comma."""
     with open(file, encoding="utf-8-sig", newline="") as lines:
         line = lines.readline()
-    columns = {separator: len(next(csv.reader([line], delimiter=separator))) for separator in _SEPARATORS}
+    columns = {separator: len(next(csv.reader([line], delimiter=separator))) for separator in SEPARATORS}
     return "," if columns[","] > 1 else max(columns, key=columns.__getitem__)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -72,13 +72,13 @@ class Source:
         if self.train is None and not self.hub_name:
             raise UserError(NO_DATA)
 
-    def leak(self, train: Sequence[Hashable], evaluation: Sequence[Hashable]) -> tuple[str, ...]:
+    def leak(self, train: Iterable[Hashable], evaluation: Iterable[Hashable]) -> tuple[str, ...]:
         """A note if samples of the evaluation set are also in the training set; both without their labels."""
-        known = set(train)
-        both = sum(sample in known for sample in evaluation)
-        if both < _LEAK * len(evaluation):
+        known = set(map(hash, train))  # a sample may have been made for this, such as JSON: it is not kept
+        found = [hash(sample) in known for sample in evaluation]
+        if sum(found) < _LEAK * len(found):
             return ()
-        of = f"{both:,} of {len(evaluation):,} {self.unit}s of the evaluation data"
+        of = f"{sum(found):,} of {len(found):,} {self.unit}s of the evaluation data"
         return (f"{of} are also in the training data: metrics on these say nothing about new data",)
 
     @property

@@ -77,7 +77,7 @@ class TaggedWords(Source):
             )
         learned = self._numbered("train", train, names, lacking)
         evaluated = self._numbered("eval", evaluation, names, lacking)
-        leak = self.leak(*(list(map(tuple, part.words)) for part in (learned, evaluated)))
+        leak = self.leak(map(tuple, learned.words), map(tuple, evaluated.words))
         return TaggedCorpus(learned, evaluated, self.described("train", "eval"), tuple(names), leak + inferred)
 
     def read_evaluation(self, file: str | None = None, label_names: Sequence[str] | None = None) -> Sentences:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,7 @@ class TextFiles(Source):
         self._kind.check_training(learned.labels, names, self.max_train_samples)
         evaluated = self._labelled(evaluation, names, f"which {lacking}", by_number=not inferred)
         learned = dataclasses.replace(learned, notes=train.notes + inferred)
-        leak = self.leak(*(_samples(part) for part in (learned, evaluated)))
+        leak = self.leak(_samples(learned), _samples(evaluated))
         return Corpus(learned, evaluated, self.described("train", "eval"), names, leak)
 
     def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:
@@ -218,10 +218,10 @@ class TextFiles(Source):
         rows = self._kept(rows)
         labels: Any = self._kind.labels(rows.labels, names, lacking, by_number)
         texts, pairs = rows.texts()
-        classes = (
-            None if self.problem == "regression" else [one if isinstance(one, tuple) else (one,) for one in labels]
-        )
-        chosen = self.chosen(rows.part, len(labels), None if self.problem == "regression" else classes)
+        classes = None
+        if self.problem != "regression":
+            classes = [one if isinstance(one, tuple) else (one,) for one in labels]
+        chosen = self.chosen(rows.part, len(labels), classes)
         return LabelledText(
             [texts[row] for row in chosen],
             [labels[row] for row in chosen],
@@ -285,9 +285,9 @@ class _Rows:
         return self.cells["text"].tolist(), self.cells["pair"].tolist() if "pair" in self.cells else None
 
 
-def _samples(part: LabelledText) -> Sequence[Hashable]:
+def _samples(part: LabelledText) -> Iterable[Hashable]:
     """What is classified."""
-    return part.texts if part.pairs is None else list(zip(part.texts, part.pairs, strict=True))
+    return part.texts if part.pairs is None else zip(part.texts, part.pairs, strict=True)
 
 
 def _no_rows(setting: str, why: str = "") -> UserError:

@@ -65,9 +65,8 @@ class GradientRecorder:
         """`used`: elements of the gradients that the optimizer used, None if they are not known."""
         if used is not None and self._passes:
             passes = tuple(BackwardPass(torch.cat(held), torch.cat(after)) for held, after in self._passes)
-            if all(
-                one.isfinite().all() for one in (used, *(each.after for each in passes))
-            ):  # a GradScaler skips others
+            finite = all(one.isfinite().all() for one in (used, *(each.after for each in passes)))
+            if finite:  # a GradScaler skips others
                 self.recorded.append(StepGradients(self._step, passes, used))
         self._passes = []
         self._step += 1
@@ -104,10 +103,8 @@ class GradientRecorder:
             for name, one in model.named_buffers():
                 one.data.copy_(buffers[name])
         counts = [{"samples": len(ids), **_labels(batch)} for (_, ids), batch in zip(own, single, strict=True)]
-        first = sorted(
-            counts[0], key=lambda name: "'label" not in name
-        )  # if several fit, a loss is averaged over labels
-        common = {name: [one[name] for one in counts] for name in first if all(name in one for one in counts)}
+        names = sorted(counts[0], key=lambda name: "'label" not in name)  # if several fit, it is the labels
+        common = {name: [one[name] for one in counts] for name in names if all(name in one for one in counts)}
         return GradientCheck(self._step, results[0], results[1], results[2], common)
 
 

@@ -37,7 +37,7 @@ def _torch(optimizer: Any) -> Any:
 
 
 def _length(scheduler: Any) -> int | None:
-    """After how many steps a falling learning rate has reached its end; None if the scheduler does not say."""
+    """The steps after which a falling learning rate has reached its end; None if the scheduler does not say."""
     length: Any = None
     if isinstance(scheduler, LambdaLR):  # transformers' schedules are partial functions
         length = getattr(scheduler.lr_lambdas[0], "keywords", {}).get("num_training_steps")

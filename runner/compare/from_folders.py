@@ -178,7 +178,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
 
 
 def _correct(path: Path, metric: float, rows: int | None) -> bytes | None:
-    """For each row of `runner.predict RUN -o RUN/predictions.csv` whether it is right; None if that is not the metric.
+    """Whether each row of `runner.predict RUN -o RUN/predictions.csv` is right; None if that is not the metric.
 
     A metric that is another function of the rows, or predictions of other data, do not add up to it.
     """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ _LONGEST_BAR = (0.15, 0.3)
 _BAR = "bar"
 #: Errors of a prediction whose bands are drawn.
 _ERRORS = (0.25, 0.1)
-STYLE = Path(__file__).with_name("plots.mplstyle")
+_STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
 def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
@@ -63,7 +64,7 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
         "prediction.png": prediction,
     }
     written = []
-    with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
         # A name may hold any character, and the warning would print it as it is.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         for name, draw in drawings.items():
@@ -72,6 +73,18 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
                 figure.savefig(folder / name, facecolor="white")
                 written.append(folder / name)
     return written
+
+
+@contextlib.contextmanager
+def plot_file(path: str | Path, width: float = 6.5, height: float = 3.8, panels: int = 1) -> Iterator[list[Axes]]:
+    """Panels side by side in the style of all plots, to draw on; written to `path` at the end. Sizes in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(fname=_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield list(figure.subplots(1, panels, squeeze=False).flat)
+        figure.savefig(path, facecolor="white")
 
 
 def _panels(number: int, wide: bool, heights: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:

@@ -16,13 +16,13 @@ from runner.compare.verdict import Margin
 
 
 def metric_difference(setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> Estimate:
-    """Of the metric, setup − baseline, over seeds and evaluation rows."""
+    """The difference of the metric, setup − baseline, over seeds and evaluation rows."""
     estimate = difference(setup.metrics, baseline.metrics)
     return dataclasses.replace(estimate, sampling=_row_sampling(estimate.value, setup, baseline, margin))
 
 
 def _row_sampling(value: float, setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> RowSampling | None:
-    """Of the difference `value`; None if the rows, or what one of them can change, are not known.
+    """What other rows would do to the difference `value`; None if rows, or what one of them can change, are not known.
 
     A true difference as large as the margin, or as the one that was found, takes at least that share of rows
     (`least_error`). If predictions were kept, the error is that of the rows that changed in all seeds, if larger.

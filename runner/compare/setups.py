@@ -120,7 +120,7 @@ def _settings(names: Sequence[str], run: Run) -> dict[str, str]:
 
 
 def _part_names(parts: Sequence[Sequence[Run]], swept: Sequence[str]) -> list[str]:
-    """By what the sweep chose, such as `scaling=linear`, if that was chosen for all parts; else by their settings."""
+    """Names by what the sweep chose (`scaling=linear`) if that was chosen for all parts; else by their settings."""
     choices = [
         next(({name: run.varied[name] for name in swept} for run in part if run.varied.keys() >= set(swept)), {})
         for part in parts
@@ -160,7 +160,7 @@ def _additions(runs: Sequence[Run]) -> list[str]:
 
 
 def _words(source: Sequence[Mapping[str, str]]) -> list[str]:
-    """For each mapping what distinguishes it from the others; empty strings if nothing does."""
+    """What distinguishes each mapping from the others, in words; empty strings if nothing does."""
     keys = _distinguishing_keys(source)
     return [", ".join(f"{_last(key, keys)}={values.get(key, _ABSENT)}" for key in keys) for values in source]
 

@@ -95,7 +95,7 @@ class Estimate:
         return Interval(self.value - low, self.value + high)
 
     def p_value(self, distance: float) -> float:
-        """Of the two-sided test of values `distance` away: 1 − the level at which `interval` reaches as far."""
+        """The two-sided p value of values `distance` away: 1 − the level at which `interval` reaches as far."""
         if not distance > self.half_width(0.0):  # or the spread is too large to square
             return 1.0
         surely = 1 - 1e-12

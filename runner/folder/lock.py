@@ -87,7 +87,7 @@ def _take(lock: IO[bytes]) -> None:
 
 
 def inode(path: Path) -> int | None:
-    """Of the file of this name; None if there is none."""
+    """The inode of the file of this name; None if there is none."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:

@@ -46,6 +46,12 @@ def damaged_lines(folder: Path) -> int:
     return list(map(_metric, _complete(path.read_bytes()).splitlines())).count(None) if path.exists() else 0
 
 
+def damage_of_metrics(folder: Path) -> str | None:
+    """A sentence about the damaged lines of a run; None without any."""
+    damaged = damaged_lines(folder)
+    return f"{FILE_NAME} has {damaged} damaged line{'s' * (damaged != 1)}, left out" if damaged else None
+
+
 def _complete(content: bytes) -> bytes:
     """The content without a last line that is not complete: it is being written, or a crash has cut it off."""
     return content[: content.rfind(b"\n") + 1]

@@ -57,10 +57,10 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def parse_json(data: bytes) -> Any:
-    """The content of JSON in UTF-8. Raises ValueError, also for more than `JSON_LIMIT` bytes and deep nesting."""
-    if len(data) > JSON_LIMIT:
-        raise ValueError(f"it has more than {JSON_LIMIT:,} bytes")
+def parse_json(data: bytes, limit: int = JSON_LIMIT) -> Any:
+    """The content of JSON in UTF-8. Raises ValueError, also for more than `limit` bytes and deep nesting."""
+    if len(data) > limit:
+        raise ValueError(f"it has more than {limit:,} bytes")
     try:
         return json.loads(data)
     except RecursionError as error:

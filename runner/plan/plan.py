@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.config.choices import ScalingRule
 from runner.errors import UserError, require
+from runner.folder.files import digest_of
 from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
 from runner.plan.scaling import lr_factor, rule_for, scaled, scaling_samples
 from runner.plan.steps import epoch_length, samples_before, total_steps
@@ -113,7 +112,7 @@ class Plan:
 def digest_of_numbers(numbers: Mapping[str, Any]) -> str:
     """The digest of a plan's numbers; a file of an earlier version lacks those that are None."""
     known = {name: value for name, value in numbers.items() if value is not None}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(known)[:16]
 
 
 def make_plan(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import UserError, first_line
+from runner.folder.reading import opened, parse_json
 from runner.plan.prediction import Quantity
 
 #: The result of a test is some kilobytes.
@@ -58,9 +58,8 @@ def read_sample_cost(path: str) -> SampleCost:
     file = Path(path)
     file = file / "result.json" if file.is_dir() else file
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ValueError("it is too large")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        with opened(file) as content:
+            found = parse_json(content.read(_MOST_BYTES + 1), _MOST_BYTES)
         beyond, rule = None, found["rule"]
         if found["beyond"] is not None:
             beyond, rule = int(found["beyond"]["batch"]), rule or found["beyond"]["rule"]
@@ -72,7 +71,7 @@ def read_sample_cost(path: str) -> SampleCost:
             raise ValueError("its numbers contradict each other")
         tested = (str(found["recipe"]), str(found["model"]), str(found["data"]), reference)
         return SampleCost(largest, beyond, quantity, tested, rule)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (UserError, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
             f"plan.scale={path} is not the result of a branch test ({first_line(error)}): give the folder that "
             "python -m runner.scale has printed"

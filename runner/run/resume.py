@@ -24,8 +24,7 @@ from runner.config.schema import NOT_THE_SETUP, Config, Tracking
 from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms, strict_json
 from runner.folder.lock import is_locked
-from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
-from runner.folder.metrics_log import cut_metrics, damaged_lines
+from runner.folder.metrics_log import cut_metrics, damage_of_metrics
 from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
 from runner.folder.reading import files_below, read_json
 from runner.measure.fitting import with_fitting_micro_batches
@@ -108,9 +107,8 @@ class Resumption:
         for name in ("summary.json", "ledger.json", PROGRESS_FILE):  # of the end that it had
             (self.folder / name).unlink(missing_ok=True)
         remove_drafts(self.folder)
-        if damaged := damaged_lines(self.folder):
-            warning = f"{METRICS_FILE} has {damaged} damaged line{'s' * (damaged != 1)}, left out"
-            console.print(f"[bold yellow]warning:[/] {warning}", soft_wrap=True)
+        if (damage := damage_of_metrics(self.folder)) is not None:
+            console.print(f"[bold yellow]warning:[/] {damage}", soft_wrap=True)
         cut_metrics(self.folder, self.saved.step if self.saved is not None else 0)
 
 

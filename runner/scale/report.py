@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runner.compare.plots import STYLE
+from runner.compare.plots import plot_file
 from runner.folder.files import write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
@@ -122,13 +122,7 @@ def write_report(findings: Findings, experiment: Experiment, folder: Path) -> No
 
 
 def _plot(findings: Findings, path: Path) -> None:
-    import matplotlib
-
-    with matplotlib.rc_context(fname=STYLE):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.5, 3.8), layout="constrained")
-        axes = figure.subplots()
+    with plot_file(path) as (axes,):
         share = 100 / findings.progress
         axes.axhspan(-1e6, findings.limit * share, color="#3f8f5b", alpha=0.08, label="the same")
         axes.axhline(0, color="#4a4e57", linewidth=1)
@@ -150,7 +144,6 @@ def _plot(findings: Findings, path: Path) -> None:
         axes.set_ylabel("progress lost, % (90% interval)")
         axes.set_title(f"Held-out {findings.by} after equal samples, against the reference batch")
         axes.legend(loc="upper left")
-        figure.savefig(path, facecolor="white")
 
 
 def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[str]:

@@ -76,7 +76,7 @@ def _busy(run: RunNumbers) -> Iterator[Diagnosis]:
     if waited >= BUSY and run.samples_per_s is not None:
         sentence = (
             f"the machine was busy: {waited:.0%} of the time in which this run could compute, another program had the "
-            "core; stop other programs, or compare only with runs made beside the same ones"
+            "core; stop other programs, or compare only with runs made alongside the same ones"
         )
         yield Diagnosis("busy", sentence, waited * run.training_share)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.compare.plots import STYLE
+from runner.compare.plots import plot_file
 from runner.plan.prediction import Quantity
 
 #: Further workers are worth it if they are at least this share as useful as the ones before.
@@ -35,7 +35,7 @@ class Worth:
 
 
 def worth_of_workers(setups: Sequence[Times]) -> list[Worth]:
-    """By the number of workers, the fewest first; empty for a single number.
+    """What each number of workers is worth, the fewest first; empty for a single number.
 
     `setups`: the fastest first. The first number's speed-up is 1. Those after the first that is not worth it are not
     worth it either.
@@ -77,14 +77,8 @@ def worth_words(found: Sequence[Worth], predicted: bool) -> str:
 
 def write_plot(found: Sequence[Worth], predicted: bool, path: str) -> None:
     """Draw the speed-up over the number of workers, of which there are at least two. Arguments as of `worth_words`."""
-    import matplotlib
-
     workers = [one.workers for one in found]
-    with matplotlib.rc_context(fname=STYLE):
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.5, 3.8), layout="constrained")
-        axes = figure.subplots()
+    with plot_file(path) as (axes,):
         axes.plot(workers, [each / workers[0] for each in workers], color="#b5b8be", linestyle=":", label="ideal")
         axes.plot(workers, [one.per_sample for one in found], color="#8a8f99", marker="o", label="the same samples")
         speed = [one.speed_up.value for one in found]
@@ -104,4 +98,3 @@ def write_plot(found: Sequence[Worth], predicted: bool, path: str) -> None:
         axes.set_xlabel("workers")
         axes.set_ylabel(f"speed-up over {workers[0]} worker{'s' * (workers[0] > 1)}{' (predicted)' * predicted}")
         axes.legend(loc="upper left")
-        figure.savefig(path, facecolor="white")

@@ -16,8 +16,7 @@ from runner.config.arguments import ArgumentParser
 from runner.config.schema import Tracking
 from runner.errors import UserError, first_line
 from runner.folder.lock import is_locked
-from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
-from runner.folder.metrics_log import damaged_lines
+from runner.folder.metrics_log import damage_of_metrics
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import RunCard
 from runner.track.delivery import deliver
@@ -71,8 +70,8 @@ def _send(run: Path, uri: str | None, killed: bool) -> Iterator[str]:
     if uri is not None:
         card = deliver(run, uri, status)
         state = "delivered" if card.status else "delivered so far; it has not ended (if it was killed: --killed)"
-        if damaged := damaged_lines(run):
-            yield f"{METRICS_FILE} has {damaged} damaged line{'s' * (damaged != 1)}, left out"
+        if (damage := damage_of_metrics(run)) is not None:
+            yield damage
         yield f"{card.run_id}  {state}"
     if not locked:  # the run itself writes its files, and closes them
         yield from (f"{name}  delivered" for name in deliver_locally(run, status))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
 from pathlib import Path
 
+from runner.folder.reading import read_json
 from runner.track.store import set_up_mlflow
 
 #: The end of a model's class name, or PEFT's name of an adapter's task -> transformers' name of the pipeline for it.
@@ -44,7 +44,7 @@ def _pipeline_for(model: Path) -> str | None:
     kinds: list[str] = []
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
         if (model / name).exists():
-            content = json.loads((model / name).read_text(encoding="utf-8")).get(key) or []
+            content = read_json(model / name).get(key) or []
             kinds += [content] if isinstance(content, str) else content
     found = (task for kind in kinds for suffix, task in _PIPELINES.items() if kind.endswith(suffix))
     return next(found, None)

@@ -17,7 +17,6 @@ import urllib.request
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from runner.config.schema import Tracking
@@ -45,7 +44,11 @@ _SQLITE_HEADER = b"SQLite format 3\0"
 
 def default_store(root: Path) -> str:
     """The SQLite store under `outputs/` of a folder, as a tracking URI."""
-    return f"{_SQLITE}{(root / 'outputs' / 'mlflow.db').absolute()}"
+    return f"{_SQLITE}{_default_database(root)}"
+
+
+def _default_database(root: Path) -> Path:
+    return (root / "outputs" / "mlflow.db").absolute()
 
 
 def store_of(tracking: Tracking) -> str | None:
@@ -65,28 +68,27 @@ def store_for(recorded: str | None, folder: Path, named: str | None, setting: st
     """
     if named is not None:
         return named
+    own = _default_database(Path.cwd())
     parents = {*folder.resolve().parents, *folder.absolute().parents}
-    own = [default_store(parent.parent) for parent in parents if parent.name == "outputs"]
-    usual = [default_store(Path.cwd()), *(store for store in own if not Path(store.removeprefix(_SQLITE)).is_symlink())]
-    store = None
-    if recorded is not None:
-        database = database_of(recorded)
-        store = recorded if database is None or "?" in recorded else f"{_SQLITE}{database.absolute()}"
-        if store not in usual:
-            here = [one for one in usual if Path(one.removeprefix(_SQLITE)).exists()]
-            fix = f"add {setting}={recorded} if you trust it, or choose another store with {setting}"
-            if database is not None and not database.exists() and here:  # the project was moved
-                fix = f"that does not exist; add {setting}={here[0]}"
-            elif is_masked(recorded):
-                fix = f"set MLFLOW_TRACKING_URI to it, with the credentials, or choose another store with {setting}"
-            raise UserError(f"{folder} was logged to {recorded}, and a folder does not decide where it is sent: {fix}")
-    chosen = store or default_store(Path.cwd())
-    if (elsewhere := _artifacts_elsewhere(Path(chosen.removeprefix(_SQLITE)))) is not None:
+    of_run = [_default_database(parent.parent) for parent in parents if parent.name == "outputs"]
+    usual = [own, *(database for database in of_run if not database.is_symlink())]
+    chosen = own if recorded is None else database_of(recorded)
+    if recorded is not None and (chosen is None or "?" in recorded or chosen.absolute() not in usual):
+        fix = f"add {setting}={recorded} if you trust it, or choose another store with {setting}"
+        here = [database for database in usual if database.exists()]
+        if chosen is not None and not chosen.exists() and here:  # the project was moved
+            fix = f"that does not exist; add {setting}={_SQLITE}{here[0]}"
+        elif is_masked(recorded):
+            fix = f"set MLFLOW_TRACKING_URI to it, with the credentials, or choose another store with {setting}"
+        raise UserError(f"{folder} was logged to {recorded}, and a folder does not decide where it is sent: {fix}")
+    assert chosen is not None
+    store = f"{_SQLITE}{chosen.absolute()}"
+    if (elsewhere := _artifacts_elsewhere(chosen)) is not None:
         raise UserError(
-            f"{chosen} keeps artifacts outside of its folder, in {masked(elsewhere)}, and it may come with {folder}: "
-            f"add {setting}={chosen} if you trust it, or choose another store"
+            f"{store} keeps artifacts outside of its folder, in {masked(elsewhere)}, and it may come with {folder}: "
+            f"add {setting}={store} if you trust it, or choose another store"
         )
-    return store
+    return None if recorded is None else store
 
 
 def _artifacts_elsewhere(database: Path) -> str | None:
@@ -110,14 +112,11 @@ def _artifacts_elsewhere(database: Path) -> str | None:
 
 def how_to_sync(folder: Path, store: str | None) -> str:
     """The command that sends what the `store` of the run in `folder` is missing."""
-    command = f"python -m runner.track sync {quote(str(folder))}"
-    if (
-        store is None
-        or store in (default_store(Path.cwd()), os.environ.get("MLFLOW_TRACKING_URI"))
-        or is_masked(masked(store))
-    ):
-        return command  # without credentials
-    return f"{command} --tracking-uri {quote(store)}"
+    command = f"python -m runner.track sync {shlex.quote(str(folder))}"
+    known = (None, default_store(Path.cwd()), os.environ.get("MLFLOW_TRACKING_URI"))
+    if store in known or is_masked(masked(store)):  # a command is no place for credentials
+        return command
+    return f"{command} --tracking-uri {shlex.quote(store)}"
 
 
 def database_of(uri: str) -> Path | None:
