@@ -14,8 +14,9 @@ from benchmarks.faults.runs import VARIANTS, Place, phase
 from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 #: Seconds: before the first moment, in which Python itself starts, and of the moments; until the command must have
-#: ended, and then its other processes.
-_START_S, _MOMENTS_S, _END_S, _LEFT_S = 0.1, 6.0, 5.0, 2.0
+#: ended, which takes up to 3 on an idle machine (2 of them for a tracking store that does not answer) and twice that on
+#: one that runs three tests at once; and then its other processes.
+_START_S, _MOMENTS_S, _END_S, _LEFT_S = 0.1, 6.0, 10.0, 2.0
 _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_PREEMPTED, signal.SIGUSR1: EXIT_PREEMPTED}
 
 
