@@ -14,14 +14,18 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
+
+from runner.launch.signals import EXIT_PREEMPTED
 
 #: Steps of the runs of the built-in recipe: more than an epoch of 167, or a few phases of k = 4.
 _LONG, _SHORT = "max_steps=180", "max_steps=50"
@@ -59,8 +63,22 @@ BUILT_IN: Mapping[str, Sequence[str]] = {
     "accumulated": (*_LOCAL, "sync=accumulated"),
     "accumulated, overlap": (*_LOCAL, "sync=accumulated", "sync.overlap=true"),
     "gradients": (*_LOCAL, "sync=gradients"),
+    "streaming": (*_LOCAL, "sync=streaming", "sync.k=8"),
+    "streaming, int8 wire": (*_LOCAL, "sync=streaming", "sync.k=8", "sync.compress=int8"),
+    "streaming, 2 fragments, delay 2": (
+        *_LOCAL,
+        "sync=streaming",
+        "sync.k=8",
+        "sync.fragments=2",
+        "sync.delay=2",
+    ),
+    "identical, 1 worker": ("device=cpu", "equivalence=identical", _SHORT),
+    "identical, 2 workers": ("device=cpu2", "equivalence=identical", _SHORT),
+    "fsdp, 2 workers": ("device=cpu2", "sharding=fsdp", _SHORT),
     "linear recipe": ("device=cpu2", "recipe=linear", _SHORT),
 }
+#: Ended by a signal when it has saved a checkpoint, and resumed.
+RESUMED = ("device=cpu2", "sync.k=4", "max_steps=600", "checkpoint.every_steps=20")
 #: The same settings twice: the second command resumes the first sweep and adds a seed.
 SWEEP = ("-m", "device=cpu,cpu2", "max_steps=12", "tracking=none")
 
@@ -91,6 +109,7 @@ def with_data(cola: Path, squad: Path, model: Path) -> dict[str, Sequence[str]]:
         "cola, 2 workers, k=4": (*of_cola, "device=cpu2", "sync.k=4"),
         "squad, 1 worker": (*of_squad, "device=cpu"),
         "squad, 2 workers": (*of_squad, "device=cpu2"),
+        "cola, LoRA, 2 workers": (*of_cola, "device=cpu2", "adapter=lora"),
     }
 
 
@@ -103,6 +122,23 @@ def record(file: Path, code: Path, runs: Mapping[str, Sequence[str]], log_every_
             found[name] = fingerprint(Path(folder, "run"))
         file.write_text(json.dumps(found, indent=1))
         print(f"{name}: {found[name]['weights'][:12]}", flush=True)
+
+
+def record_resumed(file: Path, code: Path, log_every_step: Sequence[str]) -> None:
+    """Run, end the run by SIGTERM after its first checkpoint, resume it, and add what it computed to `file`."""
+    found = json.loads(file.read_text()) if file.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        arguments = [*RESUMED, *log_every_step, "tracking=none", "hydra.run.dir=run"]
+        command = subprocess.Popen(_command(arguments), cwd=folder, env=_environment(code), stdout=subprocess.DEVNULL)
+        while command.poll() is None and not any(run.glob("checkpoints/*/complete.json")):
+            time.sleep(0.02)
+        command.send_signal(signal.SIGTERM)
+        if command.wait() != EXIT_PREEMPTED:
+            raise SystemExit(f"the run that was to be resumed ended with exit code {command.returncode}")
+        _run(code, Path(folder), ["resume=run"])
+        found["resumed"] = fingerprint(run)
+    file.write_text(json.dumps(found, indent=1))
 
 
 def record_sweep(file: Path, code: Path, log_every_step: Sequence[str]) -> None:
@@ -144,11 +180,18 @@ def _weights(folder: Path) -> str:
 
 
 def _run(code: Path, folder: Path, arguments: Sequence[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(code), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "runner", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command = _command(arguments)
+    done = subprocess.run(command, cwd=folder, env=_environment(code), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "runner", *arguments]
+
+
+def _environment(code: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(code), "HF_HUB_OFFLINE": "1"}
 
 
 def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -189,6 +232,7 @@ def main() -> None:
         runs = {name: run for name, run in runs.items() if options.only in name}
     record(options.file, options.code.resolve(), runs, options.log)
     if not options.only:
+        record_resumed(options.file, options.code.resolve(), options.log)
         record_sweep(options.file, options.code.resolve(), options.log)
 
 
