@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from runner.compare.rows import lasting_error, least_error
-from runner.compare.statistics import PAIRED, Estimate, RowSampling
-from runner.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
+from runner.tools.compare.rows import lasting_error, least_error
+from runner.tools.compare.statistics import PAIRED, Estimate, RowSampling
+from runner.tools.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
 
 MARGIN = 1.0
 #: The width of each metric's scale, in percentage points.

@@ -18,7 +18,6 @@ nothing.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -27,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.cli import run_jobs, silence_libraries
+from runner.cli import silence_libraries
 from runner.config.arguments import HydraOptions
 from runner.data.cache import silent
 from runner.errors import Terminal, UserError
@@ -73,15 +72,15 @@ def sweep(*overrides: str, config_dir: str | Path | None = None) -> DataFrame:
         start_forkserver(several_jobs=True)
         import pandas
 
-        from runner.compare.comparison import compare_runs  # after the forkserver has started, like the following
-        from runner.compare.from_folders import read_folders, run_folders  # as above
-        from runner.compare.report import run_rows  # as above
-        from runner.sweep.command import run_sweep  # as above
-        from runner.sweep.preflight import prepare_sweep  # as above
+        from runner.tools.compare.comparison import compare_runs  # after the forkserver has started, like the following
+        from runner.tools.compare.from_folders import read_folders, run_folders  # as above
+        from runner.tools.compare.report import run_rows  # as above
+        from runner.tools.sweep.command import run_sweep  # as above
+        from runner.tools.sweep.preflight import prepare_sweep  # as above
 
         options = _options(["-m", *overrides], config_dir)
         request = prepare_sweep(options, time.time())
-        run_sweep(request, functools.partial(run_jobs, options))
+        run_sweep(request, options)
         found = read_folders([(os.path.relpath(one), one) for one in run_folders(request.folder)], None)
         return pandas.DataFrame(run_rows(compare_runs(found)))
 
@@ -107,9 +106,9 @@ def compare(
     """
     import pandas
 
-    from runner.compare.command import finished_runs, parsed  # this function only, like the following
-    from runner.compare.comparison import compare_runs  # as above
-    from runner.compare.report import setup_rows  # as above
+    from runner.tools.compare.command import finished_runs, parsed  # this function only, like the following
+    from runner.tools.compare.comparison import compare_runs  # as above
+    from runner.tools.compare.report import setup_rows  # as above
 
     given = {"baseline": baseline, "metric": metric, "margin": margin}
     options = parsed([*map(str, runs), *(f"--{name}={value}" for name, value in given.items() if value is not None)])

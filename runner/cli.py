@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import functools
+import importlib
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 
 from runner.config.arguments import HydraOptions
 from runner.config.environment import is_external
-from runner.errors import Preempted, RunFailed, Terminal, UserError, printable, require
+from runner.config.hydra_main import show
+from runner.errors import Preempted, RunFailed, Terminal, UserError, printable
 from runner.launch.signals import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from runner.track.secrets import masked
 
 if TYPE_CHECKING:
     from runner.launch.torchrun import ExternalWorld
-    from runner.sweep.sweep import Sweep
 
 # Packages are imported inside the commands: a command pays only for what it needs, and the forkserver imports torch
 # while the parent imports Hydra.
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
-#: Columns of `runner.compare` if the output is not a terminal; rich would use 80, too few for its tables.
+#: Columns if the output of a tool is not a terminal; rich would use 80, too few for its tables.
 PIPED_WIDTH = 120
 
 
@@ -36,98 +36,52 @@ def main(arguments: Sequence[str], started_at: float) -> int:
     return guarded(lambda: _run(list(arguments), started_at))
 
 
-def plan_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.plan` with these overrides; the exit code."""
-    return guarded(lambda: _plan(list(arguments)))
+@dataclass(frozen=True)
+class _Tool:
+    """A command that does not train by itself: `run(arguments, console)` of a module, which returns the exit code.
+
+    `starts_workers`: it may, so that their forkserver is started first; `several_jobs`: of more than one job.
+    """
+
+    module: str
+    run: str
+    starts_workers: bool = False
+    several_jobs: bool = False
 
 
-def verify_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.verify` with these arguments; the exit code."""
-
-    def action() -> int:
-        silence_libraries()
-        _start_forkserver()
-        from runner.verify.command import verify  # after the forkserver has started
-
-        return verify(arguments, Terminal(highlight=False))
-
-    return guarded(action)
-
-
-def scale_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.scale` with these arguments; the exit code."""
-
-    def action() -> int:
-        silence_libraries()
-        _start_forkserver(several_jobs=True)
-        from runner.scale.command import scale  # after the forkserver has started
-
-        return scale(arguments, Terminal(highlight=False))
-
-    return guarded(action)
+_TOOLS = {
+    "compare": _Tool("runner.tools.compare.command", "compare"),
+    "evaluate": _Tool("runner.tools.evaluate.command", "evaluate", starts_workers=True),
+    "evidence": _Tool("runner.tools.evidence.command", "evidence"),
+    "plan": _Tool("runner.tools.plan.command", "plan"),
+    "predict": _Tool("runner.tools.evaluate.command", "predict", starts_workers=True),
+    "scale": _Tool("runner.tools.scale.command", "scale", starts_workers=True, several_jobs=True),
+    "track": _Tool("runner.track.command", "track"),
+    "verify": _Tool("runner.tools.verify.command", "verify", starts_workers=True),
+}
 
 
-def evaluate_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.evaluate` with these arguments; the exit code."""
+def run_tool(name: str, arguments: Sequence[str]) -> int:
+    """Run `python -m runner.<name>` with these arguments; the exit code."""
+    tool = _TOOLS[name]
 
     def action() -> int:
         silence_libraries()
-        _start_forkserver()
-        from runner.evaluate.command import evaluate  # after the forkserver has started
-
-        return evaluate(arguments, Terminal(highlight=False))
-
-    return guarded(action)
-
-
-def predict_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.predict` with these arguments; the exit code."""
-
-    def action() -> int:
-        silence_libraries()
-        _start_forkserver()
-        from runner.evaluate.command import predict  # after the forkserver has started
-
-        return predict(arguments, Terminal(highlight=False))
-
-    return guarded(action)
-
-
-def evidence_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.evidence` with these arguments; the exit code."""
-
-    def action() -> int:
-        silence_libraries()
-        if arguments[:1] == ["verify"]:
-            _start_forkserver()
-        from runner.evidence.command import evidence  # after the forkserver has started
-
-        return evidence(arguments, Terminal(highlight=False))
-
-    return guarded(action)
-
-
-def track_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.track` with these arguments; the exit code."""
-
-    def action() -> int:
-        from runner.track.command import track  # this command only
-
-        return track(arguments, Terminal(highlight=False))
-
-    return guarded(action)
-
-
-def compare_main(arguments: Sequence[str]) -> int:
-    """Run `python -m runner.compare` with these arguments; the exit code."""
-
-    def action() -> int:
-        from runner.compare.command import compare  # this command only
-
+        if tool.starts_workers:
+            _start_forkserver(tool.several_jobs)
+        module = importlib.import_module(tool.module)  # after the forkserver has started
         piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        return compare(arguments, Terminal(highlight=False, width=PIPED_WIDTH if piped else None))
+        code: int = getattr(module, tool.run)(
+            arguments, Terminal(highlight=False, width=PIPED_WIDTH if piped else None)
+        )
+        return code
 
     return guarded(action)
+
+
+def tool_main(name: str) -> NoReturn:
+    """The process of `python -m runner.<name>`."""
+    sys.exit(run_tool(name, sys.argv[1:]))
 
 
 def guarded(action: Callable[[], int]) -> int:
@@ -177,13 +131,13 @@ def _run(arguments: list[str], started_at: float) -> int:
         )
     options = HydraOptions(arguments)
     if options.only_shows:
-        return _show(options)
+        return show(options)
     _start_forkserver(several_jobs=options.multirun)
     if options.multirun:
-        from runner.sweep.command import run_sweep  # after the forkserver has started
-        from runner.sweep.preflight import prepare_sweep  # as above
+        from runner.tools.sweep.command import run_sweep  # after the forkserver has started
+        from runner.tools.sweep.preflight import prepare_sweep  # as above
 
-        return run_sweep(prepare_sweep(options, started_at), functools.partial(run_jobs, options))
+        return run_sweep(prepare_sweep(options, started_at), options)
     from runner.run.job import run_single  # after the forkserver has started
 
     run_single(options, started_at, Terminal(highlight=False))
@@ -197,7 +151,7 @@ def _run_as_rank_0(arguments: list[str], started_at: float, world: ExternalWorld
     if options.multirun:
         raise UserError("-m cannot be used under torchrun: python -m runner -m starts the workers of its jobs itself")
     if options.only_shows:
-        return _show(options)
+        return show(options)
     run_single(options, started_at, Terminal(highlight=False), world)
     return 0
 
@@ -213,108 +167,3 @@ def _start_forkserver(several_jobs: bool = False) -> None:
     from runner.launch.local import start_forkserver  # not needed to show help
 
     start_forkserver(several_jobs)
-
-
-def run_jobs(options: HydraOptions, sweep: Sweep) -> None:
-    """Let Hydra's sweeper run the jobs of a sweep, with the options of its command."""
-    from runner.config.compose import hydra_quoted  # imports Hydra
-    from runner.sweep.job import run_in_sweep  # after the forkserver has started
-
-    # Hydra would derive the folder's name from the clock again.
-    folder = f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"
-    _hydra_main([*options.for_hydra, folder], functools.partial(run_in_sweep, sweep=sweep))
-
-
-def _show(options: HydraOptions) -> int:
-    """Help, completion and printing of the configuration: done by Hydra, without running a job."""
-    if not options.completes:
-        from runner.config.compose import compose  # imports Hydra
-
-        compose(options.overrides, options.config_dirs)  # Hydra sets up the logging that the files ask for
-    try:
-        _hydra_main(options.for_hydra, lambda cfg: None)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `runner --help | head`; Python flushes once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
-def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
-    """Hydra's own command line, which reads `sys.argv`."""
-    import hydra
-
-    from runner.config.compose import CONFIG_NAME, conf_dir, register  # imports Hydra
-
-    register()
-    # Hydra would print its own report and exit with 1; here `guarded` handles every error.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [sys.argv[0], *arguments]
-    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(job)()
-
-
-def _plan(arguments: list[str]) -> int:
-    from runner.measure.fitting import with_fitting_micro_batches  # imports torch
-    from runner.measure.predicted import Measuring, foreseen, predicted, why_not  # as above
-    from runner.measure.tables import prediction_table  # this command only
-    from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
-    from runner.run.preflight import foresee_run, reading_data, say_aside  # this command only
-
-    started = time.monotonic()
-    silence_libraries()
-    options = HydraOptions(arguments)
-    if options.only_shows:
-        return _show(options)
-    if options.multirun:
-        return _rank(options, started)
-    with reading_data() as progress:
-        experiment = foresee_run(options, progress)
-        experiment = with_fitting_micro_batches(
-            experiment, started, progress, say_aside, measures=experiment.config.measure
-        )
-    reason, measures = why_not(experiment), experiment.config.measure
-    asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
-    if reason is not None and (measures or experiment.config.hardware.name is not None):
-        raise UserError(f"{asked} is not possible: {reason}")
-    for name in ("csv", "scale", "plot"):
-        given = getattr(experiment.config.plan, name)
-        require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
-    prediction = predicted(experiment) if not measures else None
-    console = Terminal()
-    console.print(plan_tables(experiment))
-    if notes := absent_notes(experiment):
-        console.print(notes)
-    for note in experiment.notes:
-        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
-    console.print(certificate_table(experiment.certificate))
-    if measures:
-        measuring = Measuring(time.monotonic() - started, progress)
-        measuring.announce([experiment])
-        console.print(f"measuring {escape(experiment.setup_name)} …", style="dim")
-        prediction = measuring.predicted(experiment)
-    if prediction is not None:
-        console.print(prediction_table(prediction, experiment))
-        if experiment.config.hardware.name is not None and (words := foreseen(experiment).answer) is not None:
-            console.print(f"[bold]answer:[/] {escape(words)}", soft_wrap=True)
-    else:
-        words = f"not predicted: {reason}" if reason else "not measured: add measure=true"
-        console.print(f"Time and memory are {words}.", style="dim")
-    return 0
-
-
-def _rank(options: HydraOptions, started: float) -> int:
-    from runner.run.preflight import reading_data  # this command only, like the following
-    from runner.sweep.ranking import is_predicted, print_ranking, rank, worth_of, write_csv  # as above
-    from runner.sweep.worth import write_plot  # as above
-
-    console = Terminal(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
-    with reading_data() as progress:
-        setups = rank(options, started, progress, console)
-    print_ranking(setups, console)
-    if (path := setups[0].experiment.config.plan.csv) is not None:
-        write_csv(setups, path)
-    if (path := setups[0].experiment.config.plan.plot) is not None:
-        if found := worth_of(setups):
-            write_plot(found, is_predicted(setups), path)
-        else:
-            console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
-    return 0

@@ -73,8 +73,8 @@ def one_thread_per_worker() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runner.run.job.threads_per_worker", lambda workers, given=None: given or 1)
         patch.setattr("runner.measure.store.threads_per_worker", lambda workers, given=None: given or 1)
-        patch.setattr("runner.verify.command.threads_per_worker", lambda workers, given=None: given or 1)
-        patch.setattr("runner.evaluate.command.threads_per_worker", lambda workers, given=None: given or 1)
+        patch.setattr("runner.tools.verify.command.threads_per_worker", lambda workers, given=None: given or 1)
+        patch.setattr("runner.tools.evaluate.command.threads_per_worker", lambda workers, given=None: given or 1)
         yield
 
 

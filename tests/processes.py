@@ -78,7 +78,7 @@ def wait_for(root: Path, pattern: str, process: subprocess.Popen[bytes], empty: 
 
 
 def wait_for_gate(root: Path, step: int, process: subprocess.Popen[bytes], job: int = 0) -> None:
-    """Wait until a run of tests/sweep/gated.py is held before this step."""
+    """Wait until a run of tests/tools/sweep/gated.py is held before this step."""
     wait_for(root, f"at-{job}-{step}", process, empty=True)
 
 

@@ -11,12 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 #: Each package may import from itself and from those below it. Those of one line do not know each other.
-LAYERS = (
-    ("api", "audit"),
-    ("cli",),
-    ("evidence",),
-    ("evaluate", "predict", "scale", "sweep", "verify"),
-    ("compare",),
+TOOLS = (
+    ("tools.evidence",),
+    ("tools.evaluate", "tools.plan", "tools.scale", "tools.verify"),
+    ("tools.sweep",),
+    ("tools.compare",),
+)
+CORE = (
     ("run",),
     ("track",),
     ("speed",),
@@ -31,6 +32,9 @@ LAYERS = (
     ("config",),
     ("errors",),
 )
+#: Modules that only run a tool, or name what users import.
+ENTRIES = ("compare", "evaluate", "evidence", "predict", "scale", "verify")
+LAYERS = ((*ENTRIES, "api"), ("cli", "audit"), ("tools.audit",), *TOOLS, *CORE)
 LEVEL = {name: len(LAYERS) - number for number, names in enumerate(LAYERS) for name in names}
 #: Imports inside a function that need no comment of their own: what takes seconds to import, or is optional.
 SLOW_OR_OPTIONAL = (
@@ -75,7 +79,8 @@ def imports(name: str) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    parts = module.split(".")[1:]
+    return ".".join(parts[:2]) if parts[:1] == ["tools"] else "".join(parts[:1])
 
 
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if name.startswith("runner.")))
@@ -124,7 +129,8 @@ def test_an_import_inside_a_function_says_why(name: str) -> None:
 
 
 def test_top_level_of_the_package() -> None:
-    here = {path.name for path in (ROOT / "runner").iterdir() if path.is_file()}
-    assert here == {"__init__.py", "__main__.py", "api.py", "cli.py", "errors.py", "py.typed"}
-    packages = {path.name for path in (ROOT / "runner").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert packages == set(LEVEL) - {"api", "cli", "errors"}
+    files = {path.stem for path in (ROOT / "runner").glob("*.py")}
+    assert files == {"__init__", "__main__", "api", "audit", "cli", "errors", *ENTRIES}
+    folders = {*(ROOT / "runner").glob("*/__init__.py"), *(ROOT / "runner" / "tools").glob("*/__init__.py")}
+    names = {".".join(path.parent.relative_to(ROOT / "runner").parts) for path in folders}
+    assert names == {name for layer in (*TOOLS, *CORE) for name in layer} - {"errors"} | {"tools", "tools.audit"}

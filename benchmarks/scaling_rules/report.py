@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Task
 from benchmarks.sync_frontier.plan import TUNING_SEEDS
 from benchmarks.sync_frontier.rows import FINISHED, Row
-from runner.compare.comparison import compare_runs
-from runner.compare.plots import plot_file
-from runner.compare.results import Block, SetupResult
-from runner.compare.runs import ACCUMULATION, BlockKey, FoundRuns, Run, newest_of_each_seed
-from runner.compare.text import row_text
+from runner.tools.compare.comparison import compare_runs
+from runner.tools.compare.plots import plot_file
+from runner.tools.compare.results import Block, SetupResult
+from runner.tools.compare.runs import ACCUMULATION, BlockKey, FoundRuns, Run, newest_of_each_seed
+from runner.tools.compare.text import row_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

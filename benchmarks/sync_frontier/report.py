@@ -12,12 +12,12 @@ from benchmarks.slow_link import records
 from benchmarks.slow_link.table import ratios
 from benchmarks.sync_frontier.plan import ONE, SETUPS, TASKS, TUNING_SEEDS, Task, is_planned
 from benchmarks.sync_frontier.rows import FINISHED, Row
-from runner.compare.comparison import compare_runs
-from runner.compare.plots import plot_file
-from runner.compare.results import Block, SetupResult
-from runner.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run, newest_of_each_seed
-from runner.compare.statistics import deviation
-from runner.compare.text import number, row_text
+from runner.tools.compare.comparison import compare_runs
+from runner.tools.compare.plots import plot_file
+from runner.tools.compare.results import Block, SetupResult
+from runner.tools.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run, newest_of_each_seed
+from runner.tools.compare.statistics import deviation
+from runner.tools.compare.text import number, row_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

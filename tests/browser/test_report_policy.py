@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.compare.report import write_report
+from runner.tools.compare.report import write_report
 from tests.browser.pages import browser_page
-from tests.compare.make import BASE, compared, runs
+from tests.tools.compare.make import BASE, compared, runs
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ import torch
 
 from runner.config.compose import compose, parsed, settings, with_sweeper_params
 from runner.plan.experiment import Experiment, prepare
-from runner.sweep.grid import grid_of
+from runner.tools.sweep.grid import grid_of
 from tests.configured import configured, prepared
 
 #: Setup -> k and accumulation steps, on all workers of the device.

@@ -157,7 +157,7 @@ def test_torchrun_with_another_world_size(tmp_path: Path) -> None:
 def test_plan(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Batch sizes, learning rate, certificate, and the equivalent batches for 1, 2, 4 and 8 workers; no folder."""
     monkeypatch.setenv("COLUMNS", "140")
-    assert cli.plan_main([*QUICK, "batch.global_batch=96", "device=cpu2"]) == 0
+    assert cli.run_tool("plan", [*QUICK, "batch.global_batch=96", "device=cpu2"]) == 0
     printed = capsys.readouterr().out
     for text in ("48", "0.001 × 1.414", "betas", "0.8, 0.998", "Certificate"):
         assert text in printed

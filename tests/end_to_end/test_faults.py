@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from runner import cli
-from runner.compare.from_mlflow import ExistingStore
+from runner.tools.compare.from_mlflow import ExistingStore
 from runner.train.checkpoint import saved_folders
 from tests import processes
 from tests.faulty_recipes import DISK, faulty, fill
 from tests.runs import TRACKED, only_folder, read, run, store, stored_runs
-from tests.sweep.gated import GATED, hold, release
+from tests.tools.sweep.gated import GATED, hold, release
 
 #: `python -m runner` that waits two seconds instead of 30 for a store at the end of a run.
 IMPATIENT = """

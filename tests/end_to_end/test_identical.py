@@ -35,7 +35,7 @@ def test_workers_pin_threads_and_algorithms(command: str, here: Path) -> None:
         assert summary_of(*IDENTICAL, *PINNED, "max_steps=2")["status"] == "FINISHED"
     else:
         setups = ["--a", "", "--b", "device=cpu2", "--steps", "2"]
-        assert cli.verify_main([*TRACKED, *IDENTICAL, *PINNED, *setups]) == 0
+        assert cli.run_tool("verify", [*TRACKED, *IDENTICAL, *PINNED, *setups]) == 0
 
 
 def test_the_digest_is_of_the_best_weights() -> None:

@@ -87,9 +87,9 @@ def test_squad_on_one_and_on_two_workers(here: Path, capsys: pytest.CaptureFixtu
 def test_plan_without_data_weights_or_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """`plan.train_samples` states the size of a training set that is not on this machine."""
     published = ["recipe=squad", "recipe.model.name=bert-large-uncased", "batch=per_device", "device=gpu4", "sync.k=16"]
-    assert cli.plan_main(published) == cli.EXIT_USER_ERROR
+    assert cli.run_tool("plan", published) == cli.EXIT_USER_ERROR
     assert "plan.train_samples=N" in capsys.readouterr().err
-    assert cli.plan_main([*published, "plan.train_samples=88524"]) == 0
+    assert cli.run_tool("plan", [*published, "plan.train_samples=88524"]) == 0
     printed = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in printed.splitlines()]
     for row in ("samples 177,048", "optimizer steps 5,534", "global batch 32"):

@@ -22,7 +22,7 @@ from runner.train.checkpoint import FOLDER
 from tests import processes
 from tests.processes import kill, left_of_session, wait_for_gate, wait_until
 from tests.runs import only_folder, read, store, stored_runs
-from tests.sweep.gated import GATED, hold
+from tests.tools.sweep.gated import GATED, hold
 
 #: One optimizer step and one evaluation per epoch. Saved after steps 2, 4 and 6, killed before step 8.
 RUN = [*GATED, "epochs=10", "log_every=1"]
@@ -252,15 +252,20 @@ def test_changed_code_is_told_and_certified(
 ) -> None:
     """The run continues, since a mended recipe is why runs are resumed; the change stays in its certificate."""
     folder = copy
-    changed = {"code of tests.sweep.gated": "another", "code of tests.removed": "x", "runner": "0.0.9", "torch": "1.0"}
+    changed = {
+        "code of tests.tools.sweep.gated": "another",
+        "code of tests.removed": "x",
+        "runner": "0.0.9",
+        "torch": "1.0",
+    }
     assert changed.keys() - newest_identity.keys() == {"code of tests.removed"}
     change_json(folder / FOLDER / NEWEST / "complete.json", identity={**newest_identity, **changed})
     assert run(f"resume={folder}", TRUST, "tracking=none") == 0
     out = capsys.readouterr().out
     (note, *_) = (line for line in out.splitlines() if line.startswith("note:"))
-    names = ("code of tests.sweep.gated", "code of tests.removed", "runner 0.0.9 →", "torch 1.0 →")
+    names = ("code of tests.tools.sweep.gated", "code of tests.removed", "runner 0.0.9 →", "torch 1.0 →")
     assert all(name in note for name in names)
-    assert any("code of tests.sweep.gated" in one for one in read(folder, "summary.json")["notes"])
+    assert any("code of tests.tools.sweep.gated" in one for one in read(folder, "summary.json")["notes"])
     certificate = read(folder, "certificate.json")
     assert certificate["level"] == "comparable"
     assert [one["level"] for one in certificate["segments"]] == ["equivalent", "comparable"]

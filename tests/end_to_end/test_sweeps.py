@@ -20,15 +20,15 @@ from runner.config.compose import compose
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsReader
 from runner.launch.signals import EXIT_PREEMPTED
-from runner.sweep import command
-from runner.sweep.grid import Launcher
-from runner.sweep.preflight import prepare_sweep
+from runner.tools.sweep import command
+from runner.tools.sweep.grid import Launcher
+from runner.tools.sweep.preflight import prepare_sweep
 from runner.track.delivery import stored_key
 from tests import processes, runs
 from tests.processes import left_of_session, output, wait_until
 from tests.replicas import TINY
 from tests.runs import read, store, stored_runs
-from tests.sweep.gated import GATED, begun, hold, release
+from tests.tools.sweep.gated import GATED, begun, hold, release
 
 #: Jobs of three optimizer steps.
 QUICK = [*GATED, "epochs=3"]
@@ -179,7 +179,7 @@ def test_job_with_invalid_settings(
 ) -> None:
     """Found on the machine of the job: FAILED with the reason in folder and store, the others run, exit 2."""
     elsewhere = Launcher(1, here=False, in_process=True)
-    monkeypatch.setattr("runner.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
+    monkeypatch.setattr("runner.tools.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
     sizes = ["batch=fixed_global", "batch.micro_batch=null", "batch.global_batch=8"]
     assert sweep(*sizes, "device.workers=1,3,2") == cli.EXIT_USER_ERROR
     err = capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_job_with_invalid_settings(
 def test_a_job_for_which_nothing_fits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`accumulation=fit` on the job's machine: it does not train as if nothing had been said."""
     elsewhere = Launcher(1, here=False, in_process=True)
-    monkeypatch.setattr("runner.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
+    monkeypatch.setattr("runner.tools.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
     monkeypatch.setattr("runner.measure.fitting.available_memory", lambda device, workers: None)
     assert sweep("seed=0,1", "accumulation=fit") == cli.EXIT_USER_ERROR
     assert [status for _, status in attempts(here)] == ["FAILED", "FAILED"]

@@ -30,7 +30,7 @@ from runner.track.tracker import Tracker
 from tests import processes
 from tests.processes import BIN, kill, output, wait_for_gate, wait_until
 from tests.runs import read
-from tests.sweep.gated import GATED, hold, release
+from tests.tools.sweep.gated import GATED, hold, release
 
 #: `python -m runner` that waits two seconds instead of 30 for a server at the end of a run.
 IMPATIENT = """
@@ -105,7 +105,7 @@ def start(root: Path, server: Server, *arguments: str) -> subprocess.Popen[bytes
 
 
 def sync(*arguments: str) -> None:
-    assert cli.track_main(["sync", *arguments]) == 0
+    assert cli.run_tool("track", ["sync", *arguments]) == 0
 
 
 Value = tuple[str, int, int, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -27,15 +28,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def verify(arguments: Sequence[str]) -> int:
-    return cli.verify_main([*arguments, "--a", "", "--b", ""])
+    return cli.run_tool("verify", [*arguments, "--a", "", "--b", ""])
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    return cli.evaluate_main([".", *arguments])
+    return cli.run_tool("evaluate", [".", *arguments])
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "plan": cli.plan_main,
+    "plan": functools.partial(cli.run_tool, "plan"),
     "run": run,
     "sweep": lambda arguments: run(["-m", "seed=0,1", *arguments]),
     "help": lambda arguments: run(["--help", *arguments]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli import verify_main
+from runner.cli import run_tool
 from tests.processes import left_of_session, output, start, wait_for
 from tests.replicas import TINY
 
@@ -26,7 +26,7 @@ def _own_temporary_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_same_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One accumulating worker and two workers: exit code 0, the differences in a table and a file."""
     setups = ["--a", "device=cpu accumulation.steps=3", "--b", "device=cpu2"]
-    assert verify_main([*EXACT, *setups, "--json", "report.json"]) == 0
+    assert run_tool("verify", [*EXACT, *setups, "--json", "report.json"]) == 0
     captured = capsys.readouterr()
     assert "Certificate: equivalent" in captured.out
     assert captured.err == ""
@@ -50,7 +50,7 @@ def test_same_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_different_training(b: str, what: str, step: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code, and the first step and thing that differ."""
-    code = verify_main([*EXACT, "device=cpu", "--a", "", "--b", b, "--steps", "4"])
+    code = run_tool("verify", [*EXACT, "device=cpu", "--a", "", "--b", b, "--steps", "4"])
     assert code == 3
     printed = capsys.readouterr().out
     assert f"different: {what}" in printed
@@ -61,7 +61,7 @@ IDENTICAL = [*TINY, "precision=fp32", "equivalence=identical", "recipe.model.dro
 
 
 def test_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_main([*IDENTICAL, "--a", "", "--b", "device.workers=3"]) == 0
+    assert run_tool("verify", [*IDENTICAL, "--a", "", "--b", "device.workers=3"]) == 0
     printed = capsys.readouterr().out
     assert "Certificate: identical to a" in printed
     assert "the same bits in 6 optimizer steps" in printed
@@ -69,7 +69,7 @@ def test_the_same_bits(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_other_bits(capsys: pytest.CaptureFixture[str]) -> None:
     """Rounding is enough to be different: the same shards, added in another tree. The step and the tensor are named."""
-    assert verify_main([*IDENTICAL, "--a", "", "--b", "equivalence.shards=7"]) == 3
+    assert run_tool("verify", [*IDENTICAL, "--a", "", "--b", "equivalence.shards=7"]) == 3
     printed = capsys.readouterr().out
     assert "Certificate: equivalent to a" in printed
     assert "at optimizer step 1" in printed

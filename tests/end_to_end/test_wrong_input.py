@@ -6,6 +6,7 @@ them (tests/config/test_schema.py).
 
 from __future__ import annotations
 
+import functools
 import http.server
 import json
 import shlex
@@ -20,17 +21,17 @@ import pytest
 from runner import cli
 from runner.config.compose import known_keys
 from runner.track.card import RunCard
-from tests.compare.make import PUBLISHED
 from tests.recipes.writers import save_llama, save_t5
-from tests.sweep.folders import sweep_in
 from tests.tiny_models import save_bert
+from tests.tools.compare.make import PUBLISHED
+from tests.tools.sweep.folders import sweep_in
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "runner": lambda arguments: cli.main(arguments, time.time()),
-    "runner.plan": cli.plan_main,
-    "runner.verify": cli.verify_main,
-    "runner.compare": cli.compare_main,
-    "runner.track": cli.track_main,
+    "runner.plan": functools.partial(cli.run_tool, "plan"),
+    "runner.verify": functools.partial(cli.run_tool, "verify"),
+    "runner.compare": functools.partial(cli.run_tool, "compare"),
+    "runner.track": functools.partial(cli.run_tool, "track"),
 }
 MACHINES = "distributed_type: MULTI_CPU\nnum_machines: 2\nnum_processes: 8\n"
 FILES: dict[str, bytes | str] = {
@@ -581,7 +582,7 @@ def test_wrong_input(
 
 def test_plan_prints_what_it_takes_from_an_accelerate_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "acc.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nmixed_precision: bf16\nzzz: 1\n")
-    assert cli.plan_main(["device=from_accelerate", "device.file=acc.yaml", "precision=fp32"]) == 0
+    assert cli.run_tool("plan", ["device=from_accelerate", "device.file=acc.yaml", "precision=fp32"]) == 0
     used, ignored, unknown = capsys.readouterr().out.splitlines()[1:4]
     assert "num_processes → device.workers=2" in used
     assert "mixed_precision" in ignored

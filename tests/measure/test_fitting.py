@@ -109,7 +109,7 @@ def test_a_size_that_did_not_fit_is_not_measured_again(tmp_path: Path, monkeypat
 
 def test_a_run_measures_what_it_needs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["device=cpu2", "accumulation=fit", "batch.global_batch=80", f"cache_dir={here / 'cache'}"]
-    assert cli.plan_main([*SETTINGS, *arguments]) == cli.EXIT_USER_ERROR
+    assert cli.run_tool("plan", [*SETTINGS, *arguments]) == cli.EXIT_USER_ERROR
     assert "measure=true" in capsys.readouterr().err
     assert run(*arguments) == 0
     assert "micro-batches of 40 need" in capsys.readouterr().err.replace("\n", " ")

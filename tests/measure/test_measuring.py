@@ -110,11 +110,11 @@ def test_a_run_scores_its_prediction(
     """`measure=true` measures once; later plans and runs use it. Without it nothing is predicted."""
     monkeypatch.setenv("COLUMNS", "140")
     arguments = [*QUICK, cache_dir, *setup]
-    assert cli.plan_main(arguments) == 0
+    assert cli.run_tool("plan", arguments) == 0
     assert "measure=true" in capsys.readouterr().out
     unmeasured = summary_of(cache_dir, *setup)
     assert unmeasured["prediction"] is None
-    assert cli.plan_main([*arguments, "measure=true", "plan.price_per_hour=3600"]) == 0
+    assert cli.run_tool("plan", [*arguments, "measure=true", "plan.price_per_hour=3600"]) == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("training", "in total", "peak memory", "fits", "3600 per hour"))
     measurement = load(path("precision=fp32", cache_dir, *setup))
@@ -122,7 +122,7 @@ def test_a_run_scores_its_prediction(
     assert measurement.steps == 20
     assert (measurement.synchronisation_s > 0) is ("sync.k=2" in setup)
     monkeypatch.setattr("runner.measure.predicted.measure", _not_again)
-    assert cli.plan_main([*arguments, "measure=true"]) == 0
+    assert cli.run_tool("plan", [*arguments, "measure=true"]) == 0
     capsys.readouterr()
     summary = summary_of(cache_dir, *setup)
     assert "predicted were" in capsys.readouterr().out
@@ -160,7 +160,7 @@ def _check(prediction: dict[str, Any], summary: dict[str, Any]) -> None:
 
 def test_scores_are_logged(cache_dir: str, here: Path) -> None:
     arguments = [*TRACKED, cache_dir, "device=cpu"]
-    assert cli.plan_main([*arguments, "measure=true"]) == 0
+    assert cli.run_tool("plan", [*arguments, "measure=true"]) == 0
     summary = summary_of(cache_dir, "device=cpu", base=TRACKED)
     (run,) = stored_runs(here)
     scores = summary["prediction"]

@@ -25,7 +25,7 @@ from runner.errors import UserError
 from runner.folder.metrics_log import MetricsLog
 from runner.track.card import RunCard
 from runner.track.command import runs_below, store_and_runs
-from tests.sweep.stores import empty_store
+from tests.tools.sweep.stores import empty_store
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -73,7 +73,7 @@ def everything(uri: str) -> dict[str, Any]:
 
 
 def sync(*arguments: str) -> int:
-    return cli.track_main(["sync", *arguments])
+    return cli.run_tool("track", ["sync", *arguments])
 
 
 def test_a_sweep_comes_before_its_jobs(here: Path) -> None:
@@ -210,7 +210,7 @@ def test_the_ui_prints_the_pages_that_show_runs(
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    cli.track_main(["ui", "--tracking-uri", uri, "--port", "5987"])
+    cli.run_tool("track", ["ui", "--tracking-uri", uri, "--port", "5987"])
     assert "5987" in started[0]
     found = re.findall(r"(\w+): http://127\.0\.0\.1:5987/#/experiments/(\d+)/runs\?\S*", capsys.readouterr().out)
     ids = {one.name: one.experiment_id for one in MlflowClient(uri).search_experiments()}

@@ -17,7 +17,7 @@ from runner.errors import UserError
 from runner.folder.metrics_log import MetricsLog, cut_metrics
 from runner.track.card import RunCard
 from runner.track.delivery import Delivery, deliver
-from tests.sweep.stores import empty_store
+from tests.tools.sweep.stores import empty_store
 
 
 @pytest.fixture

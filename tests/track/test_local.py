@@ -225,18 +225,18 @@ def test_a_failure_is_a_warning(
     assert "W&B" not in shown
     assert RunCard.read(folder).undelivered == ["tensorboard"]
     assert in_wandb(folder) == logged(folder)
-    assert cli.track_main(["sync", str(folder)]) == 0
+    assert cli.run_tool("track", ["sync", str(folder)]) == 0
     assert has_each_point_once(folder)
     assert not RunCard.read(folder).undelivered
-    assert cli.track_main(["sync", str(folder)]) == 2  # nothing is missing, and it was not logged to MLflow
+    assert cli.run_tool("track", ["sync", str(folder)]) == 2  # nothing is missing, and it was not logged to MLflow
 
 
 def test_sync_of_a_run_that_was_killed(folder: Path) -> None:
     card(undelivered=["tensorboard", "wandb"]).write(folder)
     log(folder, (1, {"train/loss": 0.5}))
-    assert cli.track_main(["sync", str(folder)]) == 0
+    assert cli.run_tool("track", ["sync", str(folder)]) == 0
     assert not list(folder.glob("tensorboard/*/*tfevents*"))
-    assert cli.track_main(["sync", str(folder), "--killed"]) == 0
+    assert cli.run_tool("track", ["sync", str(folder), "--killed"]) == 0
     assert has_each_point_once(folder)
     assert RunCard.read(folder).status == "KILLED"
 

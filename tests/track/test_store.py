@@ -28,7 +28,7 @@ from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.track import store
 from runner.track.store import check_given_run, check_tracking, error_summary, make_database, store_for, store_of
-from tests.sweep.stores import empty_store
+from tests.tools.sweep.stores import empty_store
 
 
 def check(uri: str | None) -> None:

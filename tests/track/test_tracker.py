@@ -18,7 +18,7 @@ from runner.track import tracker as module
 from runner.track.card import RunCard
 from runner.track.store import how_to_open
 from runner.track.tracker import Tracker, build_tracker
-from tests.sweep.stores import empty_store
+from tests.tools.sweep.stores import empty_store
 
 TRACKING = Tracking(mlflow=True)
 

@@ -1,1 +1,0 @@
-"""The command `python -m runner.predict`, which `runner.evaluate` implements."""

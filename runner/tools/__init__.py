@@ -1,0 +1,1 @@
+"""Commands that look at runs or setups. Nothing that trains imports them."""

@@ -1,0 +1,1 @@
+"""Hooks that follow somebody else's training loop, and what they find."""

@@ -1,0 +1,260 @@
+"""What is wrong with the samples that an audited loop trained on, and with their order."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.tools.audit.records import Finding, ProcessRecord, SamplerFacts
+
+#: Batches of a process, by epoch, in order: their ids, and whether an optimizer step used them.
+Read = dict[int, list[tuple[tuple[Any, ...], bool]]]
+
+
+@dataclass(frozen=True)
+class EpochCoverage:
+    """One epoch over all processes. `missing`, `repeated`: samples that were never, and more than once, trained on.
+
+    `discarded`: samples whose gradients were cleared before an optimizer step, so that they were not trained on.
+    """
+
+    epoch: int
+    samples_seen: int
+    unique: int
+    missing: int
+    repeated: int
+    discarded: int
+
+
+class Samples:
+    """What all processes took from their loaders. Processes with data sets of their own get ids of their own."""
+
+    def __init__(self, records: Sequence[ProcessRecord]) -> None:
+        self.facts = [record.sampler for record in records]
+        self.whole = sorted(frozenset.intersection(*(one.whole for one in self.facts)))
+        apart = len({record.data for record in records} - {None}) > 1
+        #: Whether data sets that differ are cut into parts for the processes as well.
+        self.mixed = apart and any(one.shards > 1 for one in self.facts)
+        self.size = sum(record.samples for record in records) if apart else records[0].samples
+        self.reads: list[Read] = [{} for _ in records]
+        for rank, (record, read) in enumerate(zip(records, self.reads, strict=True)):
+            parts = [part for step in record.steps for part in ((step.discarded, False), (step.batches, True))]
+            for batches, trained in [*parts, (record.left_over, False)]:
+                for epoch, ids in batches:
+                    own = tuple(one * len(records) + rank for one in ids) if apart else ids
+                    read.setdefault(epoch, []).append((own, trained))
+
+    def parts(self, epoch: int) -> list[list[Any]]:
+        """The samples of each process in an epoch, also those that were then discarded."""
+        return [_ids(read.get(epoch, [])) for read in self.reads]
+
+    @property
+    def all_on_all(self) -> bool:
+        """Whether each of several processes has trained on all samples in an epoch."""
+        return len(self.reads) > 1 and any(
+            all(len(set(part)) >= 0.9 * self.size for part in self.parts(epoch)) for epoch in self.whole
+        )
+
+    def coverage(self) -> Iterator[EpochCoverage]:
+        for epoch in sorted(set().union(*self.reads)):
+            batches = [one for read in self.reads for one in read.get(epoch, [])]
+            counts = Counter(_ids([one for one in batches if one[1]]))
+            repeated = sum(times > 1 for times in counts.values())
+            discarded = sum(len(ids) for ids, trained in batches if not trained)
+            missing = self.size - len(counts)
+            yield EpochCoverage(epoch, sum(counts.values()), len(counts), missing, repeated, discarded)
+
+
+def _ids(batches: Sequence[tuple[tuple[Any, ...], bool]]) -> list[Any]:
+    return [one for ids, _ in batches for one in ids]
+
+
+def sample_findings(samples: Samples) -> Iterator[Finding]:
+    if samples.mixed:
+        yield Finding(
+            "coverage",
+            "the processes have different data sets, and their samplers deal parts of them as if it was one; causes "
+            "that fit: random_split or shuffling that is seeded by rank, an unsorted list of files, or data that are "
+            "sharded by hand as well as by the sampler",
+        )
+        yield from _order(samples)
+        return
+    if samples.all_on_all:
+        yield Finding(
+            "coverage",
+            f"every process trains on all {samples.size:,} samples: epoch {samples.whole[0]} saw each "
+            f"{len(samples.reads)} times; shard the loader by accelerator.prepare(loader), or a DistributedSampler, or "
+            "the data by rank",
+        )
+    else:
+        yield from list(_repeated(samples))[:1]
+    missing = list(_missing(samples))
+    yield from missing
+    if not (missing and all(map(_ascending, samples.reads))):  # which names both
+        yield from _order(samples)
+
+
+def _repeated(samples: Samples) -> Iterator[Finding]:
+    """Samples of which an epoch has several."""
+    if any(one.replacement for one in samples.facts):
+        return
+    workers = len(samples.reads)
+    for epoch in samples.whole or sorted(samples.reads[0])[:1]:  # what a part of one repeats is repeated all the same
+        parts = samples.parts(epoch)
+        counts = Counter(one for part in parts for one in part)
+        repeated, missing = [one for one, times in counts.items() if times > 1], samples.size - len(counts)
+        if not repeated:
+            continue
+        times = f"epoch {epoch} saw {len(repeated):,} of {samples.size:,} samples more than once{_some(repeated)}"
+        before_last = Counter(one for read in samples.reads for one in _ids(read.get(epoch, [])[:-1]))
+        if epoch in samples.whole and workers > 1 and not missing and max(before_last.values(), default=1) == 1:
+            sentence = (
+                f"{times}, all in the last batches: to give all processes equal batches; even_batches=False "
+                "(Accelerate) or drop_last=True (DistributedSampler) avoids it"
+            )
+        elif workers > 1 and len({frozenset(part) for part in parts}) == 1:
+            sentence = (
+                f"all {workers} processes train on the same {len(counts):,} of {samples.size:,} samples in epoch "
+                f"{epoch}{_some(repeated)}; {_why_shared(samples.facts, epoch)}"
+            )
+        elif all(len(set(part)) == len(part) for part in parts):
+            never = f" and {missing:,} never" if epoch in samples.whole and missing else ""
+            sentence = f"{times}{never}, each in different processes: {_why_shared(samples.facts, epoch)}"
+        else:
+            sentence = (
+                f"{times}, also within a process; causes that fit: a sampler with replacement or that oversamples, or "
+                "batches that are trained on twice"
+            )
+        yield Finding("coverage", sentence)
+
+
+def _why_shared(facts: Sequence[SamplerFacts], epoch: int) -> str:
+    """Why several processes have the same samples, by what their samplers say of themselves."""
+    ranks, seeds = [one.rank for one in facts], [one.seed for one in facts]
+    epochs = [one.epochs_set[epoch] if one.epochs_set else None for one in facts]
+    if len(set(ranks)) == 1 and None not in ranks:
+        return f"their samplers all have rank {ranks[0]}: give each the rank of its process"
+    for name, values in (("seeds", seeds), ("epochs", epochs)):
+        if len(set(values)) > 1 and None not in values:
+            shown = ", ".join(map(str, values))
+            return f"their samplers have the {name} {shown} and so deal from different orders: give all the same"
+    return (
+        "causes that fit: samplers that are seeded by rank or from each process's random state, a wrong rank or "
+        "num_replicas, or a loader that is not sharded"
+    )
+
+
+def _missing(samples: Samples) -> Iterator[Finding]:
+    """Samples that the loader should have, and that all epochs, or a large part of them one epoch, leave out."""
+    facts, whole = samples.facts, samples.whole
+    expected = samples.size if facts[0].replicas is not None else facts[0].length
+    if not whole or any(one.replacement for one in facts):
+        return
+    trained = [{one for part in samples.parts(epoch) for one in part} for epoch in whole]
+    repeats = any(len(one) < sum(map(len, samples.parts(epoch))) for one, epoch in zip(trained, whole, strict=True))
+    ever = set().union(*trained)
+    indices = set(range(samples.size))
+    absent = indices - ever if expected == samples.size and ever <= indices else set()  # else a sampler of a part
+    global_batch = len(samples.reads) * max(len(ids) for read in samples.reads for ids, _ in read[whole[0]])
+    if 0 < len(absent) < global_batch and all(_ascending(read) or _repeating(read) for read in samples.reads):
+        why = (
+            "drop_last=True, and the order is the same in each epoch, so that they are never trained on: shuffle anew "
+            "in each epoch, or leave out drop_last"
+            if any(one.drop_last for one in facts)
+            else "causes that fit: a loader that drops an incomplete batch without shuffling, or a sampler of a part"
+        )
+        what = f"{len(absent):,} of {expected:,} samples are left out at the end of each epoch{_some(absent)}"
+        yield Finding("coverage", f"{what}; {why}")
+    elif len(trained[0]) <= expected - global_batch and not repeats:
+        yield Finding(
+            "coverage",
+            f"epoch {whole[0]} trained on {len(trained[0]):,} of {expected:,} samples; causes that fit: a loader that "
+            "is sharded twice (a DistributedSampler and accelerator.prepare), num_replicas above the number of "
+            "processes, or a sampler of a part of the data",
+        )
+
+
+def _order(samples: Samples) -> Iterator[Finding]:
+    """The order of the data set, or each epoch in the same one."""
+    if max(len(batches) for read in samples.reads for batches in read.values()) == 1:
+        return  # in an epoch of one batch there is none
+    if all(map(_ascending, samples.reads)):
+        rule = "shuffle=True, and set_epoch(epoch) of a DistributedSampler; not needed for one epoch of shuffled data"
+        seen = "the samples come in the order of the data set in each epoch, without shuffling"
+        yield Finding("order", f"{seen}: {rule}")
+    elif _repeating(samples.reads[0]):
+        epochs = samples.facts[0].epochs_set
+        why = (
+            "the sampler's epoch was always the same: call sampler.set_epoch(epoch) before each epoch"
+            if epochs and len(set(epochs)) == 1
+            else "causes that fit: a seed that is set again in each epoch, or a sampler with a fixed order"
+        )
+        yield Finding("order", f"all {len(samples.reads[0])} epochs have the same shuffled order: {why}")
+    else:
+        read = samples.reads[0]
+        for epoch, (one, other) in enumerate(itertools.pairwise(samples.facts[0].epochs_set or ())):
+            if one == other and _repeating({number: read.get(number, []) for number in (epoch, epoch + 1)}):
+                same = (
+                    f"epochs {epoch} and {epoch + 1} have the same shuffled order, since the sampler's epoch was {one}"
+                )
+                yield Finding("order", f"{same} in both: call sampler.set_epoch(epoch) before each epoch, not after it")
+                return
+
+
+def _ascending(read: Read) -> bool:
+    """Whether a process saw its samples in the order of the data set, and so many that this is no chance."""
+    orders = [_ids(batches) for batches in read.values()]
+    return max(map(len, orders)) > 5 and all(one == sorted(one) for one in orders)
+
+
+def _repeating(read: Read) -> bool:
+    """Whether a process saw its samples in the same order in each of several epochs."""
+    first, *others = (_ids(batches) for batches in read.values())
+    return max(map(len, others), default=0) > 5 and all(one == first[: len(one)] for one in others)
+
+
+def _some(ids: Collection[Any]) -> str:
+    shown = sorted(set(ids))
+    return f" (ids {', '.join(map(str, shown[:5]))}{', …' if len(shown) > 5 else ''})"
+
+
+def discarded_batches(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    """Batches whose gradients were cleared before an optimizer step."""
+    for rank, record in enumerate(records):
+        usual = statistics.mode(len(step.batches) for step in record.steps)
+        cleared = [step for step in record.steps if step.discarded and step.discarded[-1][0] == step.batches[0][0]]
+        if 2 * len(cleared) > len(record.steps) > 1:
+            one = cleared[0]
+            yield Finding(
+                "discarded",
+                f"in {len(cleared):,} of {len(record.steps):,} steps the gradients of earlier batches were cleared "
+                f"before the step: step {one.step} used {len(one.batches)} of {len(one.batches) + len(one.discarded)} "
+                "batches; call zero_grad() only after optimizer.step()",
+            )
+            return
+        parts = [[one for one in step.discarded if one[0] != step.batches[0][0]] for step in record.steps]
+        # Without whole steps: these a GradScaler has skipped.
+        tails = [one for part in (*parts, record.left_over) if len(part) % usual for one in part]
+        if tails:
+            epochs = ", ".join(map(str, sorted({epoch for epoch, _ in tails})))
+            yield Finding(
+                "discarded",
+                f"process {rank} computed {len(tails)} batches at the end of epoch {epochs} that no optimizer step used"
+                f"{_some([one for _, ids in tails for one in ids])}: the last step of an epoch is incomplete and its "
+                "gradients are discarded; step also after the last batch of an epoch",
+            )
+            return
+
+
+def left_early(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
+    """Batches that were made and not trained on."""
+    for epoch, batches in records[0].sampler.left_early[:1]:
+        yield Finding(
+            "coverage",
+            f"{batches} batches of epoch {epoch} were made and not trained on; causes that fit: the loop left the "
+            "epoch early, or skipped its first batches, and then the samples listed for its steps are earlier ones",
+        )

@@ -1,0 +1,275 @@
+"""Read runs from the folders that the runner writes. Runs in MLflow are read from their copies of the same files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.schema import NOT_THE_SETUP
+from runner.errors import UserError, did_you_mean, first_line
+from runner.folder.files import started_ms
+from runner.folder.metrics_log import MetricsReader
+from runner.folder.reading import opened, read_json, read_settings
+from runner.plan.levels import EQUIVALENT, IDENTICAL
+from runner.tools.compare.runs import (
+    ACCUMULATION,
+    LOWER_IS_BETTER,
+    SINGLE,
+    BlockKey,
+    CertificateProperty,
+    FoundRuns,
+    K,
+    Phases,
+    Run,
+    SkippedRun,
+)
+
+#: The files of a run's folder that are read.
+FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl", "predictions.csv")
+_SEED_SUFFIX = re.compile(r" · s\d+$")
+
+
+def run_folders(path: Path) -> list[Path]:
+    """`path` itself if it is a run's folder, else the run folders in it, in order. Raises UserError."""
+    if not path.is_dir():
+        raise UserError(f"{path} is a file: give a run's folder, a sweep's folder, an MLflow run id, or --csv={path}")
+    if _is_run(path):
+        return [path]
+    # The jobs of a sweep may lie deeper than one level.
+    in_sweep = (path / "sweep.json").is_file()
+    candidates = [note.parent for note in path.rglob("job.json")] if in_sweep else path.iterdir()
+    found = sorted((folder for folder in candidates if _is_run(folder)), key=_job_number)
+    if not found:
+        raise UserError(f"{path} holds no run: no config.yaml or summary.json in it or in the folders in it")
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "summary.json").is_file()
+
+
+def _job_number(folder: Path) -> tuple[int, str]:
+    """Job 10 of a sweep comes after job 9."""
+    return (int(folder.name), "") if folder.name.isdecimal() else (-1, folder.name)
+
+
+@dataclass(frozen=True)
+class _RunFiles:
+    source: str
+    path: Path
+    config: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    certificate: Mapping[str, Any]
+
+
+class _NotARun(Exception):
+    """Why a folder holds no run that can be compared."""
+
+
+def read_folders(folders: Sequence[tuple[str, Path]], metric: str | None) -> FoundRuns:
+    """The runs in folders. `folders`: displayed name and path; `metric`: overrides the runs' own. Raises UserError."""
+    files: list[_RunFiles] = []
+    runs: list[Run] = []
+    skipped: list[SkippedRun] = []
+    for source, path in folders:
+        try:
+            files.append(_read(source, path))
+        except _NotARun as reason:
+            skipped.append(SkippedRun(source, str(reason)))
+    known = sorted({name for one in files for name in one.summary.get("eval") or {}})
+    if metric is not None and files and metric not in known:
+        raise UserError(f"--metric={metric} was not measured in any of the runs{did_you_mean(metric, known)}")
+    # Digests written by the runner and digests made here never match: use one kind for all runs.
+    own_digests = all("setup_digest" in one.summary for one in files)
+    for one in files:
+        try:
+            runs.append(_run(one, metric, own_digests))
+        except _NotARun as reason:
+            skipped.append(SkippedRun(one.source, str(reason)))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            skipped.append(SkippedRun(one.source, f"the files are not those of a run of this runner ({problem})"))
+    return FoundRuns(runs, skipped)
+
+
+def _read(source: str, path: Path) -> _RunFiles:
+    if not (path / "summary.json").is_file():
+        raise _NotARun("no summary.json: still running, or interrupted before it was written")
+    try:
+        summary = read_json(path / "summary.json")
+        if "evaluated" in summary:
+            raise _NotARun("an evaluation of a saved model")
+        status = summary.get("status", "no status in summary.json")
+        if status != "FINISHED" and not summary.get("diverged"):
+            raise _NotARun(str(status))
+        certificate = path / "certificate.json"
+        return _RunFiles(
+            source,
+            path,
+            read_settings(path / "config.yaml"),
+            read_json(path / "plan.json"),
+            summary,
+            read_json(certificate) if certificate.exists() else {},
+        )
+    except UserError as error:
+        raise _NotARun(f"its files cannot be read ({first_line(error)})") from error
+
+
+def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
+    """Raises _NotARun without the metric, and other exceptions for files of another tool."""
+    config, plan, summary = files.config, files.plan, files.summary
+    metric, goal = _objective(files, chosen_metric)
+    value, diverged = (summary.get("eval") or {}).get(metric), _divergence(summary, metric)
+    if diverged is not None:
+        value = math.nan
+    if not isinstance(value, (int, float)):
+        raise _NotARun(f"has no metric {metric}")
+    settings = {name: setting for name, setting in config.items() if name not in NOT_THE_SETUP}
+    certificate = _properties(files.certificate)
+    workers, k = int(plan["world_size"]), int(plan["k"])
+    seconds = _training_seconds(summary)
+    speed, data = summary.get("speed") or {}, summary.get("data") or {}
+    rows, constant = data.get("eval_groups") or data.get("eval_samples"), (data.get("constant") or {}).get(metric)
+    return Run(
+        source=files.source,
+        block=_block(files, metric, goal),
+        setup=_SEED_SUFFIX.sub("", str(summary["setup"])),
+        digest=str(summary["setup_digest"])
+        if own_digests
+        else _digest([settings, certificate.get("recipe"), workers, certificate.get("device")]),
+        seed=int(summary["seed"] if "seed" in summary else config["seed"]),
+        workers=workers,
+        # Shards are how `equivalence=identical` computes on any number of workers, and no setup's choice.
+        accumulation=1 if plan.get("shards") else int(plan["accumulation_steps"]),
+        k=k,
+        precision=str(config["precision"]["name"]),
+        method=SINGLE if workers == 1 else K if k > 1 else ACCUMULATION,
+        metric=float(value),
+        seconds=seconds,
+        rehearsed=bool(summary.get("rehearsed")),
+        machine=summary.get("machine"),
+        jobs_at_once=summary.get("jobs_at_once"),
+        varied={str(key): str(value) for key, value in (summary.get("varied") or {}).items() if key != "seed"},
+        values=_flat({**settings, "plan": {key: value for key, value in plan.items() if key != "digest"}}),
+        certificate=certificate or None,
+        withdrawn=files.certificate.get("withdrawn"),
+        phases=_phases(summary, seconds),
+        curve=_curve(files.path),
+        tokens_per_s=speed.get("tokens_per_s"),
+        model_flops_utilization=speed.get("model_flops_utilization"),
+        peak_memory_bytes=max(speed.get("peak_memory_bytes") or (None,)),
+        predicted_seconds=((summary.get("prediction") or {}).get("training_s") or {}).get("predicted"),
+        diverged=diverged,
+        weights=summary.get("weights_digest"),
+        eval_rows=int(rows) if rows else None,
+        correct=_correct(files.path / "predictions.csv", float(value), rows),
+        constant=None if constant is None else float(constant),
+        mlflow_run_id=summary.get("mlflow_run_id"),
+        order=f"{started_ms(files.path):020d}",
+    )
+
+
+def _correct(path: Path, metric: float, rows: int | None) -> bytes | None:
+    """Whether each row of `runner.predict RUN -o RUN/predictions.csv` is right; None if that is not the metric.
+
+    A metric that is another function of the rows, or predictions of other data, do not add up to it.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with opened(path, "r", newline="", encoding="utf-8") as file:
+            correct = bytes(row.get("predicted") == row.get("label", "") for row in csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError):  # a file of something else
+        return None
+    share = sum(correct) / len(correct) if correct else math.nan
+    is_metric = any(math.isclose(metric, scale * share, rel_tol=1e-6, abs_tol=1e-9) for scale in (1, 100))
+    return correct if len(correct) == rows and is_metric else None
+
+
+def _divergence(summary: Mapping[str, Any], metric: str) -> str | None:
+    """Why a run has no result: what ended it, or, if it is older, a number in its summary that is not finite."""
+    if summary.get("diverged"):
+        return str(summary["error"])
+    metrics = (summary.get("eval") or {}).items()
+    numbers = [(name, value) for name, value in metrics if name == metric or LOWER_IS_BETTER.search(name)]
+    for name, value in (("train_loss", summary.get("train_loss")), *numbers):
+        if value is not None and not math.isfinite(float(value)):  # a number, or its name in strict JSON
+            return f"{name} is {value}"
+    return None
+
+
+def _objective(files: _RunFiles, chosen: str | None) -> tuple[str, str]:
+    """Metric and goal: of the run, or of another metric that was chosen."""
+    evaluation = files.config.get("evaluation") or {}
+    own = files.summary.get("metric") or evaluation.get("metric")
+    if chosen is not None and chosen != own:
+        return chosen, "min" if LOWER_IS_BETTER.search(chosen) else "max"
+    return str(own), str(files.summary.get("goal") or evaluation.get("goal") or "max")
+
+
+def _block(files: _RunFiles, metric: str, goal: str) -> BlockKey:
+    recipe, plan = files.config["recipe"], files.plan
+    samples, epochs, total = (int(plan[name]) for name in ("samples_per_epoch", "epochs", "total_samples"))
+    if total != samples * epochs:  # because of max_steps or drop_last
+        samples, epochs = total, 1
+    data = recipe.get("data")
+    conditions = (f"{epochs} epochs" if epochs > 1 else "", metric)
+    return BlockKey(str(recipe["name"]), conditions, samples, epochs, metric, goal, _digest(data) if data else "")
+
+
+def _training_seconds(summary: Mapping[str, Any]) -> float | None:
+    rate, samples = summary.get("samples_per_s"), summary["samples_seen"]
+    if not rate or not math.isfinite(rate) or not samples:
+        return None
+    return float(samples) / float(rate)
+
+
+def _phases(summary: Mapping[str, Any], training: float | None) -> Phases | None:
+    """None for a resumed run too: the training counted is that of all its commands, all else that of the last."""
+    names = ("first_step_s", "wall_s", "comm_stall_s", "step_s", "evaluation_s")
+    first, wall, stalled, step, evaluation = (summary.get(name) for name in names)
+    if training is None or not first or not wall or summary.get("resumed_after"):
+        return None
+    return Phases(first, training, wall, stalled, step, evaluation)
+
+
+def _properties(certificate: Mapping[str, Any]) -> dict[str, CertificateProperty]:
+    """By name. They are those of a resumed run's last segment: another one may have had other bits."""
+    same_bits = all(segment["level"] == IDENTICAL for segment in certificate.get("segments", [])[:-1])
+    rows = [*certificate.get("equal", []), *certificate.get("different", [])]
+    return {
+        str(row["name"]): CertificateProperty(
+            row["value"], EQUIVALENT if row["allows"] == IDENTICAL and not same_bits else str(row["allows"])
+        )
+        for row in rows
+    }
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """`{"optimizer": {"lr": 1}}` as `{"optimizer.lr": "1"}`."""
+    flat: dict[str, str] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": str(value)}
+    return flat
+
+
+def _curve(folder: Path) -> tuple[tuple[float, float], ...]:
+    """(samples seen, training loss) of each logged step."""
+    series: dict[str, dict[int, float]] = {"train/samples_seen": {}, "train/loss": {}}
+    for metric in MetricsReader(folder).read():
+        if metric.key in series:
+            series[metric.key][metric.step] = float(metric.value)
+    seen, losses = series["train/samples_seen"], series["train/loss"]
+    return tuple((seen[step], losses[step]) for step in sorted(seen.keys() & losses.keys()))

@@ -1,0 +1,418 @@
+"""The plots of a comparison. Each is written only if there are data for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runner.tools.compare.results import Block, RunComparison, SetupResult
+from runner.tools.compare.runs import Phases, prediction_error
+from runner.tools.compare.setups import SetupRuns
+from runner.tools.compare.statistics import rank_correlation
+from runner.tools.compare.verdict import DIFFERENCE_LEVEL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BASELINE = "#111418"
+_START_UP, _TRAINING, _COMMUNICATION = "start-up to first step", "training", "communication"
+_EVALUATION, _REST = "evaluation", "saving and the rest"
+#: The parts of a bar, in order. Training is divided further if the phases of a step were measured.
+_PARTS = {
+    _START_UP: "#b8bec8",
+    "data": "#8a5aab",
+    "forward": "#7fb2d9",
+    "backward": "#1b6ca8",
+    "optimizer": "#3f8f5b",
+    _TRAINING: "#2fa4a9",
+    _COMMUNICATION: "#c8553d",
+    "other": "#4a4e57",
+    _EVALUATION: "#d9c89a",
+    _REST: "#ece5d3",
+}
+#: Distances from a point, in typographic points, and angles at which its label is tried, in this order.
+_RADII = (6, 12, 20, 30, 42, 56)
+_ANGLES = (35, 145, -35, -145, 90, -90, 0, 180)
+#: From this distance on, a thin line connects the label with its point.
+_NEAR = 12
+#: How far a bar reaches at most on either side of its point, as a share of the panel: sideways, and up and down. An
+#: arrowhead marks a cut end.
+_LONGEST_BAR = (0.15, 0.3)
+_BAR = "bar"
+#: Errors of a prediction whose bands are drawn.
+_ERRORS = (0.25, 0.1)
+_STYLE = Path(__file__).with_name("plots.mplstyle")
+
+
+def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
+    """Write the plots for which there are data; their paths."""
+    import matplotlib
+
+    drawings: dict[str, Callable[[RunComparison], Figure | None]] = {
+        "metric_vs_speed.png": metric_vs_speed,
+        "loss_vs_samples.png": loss_vs_samples,
+        "time_breakdown.png": time_breakdown,
+        "prediction.png": prediction,
+    }
+    written = []
+    with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
+        # A name may hold any character, and the warning would print it as it is.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        for name, draw in drawings.items():
+            figure = draw(comparison)
+            if figure is not None:
+                figure.savefig(folder / name, facecolor="white")
+                written.append(folder / name)
+    return written
+
+
+@contextlib.contextmanager
+def plot_file(path: str | Path, width: float = 6.5, height: float = 3.8, panels: int = 1) -> Iterator[list[Axes]]:
+    """Panels side by side in the style of all plots, to draw on; written to `path` at the end. Sizes in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(fname=_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield list(figure.subplots(1, panels, squeeze=False).flat)
+        figure.savefig(path, facecolor="white")
+
+
+def _panels(number: int, wide: bool, heights: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel per block, two per row unless the panels are `wide`."""
+    from matplotlib.figure import Figure
+
+    columns = 1 if wide or number == 1 else 2
+    rows = math.ceil(number / columns)
+    heights = heights or [4.6 if wide else 3.8] * rows
+    figure = Figure(figsize=(9.5 if columns == 2 or wide else 6.5, sum(heights)), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    panels = list(grid.flat)
+    for unused in panels[number:]:
+        unused.remove()
+    return figure, panels[:number]
+
+
+def metric_vs_speed(comparison: RunComparison) -> Figure | None:
+    """Metric against speed-up, one point per setup. Rehearsed setups have no speed-up and are not drawn."""
+    blocks = [block for block in comparison.blocks if _timed(block) and math.isfinite(block.rows[0].metric.value)]
+    if not blocks:
+        return None
+    figure, panels = _panels(len(blocks), wide=max(len(_timed(block)) for block in blocks) > 8)
+    for block, axes in zip(blocks, panels, strict=True):
+        _draw_metric_vs_speed(axes, block)
+        axes.set_title(block.title)
+    for block, axes in zip(blocks, panels, strict=True):
+        _label_setups(axes, block)
+    return figure
+
+
+def _timed(block: Block) -> list[tuple[SetupResult, float]]:
+    """Rows with their speed-up."""
+    return [
+        (row, row.speed_up.value) for row in block.rows if row.speed_up is not None and math.isfinite(row.metric.value)
+    ]
+
+
+def _families(block: Block) -> list[tuple[str, str | None, list[tuple[SetupResult, float]]]]:
+    """(colour, series name, rows) for each number of workers and method."""
+    families: dict[tuple[int, str], list[tuple[SetupResult, float]]] = {}
+    for row, speed_up in _timed(block):
+        families.setdefault(row.setup.family, []).append((row, speed_up))
+    return [
+        (f"C{i % 10}", _series_name([row.setup.name for row, _ in rows]), rows)
+        for i, rows in enumerate(families.values())
+    ]
+
+
+def _series_name(names: Sequence[str]) -> str | None:
+    """What names that differ in one number have in common, such as `4 GPUs · k`; None if they differ in more."""
+    name = os.path.commonprefix(names).rstrip("0123456789 =·")  # noqa: RUF071 - any text, not only paths
+    is_series = len(names) > 2 and name and all(_step(one, name).isdecimal() for one in names)
+    return name if is_series else None
+
+
+def _step(name: str, series: str) -> str:
+    return name[len(series) :].strip(" =·")
+
+
+def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
+    baseline, rows = block.rows[0], [row for row, _ in _timed(block)]
+    base, margin = baseline.metric.value, block.margin.value
+    if margin is not None:
+        axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
+    axes.axhline(base, color=_BASELINE, lw=0.6, ls=":")
+    axes.plot([1], [base], "D", ms=5, color=_BASELINE)
+    for colour, series, members in _families(block):
+        own = [row for row, _ in members]
+        x, y = [speed_up for _, speed_up in members], [row.metric.value for row in own]
+        if series is not None:
+            axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
+        faces = ["white" if block.uncertain_speed(row) else colour for row in own]
+        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=series)
+    _speed_axis(axes, [1.0, *(speed_up for _, speed_up in _timed(block))])
+    _metric_axis(axes, [base, *(row.metric.value for row in rows)], margin)
+    notes = ["bars: 95% intervals"]
+    if _draw_bars(axes, block):
+        notes.append("arrows: longer ones")
+    if any(map(block.uncertain_speed, rows)):
+        notes.append("hollow: other jobs ran at the same time")
+    axes.set_xlabel(f"speed-up over the baseline ({'; '.join(notes)})")
+    axes.set_ylabel(block.key.metric)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", handlelength=1.2)
+
+
+def _draw_bars(axes: Axes, block: Block) -> bool:
+    """Draw the intervals of metric and speed-up; whether one was cut. The limits of the axes must be final."""
+    points = [(1.0, block.rows[0], _BASELINE)]
+    points += [(speed_up, row, colour) for colour, _, members in _families(block) for row, speed_up in members]
+    cut = False
+    for speed_up, row, colour in points:
+        x, y = speed_up, row.metric.value
+        if (interval := row.metric.interval(DIFFERENCE_LEVEL)).known:
+            cut |= _draw_bar(axes, (x, y), (x, interval.low), "v", colour)
+            cut |= _draw_bar(axes, (x, y), (x, interval.high), "^", colour)
+        if row.speed_up is not None and (interval := row.speed_up.interval).known:
+            cut |= _draw_bar(axes, (x, y), (interval.low, y), "<", colour)
+            cut |= _draw_bar(axes, (x, y), (interval.high, y), ">", colour)
+    return cut
+
+
+def _draw_bar(axes: Axes, start: tuple[float, float], end: tuple[float, float], head: str, colour: str) -> bool:
+    """Draw one side of an interval, cut before it leaves the panel or crosses much of it; whether it was cut."""
+    in_panel = axes.transData + axes.transAxes.inverted()
+    at, full = in_panel.transform([start, end])
+    axis = int(head in "v^")
+    length = float(abs(full[axis] - at[axis]))
+    longest = min(_LONGEST_BAR[axis], float(at[axis] if full[axis] < at[axis] else 1 - at[axis]))
+    cut = length > longest
+    stop = at + (full - at) * (longest / length) if cut else full
+    line = np.array([at, stop])
+    style: dict[str, Any] = {"color": colour, "lw": 0.8, "alpha": 0.6, "ms": 3.5, "mew": 0, "gid": _BAR}
+    marker = head if cut else ""
+    axes.plot(*line.T, transform=axes.transAxes, marker=marker, markevery=[1], **style)
+    return cut
+
+
+def _speed_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A log axis with readable ticks that contains every point, but not every error bar."""
+    from matplotlib.ticker import NullLocator
+
+    low, high = min(values) / 1.15, max(values) * 1.25
+    steps = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100)
+    ticks = [step for step in steps if low <= step <= high]
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+
+
+def _metric_axis(axes: Axes, values: Sequence[float], margin: float | None) -> None:
+    low, high = min(values), max(values)
+    pad = 0.12 * (high - low)
+    if margin is not None:  # show the whole margin unless that would squeeze the points together
+        pad = max(pad, min(1.3 * margin, 2 * (high - low) or 1.3 * margin))
+    if not pad:
+        low, high = axes.get_ylim()
+    axes.set_ylim(low - pad, high + pad)  # final, also without a pad
+
+
+def _label_setups(axes: Axes, block: Block) -> None:
+    labels = [(1.0, block.rows[0].metric.value, block.baseline.name, _BASELINE)]
+    for colour, series, rows in _families(block):
+        for row, speed_up in rows:
+            text = _step(row.setup.name, series) if series is not None else row.setup.name
+            labels.append((speed_up, row.metric.value, text, colour))
+    place_labels(axes, labels)
+
+
+def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
+    """Place labels so that they cover neither each other nor a point or a bar. The limits of the axes must be final.
+
+    `labels`: (x, y, text, colour), in data coordinates.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure = axes.figure.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # or the layout would make room for the labels and move the points
+    unit = figure.dpi / 72
+    frame = axes.get_window_extent()
+    pixels = axes.transData.transform([(x, y) for x, y, *_ in labels])
+    taken = [Bbox.from_bounds(x - 4 * unit, y - 4 * unit, 8 * unit, 8 * unit) for x, y in pixels]
+    taken += [line.get_window_extent() for line in axes.lines if line.get_gid() == _BAR]
+    angles = [math.radians(angle) for angle in _ANGLES]
+    offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in _RADII for angle in angles]
+    for (x, y, text, colour), (pixel_x, pixel_y) in zip(labels, pixels, strict=True):
+        note = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", va="center", color=colour, fontsize=8)
+        size = note.get_window_extent()
+        best, fewest = (0.0, 0.0), math.inf
+        for dx, dy in offsets:
+            alignment = "center" if abs(dx) < 1 else "left" if dx > 0 else "right"
+            left = {"left": 0.0, "center": size.width / 2, "right": size.width}[alignment]
+            corner = (pixel_x + dx * unit - left, pixel_y + dy * unit - size.height / 2)
+            box = Bbox.from_bounds(*corner, size.width, size.height)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+            overlaps = box.count_overlaps(taken) + (not inside)
+            if overlaps < fewest:
+                best, fewest, place = (dx, dy), overlaps, (alignment, box)
+        note.set(position=best, ha=place[0])
+        taken.append(place[1])
+        if math.hypot(*best) > _NEAR + 1:
+            line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6}
+            axes.annotate("", (x, y), best, textcoords="offset points", arrowprops=line)
+
+
+def loss_vs_samples(comparison: RunComparison) -> Figure | None:
+    """Training loss against samples seen: each seed as a thin line, the mean of a setup's seeds as a thick one."""
+    curves = {
+        block.key: [(setup, own) for setup in _setups(block) if (own := _curves(setup))] for block in comparison.blocks
+    }
+    blocks = [block for block in comparison.blocks if curves[block.key]]
+    if not blocks:
+        return None
+    figure, panels = _panels(len(blocks), wide=max(len(block.rows) for block in blocks) > 6)
+    for block, axes in zip(blocks, panels, strict=True):
+        drawn = curves[block.key]
+        # Equivalent setups have the same curve: each line is thinner than the one below it.
+        widths = np.linspace(3.0, 1.4, len(drawn)) if len(drawn) > 1 else [1.8]
+        for colour, (setup, own), width in zip(_spread_colours(len(drawn)), drawn, widths, strict=True):
+            _draw_curves(axes, setup.name, own, colour, float(width))
+        axes.set_title(block.title)
+        axes.set_xlabel("samples seen")
+        axes.set_ylabel("training loss, smoothed")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(loc="best", ncols=1 + len(drawn) // 9)
+    return figure
+
+
+def _setups(block: Block) -> list[SetupRuns]:
+    return [row.setup for row in block.rows]
+
+
+def _spread_colours(number: int) -> list[str]:
+    """The colours of the style while they suffice, else shades of one colour map."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if number <= 10:
+        return [f"C{i}" for i in range(number)]
+    return [to_hex(colormaps["turbo"](0.05 + 0.9 * i / (number - 1))) for i in range(number)]
+
+
+def _curves(setup: SetupRuns) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(samples, smoothed loss) of each run that logged at least two finite losses."""
+    curves = []
+    for run in setup.runs:
+        points = np.array([point for point in run.curve if math.isfinite(point[1])])
+        if len(points) > 1:
+            curves.append((points[:, 0], smoothed(points[:, 1])))
+    return curves
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean over a centred window of a twentieth of the curve, shorter at both ends."""
+    half = len(values) // 40
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    start, end = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (sums[end] - sums[start]) / (end - start)
+
+
+def _draw_curves(axes: Axes, name: str, curves: list[tuple[np.ndarray, np.ndarray]], colour: str, width: float) -> None:
+    for samples, losses in curves:
+        axes.plot(samples, losses, color=colour, lw=0.6, alpha=0.35)
+    grid = np.linspace(max(samples[0] for samples, _ in curves), min(samples[-1] for samples, _ in curves), 200)
+    mean = np.mean([np.interp(grid, samples, losses) for samples, losses in curves], axis=0)
+    axes.plot(grid, mean, color=colour, lw=width, label=name)
+
+
+def time_breakdown(comparison: RunComparison) -> Figure | None:
+    """Where the wall-clock time of a run goes, mean over a setup's runs. Rehearsed runs are left out."""
+    timed = [
+        (block, [one for one in _setups(block) if not one.rehearsed and mean_phases(one)])
+        for block in comparison.blocks
+    ]
+    blocks = [(block, setups) for block, setups in timed if setups]
+    if not blocks:
+        return None
+    heights = [1.1 + 0.34 * len(setups) for _, setups in blocks]
+    figure, panels = _panels(len(blocks), wide=True, heights=heights)
+    for (block, setups), axes in zip(blocks, panels, strict=True):
+        left = np.zeros(len(setups))
+        parts = [mean_phases(setup) for setup in setups]
+        for name, colour in _PARTS.items():
+            if any(name in part for part in parts):
+                widths = np.array([part.get(name, 0.0) for part in parts])
+                axes.barh([one.name for one in setups], widths, left=left, color=colour, label=name, height=0.68)
+                left += widths
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_title(block.title, pad=36)
+        axes.set_xlabel("seconds")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, handlelength=1)
+    return figure
+
+
+def mean_phases(setup: SetupRuns) -> dict[str, float]:
+    """Seconds by part of the bar, mean over the setup's runs; they add up to the mean wall-clock time."""
+    parts = [_parts(run.phases) for run in setup.runs if run.phases is not None]
+    return {name: fmean(one.get(name, 0.0) for one in parts) for name in _PARTS if any(name in one for one in parts)}
+
+
+def _parts(run: Phases) -> dict[str, float]:
+    before_and_after = {_START_UP: run.first_step, _EVALUATION: run.evaluation or 0.0}
+    rest = max(run.wall - run.training - sum(before_and_after.values()), 0.0)
+    return {**before_and_after, **_training(run), _REST: rest}
+
+
+def _training(run: Phases) -> dict[str, float]:
+    """The phases of worker 0's steps, scaled to the training time; else the time spent waiting, and the rest."""
+    if run.step is not None and (step := sum(run.step.values())) > 0:
+        return {phase: seconds / step * run.training for phase, seconds in run.step.items()}
+    if run.stalled is None:
+        return {_TRAINING: run.training}
+    stalled = min(run.stalled, run.training)
+    return {_TRAINING: run.training - stalled, _COMMUNICATION: stalled}
+
+
+def prediction(comparison: RunComparison) -> Figure | None:
+    """Predicted against measured seconds of training, one point per run."""
+    scored = {
+        block.title: [run for setup in _setups(block) for run in setup.runs if prediction_error(run) is not None]
+        for block in comparison.blocks
+    }
+    runs = [run for own in scored.values() for run in own]
+    if not runs:
+        return None
+    figure, (axes,) = _panels(1, wide=False)
+    errors = [abs(prediction_error(run) or 0.0) for run in runs]
+    predicted, measured = ([getattr(run, name) for run in runs] for name in ("predicted_seconds", "seconds"))
+    low, high = min(predicted + measured) / 1.3, max(predicted + measured) * 1.3
+    line = np.array([low, high])
+    for error in _ERRORS:
+        axes.fill_between(line, line / (1 + error), line * (1 + error), color="#1b6ca8", alpha=0.08, lw=0, zorder=0)
+    axes.plot(line, line, color=_BASELINE, lw=0.6)
+    for title, own in scored.items():
+        if own:
+            x, y = ([getattr(run, name) for run in own] for name in ("seconds", "predicted_seconds"))
+            axes.scatter(x, y, s=22, label=title, zorder=3)
+    axes.set(xscale="log", yscale="log", xlim=line, ylim=line)
+    words = f"{len(runs)} run{'s' * (len(runs) > 1)}: median error {median(errors):.0%}, worst {max(errors):.0%}"
+    ranks = rank_correlation(predicted, measured)
+    axes.set_title(words + (f", rank correlation {ranks:.2f}" if ranks is not None else ""))
+    axes.set_xlabel("measured seconds of training")
+    axes.set_ylabel("predicted seconds of training")
+    axes.legend(loc="best", handlelength=1)
+    return figure

@@ -1,0 +1,69 @@
+"""The evaluation rows are a sample, too: what other rows would do to a difference between setups."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runner.tools.compare.runs import Run
+from runner.tools.compare.setups import SetupRuns
+from runner.tools.compare.statistics import Estimate, RowSampling, common_seeds, difference
+from runner.tools.compare.verdict import Margin
+
+
+def metric_difference(setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> Estimate:
+    """The difference of the metric, setup − baseline, over seeds and evaluation rows."""
+    estimate = difference(setup.metrics, baseline.metrics)
+    return dataclasses.replace(estimate, sampling=_row_sampling(estimate.value, setup, baseline, margin))
+
+
+def _row_sampling(value: float, setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> RowSampling | None:
+    """What other rows would do to the difference `value`; None if rows, or what one of them can change, are not known.
+
+    A true difference as large as the margin, or as the one that was found, takes at least that share of rows
+    (`least_error`). If predictions were kept, the error is that of the rows that changed in all seeds, if larger.
+    """
+    width = margin.width
+    rows = min((run.eval_rows or 0) for run in (*setup.runs, *baseline.runs))
+    if width is None or not rows or not math.isfinite(value):
+        return None
+    error = float(least_error(value, margin.value or 0.0, width, rows))
+    by_seed = [{run.seed: run for run in one.runs} for one in (setup, baseline)]
+    pairs = [tuple(one[seed] for one in by_seed) for seed in common_seeds(setup.metrics, baseline.metrics)]
+    changes = row_changes(pairs) if len(pairs) >= 2 else None
+    if changes is not None:
+        error = max(error, width * float(lasting_error(changes)))
+    return RowSampling(rows, error, width / rows, by_row=changes is not None)
+
+
+def least_error(difference: Any, margin: float, width: float, rows: int) -> Any:
+    """Poisson's standard error of the rows that must have changed, in the metric's unit. Numbers or arrays."""
+    return width * np.sqrt(np.maximum(np.abs(difference), margin) / width / rows)
+
+
+def row_changes(pairs: Sequence[tuple[Run, ...]]) -> np.ndarray | None:
+    """int8 of shape [seeds, rows]: 1 where only the first run of a pair is right, −1 where only the second is.
+
+    None without the predictions of all runs, or if they are of different rows.
+    """
+    kept = [one.correct for pair in pairs for one in pair]
+    if any(one is None for one in kept) or len({len(one or b"") for one in kept}) > 1:
+        return None
+    rows = np.stack([np.frombuffer(one or b"", dtype=np.int8) for one in kept])
+    return rows[::2] - rows[1::2]
+
+
+def lasting_error(changes: np.ndarray) -> Any:
+    """Standard error, as a share of rows, of the part of the mean change that belongs to the rows and not to the seeds.
+
+    The variance between rows of their mean over seeds, less what seeds contribute to it (two-way random effects).
+    `changes`: as `row_changes` returns them, of shape [..., seeds, rows]; the result has shape [...].
+    """
+    seeds, rows = changes.shape[-2:]
+    of_means = changes.mean(-2).var(axis=-1, ddof=1)
+    of_seeds = changes.var(axis=-1, ddof=1).mean(-1)
+    return np.sqrt(np.maximum(0.0, of_means - (of_seeds - of_means) / (seeds - 1)) / rows)

@@ -1,0 +1,287 @@
+"""Table cells and sentences, the same in the terminal, the report and MLflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from runner.tools.compare.results import Block, RunComparison, SetupResult
+from runner.tools.compare.runs import prediction_error
+from runner.tools.compare.statistics import t_quantile
+from runner.tools.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, UNKNOWN
+
+NOTHING = "–"
+FEW_SEEDS = 5
+#: Share of the baseline's metric above which a margin is called wide; 1 point of accuracy is one or two percent.
+WIDE_MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class RowText:
+    """A row of the table as text. Pairs are (value, interval), the second may be empty. `style`: a CSS class.
+
+    `tokens_per_s`: with the model FLOPs utilization. `memory`: the peak of a worker, in GiB. `predicted`: seconds, with
+    the mean error.
+    """
+
+    setup: str
+    seeds: str
+    metric: tuple[str, str]
+    difference: tuple[str, str]
+    verdict: str
+    style: str
+    seconds: str
+    speed_up: tuple[str, str]
+    notes: str
+    tokens_per_s: tuple[str, str]
+    memory: str
+    predicted: tuple[str, str]
+
+
+def row_text(block: Block, row: SetupResult) -> RowText:
+    digits = decimals(block)
+    verdict = row.verdict.text if row.verdict is not None else "baseline"
+    better = row.verdict is not None and row.verdict.better
+    return RowText(
+        setup=row.setup.name,
+        seeds=str(len(row.setup.runs)),
+        metric=_mean(row, digits),
+        difference=_difference(row, digits),
+        verdict=verdict,
+        style="better" if better else verdict.partition(":")[0].replace(" ", "-"),
+        seconds=_seconds(row),
+        speed_up=_speed_up(block, row),
+        notes=", ".join(str(flag.number) for flag in block.flags_of(row.setup)),
+        tokens_per_s=_tokens_per_s(row),
+        memory=_memory(row),
+        predicted=_predicted(row),
+    )
+
+
+def _mean(row: SetupResult, digits: int) -> tuple[str, str]:
+    interval = row.metric.interval(DIFFERENCE_LEVEL)
+    return (number(row.metric.value, digits), f"± {number(interval.half_width, digits)}" if interval.known else "")
+
+
+def _difference(row: SetupResult, digits: int) -> tuple[str, str]:
+    if row.difference is None or math.isnan(row.difference.value):
+        return (NOTHING, "")
+    interval, value = row.difference.interval(EQUIVALENCE_LEVEL), number(row.difference.value, digits, "+")
+    bounds = f"[{number(interval.low, digits, '+')}, {number(interval.high, digits, '+')}]"
+    return (value, bounds if interval.known else "")
+
+
+def _seconds(row: SetupResult) -> str:
+    if row.setup.rehearsed:
+        return "rehearsed"
+    if row.seconds is None:
+        return "not timed"
+    text = _short(row.seconds)
+    return f"({text})" if row.setup.shared_machine else text
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+def _predicted(row: SetupResult) -> tuple[str, str]:
+    errors = [error for run in row.setup.runs if (error := prediction_error(run)) is not None]
+    predicted = row.setup.mean_of("predicted_seconds")
+    return (_short(predicted), f"{mean(errors):+.0%}".replace("-", "−")) if predicted and errors else (NOTHING, "")
+
+
+def shows_predictions(block: Block) -> bool:
+    """Whether a run's time was predicted."""
+    return any(_predicted(row) != (NOTHING, "") for row in block.rows)
+
+
+def _speed_up(block: Block, row: SetupResult) -> tuple[str, str]:
+    if row.speed_up is None:
+        return (NOTHING, "")
+    value, interval = f"{_factor(row.speed_up.value)}×", row.speed_up.interval
+    bounds = f"[{_factor(interval.low)}, {_factor(interval.high)}]" if interval.known else ""
+    return (f"({value})", bounds and f"({bounds})") if block.uncertain_speed(row) else (value, bounds)
+
+
+def _tokens_per_s(row: SetupResult) -> tuple[str, str]:
+    if row.setup.rehearsed or (rate := row.setup.mean_of("tokens_per_s")) is None:
+        return (NOTHING, "")
+    share = row.setup.mean_of("model_flops_utilization")
+    return (f"{rate:,.0f}", f"{share:.0%}" if share is not None else "")
+
+
+def _memory(row: SetupResult) -> str:
+    peak = row.setup.mean_of("peak_memory_bytes")
+    return NOTHING if peak is None else f"{peak / 2**30:,.3g}"
+
+
+def shows_use_of_devices(block: Block) -> bool:
+    """Whether a row has tokens per second or a peak of memory: older runs have none."""
+    cells = [(text.tokens_per_s[0], text.memory) for text in (row_text(block, row) for row in block.rows)]
+    return any(cell != (NOTHING, NOTHING) for cell in cells)
+
+
+def _factor(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def decimals(block: Block) -> int:
+    """Decimals of the metric: two for a percentage, more for a small number such as a loss or a fraction."""
+    size = abs(block.rows[0].metric.value)
+    return 2 if not size or not math.isfinite(size) else max(2, min(8, 3 - math.floor(math.log10(size))))
+
+
+def number(value: float, digits: int, sign: str = "") -> str:
+    return "NaN" if math.isnan(value) else f"{value:{sign}.{digits}f}".replace("-", "−")
+
+
+def direction(block: Block) -> str:
+    return f"{'lower' if block.key.goal == 'min' else 'higher'} {block.key.metric} is better"
+
+
+def summary(block: Block) -> str:
+    """Such as `Compared with cpu: 2 equivalent, 1 different (worse), 3 undecided.`"""
+    words = [row.verdict.short for row in block.rows if row.verdict is not None]
+    if not words:
+        return f"Only one setup, {block.baseline.name}."
+    counts = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+    return f"Compared with {block.baseline.name}: {counts}."
+
+
+def skipped_sentence(comparison: RunComparison) -> str:
+    """Such as `3 runs are not compared: a: FAILED; …`; empty if there are none."""
+    skipped = comparison.skipped
+    reasons = "; ".join(f"{one.source}: {one.reason}" for one in skipped)
+    return f"{len(skipped)} run{'s are' if len(skipped) > 1 else ' is'} not compared: {reasons}" if skipped else ""
+
+
+def nothing_compared(comparison: RunComparison) -> str:
+    """Why there is no verdict where each of several blocks has one setup; empty in other cases."""
+    keys = [block.key for block in comparison.blocks]
+    if len(keys) < 2 or any(len(block.rows) > 1 for block in comparison.blocks):
+        return ""
+    properties: dict[str, set[Any]] = {
+        "recipe or experiment": {key.experiment for key in keys},
+        "data": {key.data for key in keys},
+        "number of samples": {(key.samples, key.epochs) for key in keys},
+        "metric": {key.metric for key in keys},
+    }
+    differ = [name for name, values in properties.items() if len(values) > 1] or ["what the headings name"]
+    return (
+        "Nothing was compared: only runs with the same recipe, data, number of samples and metric are compared, and "
+        f"these {len(keys)} tables differ in {', '.join(differ)}."
+    )
+
+
+def remarks(block: Block) -> Iterator[str]:
+    """Sentences about a block as a whole, for below its table."""
+    if block.baseline_note:
+        yield f"Baseline: {block.baseline_note}."
+    if len(block.rows) > 1:
+        yield f"Equivalence margin: {block.margin.text}."
+    yield from _comparability(block)
+    yield from _wide_margin(block)
+    yield from _few_seeds(block)
+    yield from _several_verdicts(block)
+    yield from _sampling(block)
+    for row in block.rows:
+        name, pairs = row.setup.name, row.difference.pairs if row.difference is not None else ()
+        if row.left_out:
+            seeds = ", ".join(map(str, row.left_out))
+            yield f"{name}: the paired difference excludes seed {seeds}, which only one of the two setups ran."
+        no_rows = row.difference is not None and row.difference.sampling is None
+        if no_rows and len(pairs) > 1 and pairs[0] and min(pairs) == max(pairs):
+            yield (
+                f"{name}: all {len(pairs)} seeds have the same difference, so the interval has zero width. This can be "
+                "coincidence with few evaluation samples: run more seeds."
+            )
+        yield from _bootstrap(row)
+        if row.comparability is not None and row.comparability.unknown:
+            names, several = ", ".join(row.comparability.unknown), len(row.comparability.unknown) > 1
+            yield (
+                f"{name}: {names} {'are' if several else 'is'} recorded in only one of the two certificates and "
+                f"{'were' if several else 'was'} not compared."
+            )
+
+
+def _comparability(block: Block) -> Iterator[str]:
+    """One sentence for all setups with the same level and differences."""
+    groups: dict[str, list[str]] = {}
+    for row in block.rows:
+        if row.comparability is not None:
+            groups.setdefault(row.comparability.text, []).append(row.setup.name)
+    for text, names in groups.items():
+        level, colon, differences = text.partition(":")
+        relation = (
+            f"comparability {text}" if level == "unknown" else f"{level} to {block.baseline.name}{colon}{differences}"
+        )
+        yield f"{'; '.join(names)}: {relation}"
+
+
+def _wide_margin(block: Block) -> Iterator[str]:
+    margin, base = block.margin.value, abs(block.rows[0].metric.value)
+    if len(block.rows) > 1 and margin is not None and base and margin > WIDE_MARGIN * base:
+        share = f"{100 * margin / base:.0f}% of the baseline's {block.key.metric} ({base:.3g})"
+        yield f'The margin of {margin:g} is {share}, so "equivalent" is a weak claim: choose a smaller --margin.'
+
+
+def _few_seeds(block: Block) -> Iterator[str]:
+    few = min(len(row.setup.runs) for row in block.rows)
+    if few >= FEW_SEEDS or all(row.difference is None for row in block.rows):
+        return
+    if few == 1:
+        yield "A setup with one seed has no interval and stays undecided: run at least 2 more seeds."
+        return
+    intervals = [row.difference.interval(DIFFERENCE_LEVEL) for row in block.rows if row.difference is not None]
+    widths = [one.half_width for one in intervals if one.known]
+    factor = t_quantile(DIFFERENCE_LEVEL, few - 1) / math.sqrt(few)
+    sentence = f"{few} seeds are rarely enough: the 95% interval is ±{factor:.1f} standard deviations"
+    if widths and max(widths) > 0:
+        sentence += f", here ±{min(widths):.2g} to ±{max(widths):.2g} (median {median(widths):.2g})"
+    yield sentence + "."
+
+
+def _sampling(block: Block) -> Iterator[str]:
+    """Whether intervals allow for other evaluation rows."""
+    known = [one.sampling for _, one in block.tests.values()]
+    if None in known and block.margin.unit != UNKNOWN:
+        counts = block.margin.width is not None
+        why = "their number is not known" if counts else f"{block.key.metric} is not a count of right rows"
+        yield f"Intervals are for these evaluation rows only, since {why}."
+    elif any(one is not None and not one.by_row for one in known):
+        tells = ": runner.predict RUN -o RUN/predictions.csv tells" if block.key.metric == "accuracy" else ""
+        yield (
+            "Intervals allow for other evaluation rows, but not for setups that always differ on more rows than their "
+            f"difference shows, some better and some worse{tells}."
+        )
+
+
+def _several_verdicts(block: Block) -> Iterator[str]:
+    """How likely a wrong one is among several tests; it is less for tests that share a baseline (Šidák 1967)."""
+    if (count := len(block.tests)) < 2:
+        return
+    if block.family_wise:
+        yield f"The {count} verdicts are Holm's: at most 5% for any wrong one of a kind. Intervals are not corrected."
+        return
+    any_wrong = 1 - DIFFERENCE_LEVEL**count
+    yield (
+        f"{count} separate verdicts: if all these setups are truly like the baseline, the chance that at least one is "
+        f"called different is up to {any_wrong:.0%}; --family-wise keeps it at 5%."
+    )
+
+
+def _bootstrap(row: SetupResult) -> Iterator[str]:
+    levels = (EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL) if row.difference is not None else ()
+    intervals = [(level, row.difference.bootstrap(level)) for level in levels if row.difference is not None]
+    texts = [
+        f"{100 * level:.0f}% from {one.low:+.3g} to {one.high:+.3g}" for level, one in intervals if one is not None
+    ]
+    if texts and row.verdict is not None:
+        sentence = f"{row.setup.name}: the bootstrap interval is {' and '.join(texts)}"
+        if row.verdict.bootstrap is not None:
+            by_t = f"the verdict uses the t interval: {row.verdict.kind}"
+            sentence += f"; by the bootstrap interval: {row.verdict.bootstrap}; {by_t}"
+        yield sentence + "."

@@ -1,0 +1,122 @@
+"""The command `python -m runner.evidence`: make a bundle, or check one."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from runner.config.arguments import ArgumentParser, config_dirs
+from runner.config.environment import is_external
+from runner.errors import UserError, require
+from runner.folder.files import check_folder, strict_json
+from runner.launch.signals import handle_signals
+from runner.plan.tables import plain_table
+from runner.tools.evidence.bundle import make_bundle, unpack
+from runner.tools.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, arithmetic, never_verified
+
+#: As of `runner.verify`.
+EXIT_HOLDS, EXIT_DIFFERENT = 0, 3
+_STYLES = {VERIFIED: "green", DIFFERENT: "bold red", CLAIMED: "yellow"}
+
+
+def evidence(arguments: Sequence[str], console: Console) -> int:
+    """Run the command with these arguments; the exit code. Raises UserError."""
+    if arguments[:1] == ["verify"]:
+        return _verify(arguments[1:], console)
+    return _make(arguments, console)
+
+
+def _make(arguments: Sequence[str], console: Console) -> int:
+    parser = ArgumentParser(
+        prog="python -m runner.evidence",
+        description="Pack what runs have recorded into one file to hand over: settings, plan, certificate, ledger, "
+        "metrics, environment, and the digests of data and weights, under one digest.",
+        epilog="To check a bundle: python -m runner.evidence verify bundle.zip (see its --help).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="a .zip file")
+    parser.add_argument("--with-models", action="store_true", help="with the models, and not only their digests")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output file if it exists")
+    options = parser.parse_intermixed_args(list(arguments))
+    output: Path = options.output
+    if output.suffix.lower() != ".zip":
+        raise UserError(f"--output={output} is no .zip file: choose this ending")
+    check_folder("--output", output.parent)
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output={output} cannot be written: name a file in a folder that exists")
+    if output.exists() and not options.overwrite:
+        raise UserError(f"--output={output} exists: choose another file, or add --overwrite")
+    digest = make_bundle(options.runs, output, options.with_models)
+    runs = f"{len(options.runs)} run{'s' * (len(options.runs) > 1)}"
+    console.print(f"{escape(str(output))}: {runs}, {output.stat().st_size:,} bytes", soft_wrap=True)
+    console.print(f"  digest {digest}", soft_wrap=True)
+    console.print(f"  to check it: python -m runner.evidence verify {escape(str(output))}", soft_wrap=True)
+    return EXIT_HOLDS
+
+
+def _verify(arguments: Sequence[str], console: Console) -> int:
+    parser = ArgumentParser(
+        prog="python -m runner.evidence verify",
+        description="Recompute what a bundle claims, as far as that is possible here, and say what was verified and "
+        "what is only claimed. Exit code 0: nothing differs; 3: something does; 2: no bundle, or it was changed.",
+        epilog="example: python -m runner.evidence verify bundle.zip --replay 20 recipe.data.train=train.tsv "
+        "recipe.data.eval=dev.tsv",
+        allow_abbrev=False,
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a file that runner.evidence has made")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="where data, model and workers are, such as recipe.data.train=…",
+    )
+    parser.add_argument(
+        "--model", action="append", type=Path, default=[], metavar="FOLDER", help="of a run; repeatable"
+    )
+    parser.add_argument("--replay", type=int, metavar="STEPS", help="train this number of optimizer steps again")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
+    options = parser.parse_intermixed_args(list(arguments))
+    require(options.replay is None or options.replay >= 1, "--replay", options.replay, "use at least 1 optimizer step")
+    if is_external():
+        raise UserError("runner.evidence starts its workers itself: call it without torchrun")
+    if options.json is not None:
+        check_folder("--json", options.json.absolute().parent)
+        if options.json.is_dir() or not options.json.absolute().parent.is_dir():
+            raise UserError(f"--json={options.json} cannot be written: give a file in a folder that exists")
+    from runner.tools.evidence.recomputed import check_places, recomputed  # imports torch
+
+    check_places(options.overrides)
+    dirs = config_dirs(options.config_dir)
+    handle_signals()
+    found: dict[str, list[Finding]] = {}
+    with tempfile.TemporaryDirectory(prefix="runner-evidence-") as folder:
+        bundle = unpack(options.bundle, Path(folder))
+        console.print(f"{escape(str(options.bundle))}: unchanged, digest {bundle.digest}", soft_wrap=True)
+        for name in bundle.runs:
+            run = Recorded.read(bundle.run(name))
+            weights = bundle.weights[name]
+            found[name] = list(arithmetic(run))
+            found[name] += recomputed(run, weights, options.model, options.overrides, dirs, options.replay)
+            found[name] += never_verified(run)
+            _show(name, found[name], console)
+    if options.json is not None:
+        runs = {name: [vars(one) for one in findings] for name, findings in found.items()}
+        options.json.write_text(strict_json({"digest": bundle.digest, "runs": runs}, indent=1), encoding="utf-8")
+    differs = any(one.outcome == DIFFERENT for findings in found.values() for one in findings)
+    return EXIT_DIFFERENT if differs else EXIT_HOLDS
+
+
+def _show(name: str, findings: Sequence[Finding], console: Console) -> None:
+    table = plain_table(name)
+    for column in ("claim", "", "why"):
+        table.add_column(column, overflow="fold")
+    for one in findings:
+        table.add_row(one.claim, Text(one.outcome, style=_STYLES[one.outcome]), Text(one.why))
+    console.print(table)

@@ -1,0 +1,76 @@
+"""The command `python -m runner.plan`: the plan and the certificate of a setup, or with `-m` a ranking of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from runner.config.arguments import HydraOptions
+from runner.config.hydra_main import show
+from runner.errors import UserError, require
+from runner.measure.fitting import with_fitting_micro_batches
+from runner.measure.predicted import Measuring, foreseen, predicted, why_not
+from runner.measure.tables import prediction_table
+from runner.plan.tables import absent_notes, certificate_table, plan_tables
+from runner.run.preflight import foresee_run, reading_data, say_aside
+from runner.tools.plan.ranking import is_predicted, print_ranking, rank, worth_of, write_csv
+from runner.tools.plan.worth import write_plot
+
+
+def plan(arguments: Sequence[str], console: Console) -> int:
+    """Run `python -m runner.plan` with these arguments; the exit code. Raises UserError."""
+    started = time.monotonic()
+    options = HydraOptions(arguments)
+    if options.only_shows:
+        return show(options)
+    if options.multirun:
+        return _rank(options, started, console)
+    with reading_data() as progress:
+        experiment = foresee_run(options, progress)
+        experiment = with_fitting_micro_batches(
+            experiment, started, progress, say_aside, measures=experiment.config.measure
+        )
+    reason, measures = why_not(experiment), experiment.config.measure
+    asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
+    if reason is not None and (measures or experiment.config.hardware.name is not None):
+        raise UserError(f"{asked} is not possible: {reason}")
+    for name in ("csv", "scale", "plot"):
+        given = getattr(experiment.config.plan, name)
+        require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
+    prediction = predicted(experiment) if not measures else None
+    console.print(plan_tables(experiment))
+    if notes := absent_notes(experiment):
+        console.print(notes)
+    for note in experiment.notes:
+        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
+    console.print(certificate_table(experiment.certificate))
+    if measures:
+        measuring = Measuring(time.monotonic() - started, progress)
+        measuring.announce([experiment])
+        console.print(f"measuring {escape(experiment.setup_name)} …", style="dim")
+        prediction = measuring.predicted(experiment)
+    if prediction is not None:
+        console.print(prediction_table(prediction, experiment))
+        if experiment.config.hardware.name is not None and (words := foreseen(experiment).answer) is not None:
+            console.print(f"[bold]answer:[/] {escape(words)}", soft_wrap=True)
+    else:
+        words = f"not predicted: {reason}" if reason else "not measured: add measure=true"
+        console.print(f"Time and memory are {words}.", style="dim")
+    return 0
+
+
+def _rank(options: HydraOptions, started: float, console: Console) -> int:
+    with reading_data() as progress:
+        setups = rank(options, started, progress, console)
+    print_ranking(setups, console)
+    if (path := setups[0].experiment.config.plan.csv) is not None:
+        write_csv(setups, path)
+    if (path := setups[0].experiment.config.plan.plot) is not None:
+        if found := worth_of(setups):
+            write_plot(found, is_predicted(setups), path)
+        else:
+            console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
+    return 0

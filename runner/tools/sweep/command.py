@@ -1,0 +1,195 @@
+"""A sweep from its command to its exit code: opened, run by Hydra, closed, compared."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from rich.console import Console
+from rich.markup import escape
+
+from runner.config.arguments import HydraOptions
+from runner.config.compose import hydra_quoted
+from runner.config.hydra_main import hydra_main
+from runner.config.schema import Evaluation, Tracking
+from runner.errors import Terminal, first_line
+from runner.folder.lock import terminate_all, wait_until_unlocked
+from runner.launch.signals import EXIT_PREEMPTED, handle_signals, signals_ignored
+from runner.measure.tables import seconds_words
+from runner.run.progress import Background
+from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
+from runner.tools.sweep.grid import Grid, Launcher
+from runner.tools.sweep.job import free_folder, run_in_sweep
+from runner.tools.sweep.parent_run import ParentRun, parent_card
+from runner.tools.sweep.progress import monitor_jobs, progress_line
+from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
+from runner.tools.sweep.sweep import Sweep, attempts
+from runner.track.secrets import masked
+from runner.track.store import error_summary, how_to_sync, store_of
+from runner.track.tracker import how_to_open_jobs, warn
+
+EXIT_FAILED, EXIT_USER_ERROR = 1, 2
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one.
+
+    `predicted_s`: of all jobs; None if one of them was not measured, or some have finished.
+    """
+
+    command: tuple[str, ...]
+    grid: Grid
+    launcher: Launcher
+    tracking: Tracking
+    evaluation: Evaluation
+    recipe: str
+    folder: Path
+    started_at: float
+    predicted_s: float | None = None
+
+
+def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
+    """Run all jobs that are not finished; the exit code. `options`: of the command, for Hydra's sweeper."""
+    handle_signals()
+    console = Terminal(highlight=False)
+    with sweep_lock(request.folder):
+        mark_killed_jobs(request.folder)
+        sweep, parent = _open(request)
+        n = "jobs chosen by its sweeper" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
+        console.print(f"sweep [bold]{escape(sweep.id)}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
+        if request.predicted_s is not None:
+            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
+            console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
+        status, complete = FAILED, False
+        try:
+            # Jobs in this process show their own progress.
+            monitor = Background("jobs", functools.partial(monitor_jobs, sweep, console))
+            with contextlib.nullcontext() if sweep.in_process else monitor:
+                complete = _run_all(options, sweep)
+            status = FINISHED if complete else FAILED
+        except KeyboardInterrupt:
+            status = KILLED
+            console.print(f"to resume: the same command with [bold]{KEY}={escape(sweep.id)}[/]", soft_wrap=True)
+            raise
+        finally:
+            if status != FINISHED and not sweep.in_process:
+                console.print("waiting for the jobs to end")
+            with signals_ignored():
+                _close(sweep, parent, status)
+    code = _report(sweep, console) or (0 if complete else EXIT_FAILED)
+    _compare(sweep, request.tracking, console)
+    if parent is not None:
+        console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
+    for line in how_to_open_jobs(request.tracking, request.folder):
+        console.print(line, soft_wrap=True, markup=False)
+    return code
+
+
+def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
+    uri = store_of(request.tracking)
+    grid = request.grid
+    card = parent_card(request.tracking, request.folder, request.recipe, grid.varied, request.evaluation.metric)
+    sweep = Sweep(
+        folder=str(request.folder.absolute()),
+        command=request.command,
+        varied=grid.varied,
+        jobs=grid.jobs,
+        total=grid.total,
+        at_once=request.launcher.at_once,
+        in_process=request.launcher.in_process,
+        key=card.key if uri is not None else None,
+        started_at=request.started_at,
+    )
+    sweep.write()
+    if uri is None:
+        return sweep, None
+    parent = ParentRun(card, sweep, uri)
+    parent.open()
+    return sweep, parent
+
+
+def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
+    """Let Hydra's sweeper run the jobs of a sweep, with the options of its command."""
+    # Hydra would derive the folder's name from the clock again.
+    folder = f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"
+    hydra_main([*options.for_hydra, folder], functools.partial(run_in_sweep, sweep=sweep))
+
+
+def _run_all(options: HydraOptions, sweep: Sweep) -> bool:
+    """Run the jobs; False if an optimizing sweeper stopped early, which the jobs' folders do not show.
+
+    Hydra raises the error of the first failed job after the last job. It is ignored: the folders show which failed.
+    """
+    folder = Path(sweep.folder)
+    try:
+        _run_jobs(options, sweep)
+    except Exception as error:
+        started = [state for state in attempts(folder) if state.started_at >= sweep.started_at]
+        if not started:
+            raise  # the sweeper or the launcher failed
+        wait_until_unlocked([state.folder for state in started])  # a launcher may raise while other jobs still run
+        mark_killed_jobs(folder)
+        if not any(state.status == FAILED for state in sweep.states()):
+            warn(f"the sweep did not run to its end: {first_line(error)}")
+            return sweep.jobs is not None
+    return True
+
+
+def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
+    folder = Path(sweep.folder)
+    if status != FINISHED and not sweep.in_process:
+        running = terminate_all([state.folder for state in attempts(folder)])
+        if running:
+            warn(f"still running on other machines, end them yourself: {'; '.join(running)}")
+    mark_killed_jobs(folder)
+    if parent is None:
+        return
+    try:
+        parent.close(status)
+    except Exception as error:  # noqa: BLE001 - database, network, disk: the jobs' results matter more
+        warn(
+            f"MLflow did not receive everything ({error_summary(error)}): "
+            f"{how_to_sync(Path(os.path.relpath(folder)), parent.uri)} sends what is missing"
+        )
+
+
+def _report(sweep: Sweep, console: Console) -> int:
+    """Print how the jobs ended; the exit code."""
+    states = sweep.states()
+    failed = [state for state in states if state.status != FINISHED]
+    total = len(states) if sweep.jobs is None else len(sweep.jobs)  # an optimizing sweeper may repeat a job
+    not_started = total - len(states)
+    console.print()
+    console.print(f"sweep [bold]{escape(sweep.id)}[/]: {escape(progress_line(states, total, sweep.at_once))}")
+    if not not_started and not failed:
+        return 0
+    errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
+    parts = [*([f"{not_started} did not start"] if not_started else []), *(["failed:"] if failed else [])]
+    errors.print(f"[bold]{len(states) - len(failed)} of {total} jobs finished[/]; {', '.join(parts)}")
+    for state in failed:
+        errors.print(f"  {escape(state.shown)}: {escape(state.error or state.status)}")
+    errors.print(f"to run them again: the same command with [bold]{KEY}={escape(sweep.id)}[/]")
+    if failed and all(state.status == PREEMPTED for state in failed):
+        return EXIT_PREEMPTED
+    by_user = failed and all(state.user_error for state in failed) and not not_started
+    return EXIT_USER_ERROR if by_user else EXIT_FAILED
+
+
+def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
+    """Compare the runs, with a report in the sweep's folder."""
+    from runner.tools.compare.command import compare  # matplotlib and pandas take seconds to import
+
+    folder = os.path.relpath(sweep.folder)
+    store = ["--tracking-uri", tracking.uri] if tracking.uri else []
+    console.print()
+    try:
+        compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
+    except Exception as error:  # noqa: BLE001 - the exit code is that of the jobs
+        repeat = f"python -m runner.compare {quote(folder)} repeats it"
+        warn(f"the comparison is not complete ({masked(first_line(error))}): {repeat}")

@@ -1,0 +1,148 @@
+"""What is wrong with a sweep's settings or tracking store, found before a folder is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+from omegaconf import DictConfig
+
+from runner.config.arguments import RESUME_SWEEP, HydraOptions
+from runner.config.compose import compose, group_points, parsed, settings, sweep_points, with_sweeper_params
+from runner.config.schema import Config
+from runner.data.cache import Progress
+from runner.errors import UserError
+from runner.folder.files import check_folder
+from runner.measure.fitting import with_fitting_micro_batches
+from runner.measure.predicted import predicted
+from runner.plan.experiment import Experiment, prepare
+from runner.run.preflight import reading_data, say_aside
+from runner.tools.sweep.command import SweepRequest
+from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
+from runner.tools.sweep.resume import find_sweep
+from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
+from runner.track.secrets import masked, names_a_secret
+from runner.track.store import check_tracking
+
+
+def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
+    """Which jobs a sweep has, and its folder. Adds what an optimizing sweeper needs to `options`. Raises UserError.
+
+    Every value that is swept is checked, and every job of a grid: as far as a run's preflight can if the jobs run on
+    this machine, else the settings only. An optimizing sweeper's jobs are checked when they start.
+    """
+    started = time.monotonic()
+    for override, meant in zip(options.overrides, parsed(options.overrides), strict=True):
+        _refuse_written_secret(override, meant.value())
+
+    @functools.cache  # many of these points are jobs, too
+    def composed(*point: str) -> DictConfig:
+        return compose(point, options.config_dirs)
+
+    first = composed(*next(sweep_points(options.overrides)))
+    overrides = with_sweeper_params(options.overrides, first.hydra)
+    points = [composed(*point) for point in sweep_points(overrides)]
+    configs = [settings(point) for point in points]
+    hydra, config = points[0].hydra, configs[0]
+    folder = Path(hydra.sweep.dir)
+    check_folder("hydra.sweep.dir", str(folder))
+    options.overrides += sweeper_overrides(hydra, config.evaluation.goal, options.overrides)
+    check_tracking(config.tracking)
+    if "MLFLOW_RUN_ID" in os.environ:
+        raise UserError("MLFLOW_RUN_ID is set, but the jobs of a sweep cannot share one MLflow run: unset it")
+    if options.resumed:
+        folder = find_sweep(options.resumed, folder.parent)
+    elif (folder / SWEEP_FILE).exists():
+        raise UserError(
+            f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
+        )
+    grid = grid_of(parsed(overrides), hydra)
+    if grid.overrides is None:
+        for point in group_points(overrides):  # the sweeper can choose any
+            composed(*point)
+    with reading_data() as progress:
+        launcher = launcher_of(hydra, grid.total)
+        experiments = _checked_jobs(grid, composed, launcher, started, progress)
+    return SweepRequest(
+        command=tuple(options.overrides),
+        grid=grid,
+        launcher=launcher,
+        tracking=config.tracking,
+        evaluation=config.evaluation,
+        recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
+        folder=folder,
+        started_at=started_at,
+        predicted_s=None if options.resumed else _predicted(experiments, launcher.at_once),
+    )
+
+
+def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None:
+    """Seconds of all jobs, `parallel` at a time; None if one of them has no prediction."""
+    seconds = 0.0
+    for experiment in experiments:
+        prediction = predicted(experiment, parallel)
+        if prediction is None:
+            return None
+        seconds += prediction.total.value
+    return seconds / parallel if experiments else None
+
+
+def _checked_jobs(
+    grid: Grid, composed: Callable[..., DictConfig], launcher: Launcher, started: float, progress: Progress
+) -> Sequence[Experiment]:
+    """The experiments of a grid's jobs, any seed for those that differ in the seed only; none if they run elsewhere.
+
+    `composed`: the configuration for some overrides. `started`: when the command began, on the monotonic clock. Raises
+    UserError if one cannot run.
+    """
+    checked: list[tuple[Config, Experiment]] = []
+    experiments: list[Experiment] = []
+    for job in (grid.overrides or {}).values():
+        try:
+            config = settings(composed(*job))
+            any_seed = dataclasses.replace(config, seed=0)
+            if not launcher.here:
+                continue
+            known = next((experiment for other, experiment in checked if other == any_seed), None)
+            if known is None:
+                # Here, a measurement is not disturbed by other jobs.
+                known = with_fitting_micro_batches(
+                    prepare(config, progress), started, progress, say_aside, jobs_at_once=launcher.at_once
+                )
+                checked.append((any_seed, known))
+            experiments.append(known)
+        except UserError as error:
+            varied = ", ".join(value for value in job if value.lstrip("+").partition("=")[0] in grid.varied)
+            raise UserError(f"{error} (job {varied}; no job was started)" if varied else str(error)) from error
+    return experiments
+
+
+def _refuse_written_secret(override: str, value: object) -> None:
+    """Refuse a credential in an override: Hydra, `sweep.json` and the tracking store write a sweep's overrides down."""
+    written = "and a sweep's overrides are written to files"
+    if masked(override) != override:
+        raise UserError(f"{masked(override)} holds credentials, {written}: put the address into MLFLOW_TRACKING_URI")
+    for name in _written_secrets(override.partition("=")[0], value):
+        raise UserError(f"{name}=*** is a credential, {written}: read it from the environment, '${{oc.env:NAME}}'")
+
+
+def _written_secrets(key: str, value: object) -> Iterator[str]:
+    """The settings in `key=value` whose name says that they hold a secret, unless the value is a reference to it."""
+    if isinstance(value, QuotedString):
+        value = value.text
+    if isinstance(value, ChoiceSweep):
+        value = value.list
+    secret = names_a_secret(key.rpartition(".")[2])
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _written_secrets(key if secret else f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _written_secrets(key, item)
+    elif secret and value not in ("", None) and not str(value).startswith("${"):
+        yield key
