@@ -17,8 +17,8 @@ def _leave_at_once(number: int, frame: FrameType | None) -> None:
     # Until a job starts there is nothing to clean up, and an interrupt that is raised inside the imports of torch or
     # NumPy can be swallowed there. A job sets its own handlers.
     local = sys.modules.get("runner.launch.local")
-    if local is not None and hasattr(local, "leave_nothing"):  # its import may not have come to an end
-        local.leave_nothing()
+    if local is not None and hasattr(local, "cleanup_process"):  # its import may not have come to an end
+        local.cleanup_process()
     interrupted = number == signal.SIGINT
     os.write(2, b"\ninterrupted\n" if interrupted else b"\npreempted before the run had begun\n")
     os._exit(130 if interrupted else 75)  # runner.launch.signals, which is not imported yet

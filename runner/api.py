@@ -88,9 +88,9 @@ def sweep(*overrides: str, config_dir: str | Path | None = None) -> DataFrame:
 def plan(*overrides: str, config_dir: str | Path | None = None) -> Experiment:
     """What `python -m runner.plan` shows: `plan`, `certificate`, `facts` of the data, and `notes`. Raises UserError."""
     with _left_unchanged():
-        from runner.run.preflight import foresee_run  # imports torch and Hydra
+        from runner.run.preflight import prepare_run_for_plan  # imports torch and Hydra
 
-        return foresee_run(_options(overrides, config_dir), silent)
+        return prepare_run_for_plan(_options(overrides, config_dir), silent)
 
 
 def compare(

@@ -154,7 +154,7 @@ def train_killed(backend: Backend, overrides: list[str], folder: Path, saved_aft
 
 def _save(loop: Loop, backend: Backend, folder: Path) -> None:
     checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, _identity(loop))
-    checkpoints.save(loop.optimizer_step, loop.state_dict, loop.policy.equal_parts if loop.synchronised else ())
+    checkpoints.save(loop.optimizer_step, loop.state_dict, loop.policy.replicated_keys if loop.synchronised else ())
     checkpoints.wait()
     assert checkpoints.warning() is None, checkpoints.warning()
     backend.all_gather_object(None)  # until worker 0 has completed it

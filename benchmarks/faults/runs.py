@@ -175,10 +175,10 @@ def delivery_problems(folder: Path, uri: str) -> Iterator[str]:
     """What is not as required of a finished run in the tracking store."""
     from mlflow.tracking import MlflowClient
 
-    from runner.track.card import KEY_TAG, RunCard
+    from runner.track.card import KEY_TAG, TrackingRecord
     from runner.track.delivery import stored_key
 
-    client, card = MlflowClient(uri), RunCard.read(folder)
+    client, card = MlflowClient(uri), TrackingRecord.read(folder)
     experiment = client.get_experiment_by_name(card.experiment)
     runs = client.search_runs([experiment.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{card.key}'")
     if [run.info.status for run in runs] != ["FINISHED"]:

@@ -667,7 +667,7 @@ class PlanOverrides:
 
 
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
-NOT_THE_SETUP = (
+SETUP_DIGEST_EXCLUDES = (
     *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile", "noise"),
     *("nonfinite_steps", "cache_dir", "plan", "measure", "hardware"),
 )

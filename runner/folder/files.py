@@ -147,7 +147,7 @@ def is_from_disk(error: Exception, folder: Path) -> bool:
 def started_ms(folder: Path) -> int:
     """When a run started, in milliseconds since the epoch: by `tracking.json`, else when its folder last changed."""
     try:
-        # Read without `RunCard`, which is in a package above this one.
+        # Read without `TrackingRecord`, which is in a package above this one.
         return int(read_json(folder / "tracking.json")["started"])
     except (UserError, ValueError, TypeError, KeyError):
         # A guess: the folder may have been copied.

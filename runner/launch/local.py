@@ -81,7 +81,7 @@ class WorkerLost(WorkerFailed):
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerContext:
     """A worker's place among the `workers` of a launch. `rendezvous`: a folder of the launch, where they meet."""
 
     rank: int
@@ -100,7 +100,7 @@ class Place:
 
 
 #: What a worker runs.
-Entry = Callable[[Any, Place], Any]
+Entry = Callable[[Any, WorkerContext], Any]
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def _own_folder(pid: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     _lock.enter_context(locked_inside(folder))
     multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
-    atexit.register(leave_nothing)
+    atexit.register(cleanup_process)
     return folder
 
 
@@ -138,7 +138,7 @@ def _forkserver_runs() -> bool:
     return not poll.poll(0)
 
 
-def leave_nothing() -> None:
+def cleanup_process() -> None:
     """Remove the temporary folder and end the forkserver, which may still be importing, before this process exits.
 
     In this order: if this process is killed meanwhile, the forkserver removes the folder.
@@ -212,7 +212,7 @@ def _is_pending(number: int) -> bool:
 
 
 def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
-    """Run `entry(job, place)` in `workers` processes; rank 0's result.
+    """Run `entry(job, context)` in `workers` processes; rank 0's result.
 
     `grace_s`: seconds that preempted workers have to save their state.
 
@@ -254,8 +254,8 @@ class _Worker:
     def start(rank: int, workers: int, rendezvous: str) -> _Worker:
         context = multiprocessing.get_context("forkserver")
         own, theirs = context.Pipe()
-        place = (rank, workers, rendezvous, theirs)
-        process = context.Process(target=_work, args=place, name=f"worker {rank}")
+        start = (rank, workers, rendezvous, theirs)
+        process = context.Process(target=_work, args=start, name=f"worker {rank}")
         try:
             process.start()
         except (EOFError, ConnectionError) as error:
@@ -390,7 +390,7 @@ def _failure(workers: Sequence[_Worker], for_memory: bool) -> BaseException | No
 
 def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
     """A worker's process, from its start to its exit code."""
-    place = Place(rank, workers, Path(rendezvous), pipe)
+    context = WorkerContext(rank, workers, Path(rendezvous), pipe)
     handle_signals(exits=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*INTERRUPTIONS, *PREEMPTIONS})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -400,7 +400,7 @@ def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
     except EOFError:  # the launch was interrupted before it began
         _exit(EXIT_INTERRUPTED)
     try:
-        result = entry(job, place)
+        result = entry(job, context)
         pipe.send((_RESULT, result if rank == 0 else None))
     except Preempted as request:
         pipe.send((_SAVED, request.step))

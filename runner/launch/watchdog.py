@@ -25,11 +25,11 @@ _WAITING_SHARDED = (*_WAITING, "forward", "optimizer")
 
 
 @dataclass(frozen=True)
-class Sign:
-    """A sign of life of a worker. `number`: of its sign; `beats`: how much progress its training has made."""
+class Heartbeat:
+    """A sign of life of a worker. `number`: of its sign; `progress_count`: how much progress its training has made."""
 
     number: int
-    beats: int
+    progress_count: int
     step: int
     phase: str
 
@@ -57,7 +57,7 @@ class Watchdog:
         #: Since when there is no progress.
         self._since = 0.0
         #: The signs of all workers that were seen since then, each with its time.
-        self._seen: list[tuple[float, dict[int, Sign]]] = []
+        self._seen: list[tuple[float, dict[int, Heartbeat]]] = []
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._exchange_signs, self._watch)]
 
     def __enter__(self) -> Watchdog:
@@ -76,24 +76,24 @@ class Watchdog:
         number = 0
         while not self._pause():
             number += 1
-            sign = (number, self._loop.meter.beats, self._loop.optimizer_step + 1, self._loop.meter.phase)
+            sign = (number, self._loop.meter.progress_count, self._loop.optimizer_step + 1, self._loop.meter.phase)
             with contextlib.suppress(RuntimeError):  # a store that is gone
                 self._store.set(f"alive/{self._rank}", json.dumps(sign))
                 if self._now - self._since > self._scale * _QUIET_S:
                     self._seen.append((self._now, self._signs()))
 
-    def _signs(self) -> dict[int, Sign]:
+    def _signs(self) -> dict[int, Heartbeat]:
         """The latest sign of each worker that has left one."""
         ranks = [rank for rank in range(self._workers) if self._store.check([f"alive/{rank}"])]
-        return {rank: Sign(*json.loads(self._store.get(f"alive/{rank}"))) for rank in ranks}
+        return {rank: Heartbeat(*json.loads(self._store.get(f"alive/{rank}"))) for rank in ranks}
 
     def _watch(self) -> None:
-        beats, said, looked_at = self._loop.meter.beats, False, time.monotonic()
+        progress_count, said, looked_at = self._loop.meter.progress_count, False, time.monotonic()
         while not self._pause():
             before, looked_at = looked_at, time.monotonic()
             self._now += min(looked_at - before, self._scale * _LONGEST_LOOK_S)
-            if self._loop.meter.beats != beats:
-                beats, said, self._since, self._seen = self._loop.meter.beats, False, self._now, []
+            if self._loop.meter.progress_count != progress_count:
+                progress_count, said, self._since, self._seen = self._loop.meter.progress_count, False, self._now, []
                 continue
             quiet = self._now - self._since
             if quiet > self._timeout_s:
@@ -118,13 +118,13 @@ class Watchdog:
         return waited_for(earlier, now, self._workers, waiting), min(set(now) - set(gone), default=self._rank)
 
 
-def silent(earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int) -> list[int]:
+def silent(earlier: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat], workers: int) -> list[int]:
     """The workers without a new sign of life."""
     return [rank for rank in range(workers) if rank not in now or earlier.get(rank) == now[rank]]
 
 
 def waited_for(
-    earlier: Mapping[int, Sign], now: Mapping[int, Sign], workers: int, waiting: Sequence[str] = _WAITING
+    earlier: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat], workers: int, waiting: Sequence[str] = _WAITING
 ) -> str | None:
     """Which workers the others wait for, as the start of a sentence; None if they only take their time.
 
@@ -133,7 +133,7 @@ def waited_for(
     step = max((sign.step for sign in now.values()), default=0)
     if gone := silent(earlier, now, workers):
         return f"{_named(gone)} did not answer in step {step} (stopped, or the link is gone)"
-    if any(rank not in earlier or earlier[rank].beats != sign.beats for rank, sign in now.items()):
+    if any(rank not in earlier or earlier[rank].progress_count != sign.progress_count for rank, sign in now.items()):
         return None
     late = [rank for rank, sign in now.items() if sign.phase not in waiting]
     if not late or len(late) == workers:

@@ -15,7 +15,7 @@ from runner.backends import Backend
 from runner.backends.memory import enough_for
 from runner.backends.torch_distributed import long_collectives
 from runner.errors import first_line
-from runner.launch.local import Place, WorkerLost
+from runner.launch.local import WorkerContext, WorkerLost
 from runner.launch.signals import requests
 from runner.launch.watchdog import Watchdog
 from runner.train.build import Job, WorkerJob, connect, train
@@ -23,28 +23,28 @@ from runner.train.loop import Loop
 from runner.train.result import RunResult
 
 
-def rendezvous_store(place: Place) -> dist.Store:
+def rendezvous_store(context: WorkerContext) -> dist.Store:
     """Through which the workers of one machine find each other."""
     # They communicate over its loopback interface, and must not be reachable from outside.
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, loopback)
-    return dist.FileStore(str(place.rendezvous / "workers"), place.workers)
+    return dist.FileStore(str(context.rendezvous / "workers"), context.workers)
 
 
-def connect_launched(job: WorkerJob, place: Place) -> Backend:
+def connect_launched(job: WorkerJob, context: WorkerContext) -> Backend:
     """The device of a launched worker, connected to the other workers of the launch."""
-    return connect(job, place.rank, place.workers, place.rank, rendezvous_store(place))
+    return connect(job, context.rank, context.workers, context.rank, rendezvous_store(context))
 
 
-def run_launched(job: dict[str, Any], place: Place) -> RunResult | None:
+def run_launched(job: dict[str, Any], context: WorkerContext) -> RunResult | None:
     """The entry point of a launched worker that trains. `job`: `Job.as_json()`."""
-    store, training = rendezvous_store(place), Job.from_json(job)
-    return run(training, place.rank, place.workers, place.rank, store, place.tell_training, place.give_up)
+    store, training = rendezvous_store(context), Job.from_json(job)
+    return run(training, context.rank, context.workers, context.rank, store, context.tell_training, context.give_up)
 
 
 @contextlib.contextmanager
-def told_to_parent(rank: int, instead: str) -> Iterator[None]:
+def translate_worker_errors(rank: int, instead: str) -> Iterator[None]:
     """Errors of a worker's libraries, as the parent understands them. `instead`: what to use if memory is too small.
 
     Raises WorkerLost where the other workers cannot be reached or the device failed, and RunFailed for lack of memory.
@@ -72,7 +72,7 @@ def run(
     """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
 
     `tell_training`: called when this worker begins to train, from where it can save its state. `give_up`: ends this
-    process with a sentence, from any thread. Raises what `told_to_parent` raises.
+    process with a sentence, from any thread. Raises what `translate_worker_errors` raises.
     """
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ def run(
                 tell_training()
             yield
 
-    with told_to_parent(rank, "sharding=fsdp, precision=bf16 or a smaller model"):
+    with translate_worker_errors(rank, "sharding=fsdp, precision=bf16 or a smaller model"):
         backend = connect(job, rank, world_size, local_rank, store)
         result = train(job, backend, watched, requests.preempted)
         backend.close()

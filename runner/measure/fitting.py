@@ -9,7 +9,7 @@ from runner.backends.memory import available_memory
 from runner.config.choices import AccumulationMode, BatchMode
 from runner.data.cache import Progress
 from runner.errors import OutOfMemory, UserError
-from runner.measure.predicted import FIRST_ROWS, Measuring, predicted, why_not
+from runner.measure.predicted import FIRST_ROWS, Measuring, predicted, unsupported_reason
 from runner.measure.store import load, measurement_path, threads_of
 from runner.measure.tables import gib
 from runner.plan.experiment import Experiment
@@ -36,7 +36,7 @@ def with_fitting_micro_batches(
         rule = "choose accumulation=fixed or batch=fixed_global"
         raise UserError(f"accumulation=fit derives the micro-batch, which batch=per_device gives: {rule}")
     instead = "use accumulation=fixed or auto"
-    if (reason := why_not(experiment)) is not None:
+    if (reason := unsupported_reason(experiment)) is not None:
         raise UserError(f"accumulation=fit is not possible: {reason}; {instead}")
     sharing = jobs_at_once if placement.device_type == "cpu" else 1
     available = available_memory(placement.device_type, placement.local_workers * sharing)
@@ -62,7 +62,7 @@ def with_fitting_micro_batches(
         return True
 
     share = experiment.plan.replica_batch
-    candidates = [experiment.accumulating(steps) for steps in range(1, share + 1) if share % steps == 0]
+    candidates = [experiment.with_accumulation_steps(steps) for steps in range(1, share + 1) if share % steps == 0]
     while candidates:
         if known is None:
             first = next(one for one in candidates if one.plan.micro_batch <= FIRST_ROWS or one is candidates[-1])

@@ -17,11 +17,11 @@ from runner.data.cache import Cache, Progress
 from runner.data.layout import layout
 from runner.data.recipe import Prepared
 from runner.errors import Unavailable, UserError, require
-from runner.launch.local import Place, launch
+from runner.launch.local import WorkerContext, launch
 from runner.measure.measuring import measure
 from runner.measure.store import load, measurement_path, save, threads_of
 from runner.plan import Plan
-from runner.plan.experiment import Experiment, foresee
+from runner.plan.experiment import Experiment, prepare_for_plan
 from runner.plan.hardware import (
     FLOPS_PER_WEIGHT,
     USUAL_EFFICIENCY,
@@ -42,7 +42,7 @@ _FEWER_ROWS = 4
 FIRST_ROWS = 32
 
 
-def why_not(experiment: Experiment) -> str | None:
+def unsupported_reason(experiment: Experiment) -> str | None:
     """Why nothing can be predicted for this setup, in words; None if it can."""
     config, placement = experiment.config, experiment.placement
     if config.hardware.name is not None:
@@ -71,10 +71,10 @@ def predicted(experiment: Experiment, at_once: int = 1, before: float | None = N
 
     `at_once`: jobs that share this machine. `before`: in seconds since the epoch; later measurements are not used.
     """
-    if why_not(experiment) is not None:
+    if unsupported_reason(experiment) is not None:
         return None
     if experiment.config.hardware.name is not None:
-        return foreseen(experiment).prediction
+        return hardware_estimate(experiment).prediction
     measurement = load(measurement_path(experiment, threads_of(experiment, at_once)))
     if measurement is None or (before is not None and measurement.measured_at > before):
         return None
@@ -83,14 +83,14 @@ def predicted(experiment: Experiment, at_once: int = 1, before: float | None = N
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class HardwareEstimate:
     """What a device that is not here will need. `answer`: what communication costs, in a sentence; None if nothing."""
 
     prediction: Prediction
     answer: str | None
 
 
-def foreseen(experiment: Experiment) -> Foreseen:
+def hardware_estimate(experiment: Experiment) -> HardwareEstimate:
     """From published figures, and the size and efficiency of the model where it was measured. Raises UserError."""
     config, plan, hardware = experiment.config, experiment.plan, experiment.config.hardware
     precision = config.precision.name.name
@@ -109,7 +109,7 @@ def foreseen(experiment: Experiment) -> Foreseen:
     parts = estimate(work, model, figures, synchronous)
     device = f"{hardware.name} over {hardware.link}"
     told = answer(estimate(work, model, figures, True), device, plan.world_size) if plan.world_size > 1 else None
-    return Foreseen(prediction_of(parts, work, model, figures, k), told)
+    return HardwareEstimate(prediction_of(parts, work, model, figures, k), told)
 
 
 def _model(experiment: Experiment) -> Model:
@@ -135,12 +135,14 @@ def one_worker_here(experiment: Experiment) -> Experiment:
         accumulation=Accumulation(AccumulationMode.fixed, steps=1),
         hardware=Hardware(),
     )
-    whole = foresee(alone)
+    whole = prepare_for_plan(alone)
     if config.batch.mode is BatchMode.per_device:
         return whole
     # A batch of many devices may be more than this machine can hold.
     rows = whole.plan.replica_batch
-    return whole.accumulating(next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= FIRST_ROWS))
+    return whole.with_accumulation_steps(
+        next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= FIRST_ROWS)
+    )
 
 
 def _work_elsewhere(experiment: Experiment) -> Work:
@@ -234,7 +236,7 @@ class Measuring:
         """
         if experiment.config.hardware.name is not None:
             self.predicted(one_worker_here(experiment))
-            return foreseen(experiment).prediction
+            return hardware_estimate(experiment).prediction
         prepared = _prepared(experiment, self.progress)
         shapes = _shapes(experiment, prepared)
         path = measurement_path(experiment, threads_of(experiment))
@@ -257,7 +259,7 @@ class Measuring:
         return self._until_launched_s
 
 
-def _nothing(job: Any, place: Place) -> None:
+def _nothing(job: Any, context: WorkerContext) -> None:
     """A worker that only shows that workers can be started."""
 
 

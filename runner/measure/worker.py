@@ -19,7 +19,7 @@ from runner.data.embedding import GradientKeepingEmbedding
 from runner.data.recipe import Prepared
 from runner.data.table import Table
 from runner.errors import OutOfMemory, first_line
-from runner.launch.local import Place
+from runner.launch.local import WorkerContext
 from runner.launch.worker import connect_launched
 from runner.plan import Plan
 from runner.plan.order import DataOrder
@@ -112,10 +112,10 @@ class _Part(Table):
         return self._table[self._rows[rows].tolist()]
 
 
-def run_launched(job: dict[str, Any], place: Place) -> Measured | None:
+def run_launched(job: dict[str, Any], context: WorkerContext) -> Measured | None:
     """The entry point of a launched worker. `job`: `MeasuringJob.as_json()`; the result on rank 0."""
     typed = from_plain(MeasuringJob, job)
-    backend = connect_launched(typed, place)
+    backend = connect_launched(typed, context)
     try:
         measured = _measure(typed, backend)
     except Exception as error:

@@ -30,7 +30,7 @@ from runner.config.choices import (
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import AUTO, NOT_THE_SETUP, Accumulation, Config, Precision, Sharding, Sync
+from runner.config.schema import AUTO, SETUP_DIGEST_EXCLUDES, Accumulation, Config, Precision, Sharding, Sync
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
@@ -90,7 +90,7 @@ class Experiment:
         return self._digest(self.config.seed)
 
     def _digest(self, *parts: Any) -> str:
-        config = {key: value for key, value in to_plain(self.config).items() if key not in NOT_THE_SETUP}
+        config = {key: value for key, value in to_plain(self.config).items() if key not in SETUP_DIGEST_EXCLUDES}
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         if config["scaling"]["weight_decay"] == ScalingWeightDecay.fixed.name:  # older runs do not have it
             del config["scaling"]["weight_decay"]
@@ -151,13 +151,13 @@ class Experiment:
             notes.append(f"changed since {step}, from which the run continues: {what}")
         return (*notes, *self.recipe.notes, *self.facts.notes)
 
-    def continuing(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
+    def resumed_after(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
         """The same for a run that continues after `step`, whose `earlier` segments ended there."""
         now = dataclasses.replace(self.certificate.segments[-1], after_step=step)
         certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
         return dataclasses.replace(self, certificate=certificate, began_after=step)
 
-    def accumulating(self, accumulation_steps: int) -> Experiment:
+    def with_accumulation_steps(self, accumulation_steps: int) -> Experiment:
         """The same experiment, from its first step, with this number of micro-batches in each worker's step."""
         plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
         other = _experiment(self.config, self.recipe, self.placement, self.facts, self.absent, plan)
@@ -255,7 +255,7 @@ def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int
     return min(config.accumulation.steps, replica_batch)
 
 
-def foresee(config: Config, progress: Progress | None = None) -> Experiment:
+def prepare_for_plan(config: Config, progress: Progress | None = None) -> Experiment:
     """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
     recipe, placement = _recipe(config), placement_of(config)
     absent: list[str] = []

@@ -91,7 +91,7 @@ class Estimate:
         return Quantity(*(one / (one + other) for one, other in zip(sent, rest, strict=True)))
 
     @property
-    def k_that_pays(self) -> int:
+    def smallest_useful_k(self) -> int:
         """The smallest power of two that leaves communication a small share of a step."""
         rest = self.compute.value + self.optimizer.value
         least = self.all_reduce.value / rest * (1 - _SMALL_SHARE) / _SMALL_SHARE
@@ -144,7 +144,7 @@ def prediction_of(parts: Estimate, work: Work, model: Model, figures: Figures, k
 
 def answer(parts: Estimate, device: str, workers: int) -> str:
     """What synchronous SGD costs, and which k pays, in a sentence."""
-    share, pays = parts.communication_share(1), parts.k_that_pays
+    share, pays = parts.communication_share(1), parts.smallest_useful_k
     costs = (
         f"on {workers} × {device} synchronous SGD spends {share.value:.0%} of a step on communication "
         f"({share.low:.0%} to {share.high:.0%})"

@@ -18,7 +18,7 @@ from runner.measure.predicted import prediction_metrics, scored
 from runner.plan.certificate import after_stopping, after_training, ended_at, split_at, with_segments
 from runner.plan.experiment import Experiment, baseline_of
 from runner.plan.levels import NOT_COMPARABLE
-from runner.run.summary import FAILED, Role, failure_of, summary_of, write_summary
+from runner.run.summary import FAILED, SweepContext, failure_of, summary_of, write_summary
 from runner.speed.figures import speed_metrics, speed_of
 from runner.speed.run_numbers import Restarts
 from runner.track.description import NOTE_TAG, run_description
@@ -37,7 +37,7 @@ class RunCloser:
     folder: Path
     started_at: float
     console: Console
-    role: Role
+    role: SweepContext
     tracker: Tracker
     restarts: Restarts
 
@@ -79,7 +79,7 @@ class RunCloser:
         for smaller in result.smaller_micro_batches:
             segments = split_at(segments, smaller.after_step, smaller.accumulation_steps)
         if segments[-1].accumulation_steps != experiment.plan.accumulation_steps:
-            experiment = experiment.accumulating(segments[-1].accumulation_steps)
+            experiment = experiment.with_accumulation_steps(segments[-1].accumulation_steps)
             write_json(self.folder / "plan.json", experiment.plan.as_json())
         certificate = experiment.certificate
         sync = experiment.config.sync.as_chosen(result.sync or {})

@@ -44,7 +44,17 @@ from runner.run.resume import (
     still_running,
     to_repeat,
 )
-from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED, Role, note_failure, one_line, print_sentence, report
+from runner.run.summary import (
+    FAILED,
+    FINISHED,
+    KILLED,
+    PREEMPTED,
+    SweepContext,
+    note_failure,
+    one_line,
+    print_sentence,
+    report,
+)
 from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
@@ -94,7 +104,7 @@ def run_single(
         try:
             announce(experiment, console)
             train = train_locally if world is None else world.train
-            finished = run(experiment, folder, started_at, console, Role(), train, resumed)
+            finished = run(experiment, folder, started_at, console, SweepContext(), train, resumed)
         except BaseException as error:
             if isinstance(error, Exception):
                 note_failure(folder, error)
@@ -129,7 +139,7 @@ def run(
     folder: Path,
     started_at: float,
     console: Console,
-    role: Role,
+    role: SweepContext,
     train: Callable[[Job], RunResult] = train_locally,
     resumption: Resumption | None = None,
 ) -> FinishedRun:

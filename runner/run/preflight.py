@@ -15,7 +15,7 @@ from runner.data.cache import Progress
 from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
 from runner.measure.fitting import with_fitting_micro_batches
-from runner.plan.experiment import Experiment, foresee, prepare
+from runner.plan.experiment import Experiment, prepare, prepare_for_plan
 from runner.run.progress import progress_bar
 from runner.track.names import setting_labels
 from runner.track.store import check_given_run, check_tracking
@@ -36,7 +36,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
         experiment = prepare(config, progress, varied, typed)
-        experiment = with_fitting_micro_batches(experiment, started, progress, say_aside)
+        experiment = with_fitting_micro_batches(experiment, started, progress, print_to_stderr)
     folder = Path(cfg.hydra.run.dir)
     check_folder("hydra.run.dir", str(folder), size=_FILES_SIZE)
     refuse_used_folder(folder)
@@ -45,14 +45,14 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     return experiment, folder
 
 
-def foresee_run(options: HydraOptions, progress: Progress) -> Experiment:
+def prepare_run_for_plan(options: HydraOptions, progress: Progress) -> Experiment:
     """The same without a folder, and if the data or the model are absent. Raises UserError."""
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
-    return foresee(settings(cfg), progress)
+    return prepare_for_plan(settings(cfg), progress)
 
 
-def say_aside(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Print what happens before a run begins, where the output of the command does not go."""
     Terminal(stderr=True).print(text, style="dim", soft_wrap=True, markup=False)
 

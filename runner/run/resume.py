@@ -20,7 +20,7 @@ from rich.markup import escape
 from runner.config.arguments import RESUME
 from runner.config.compose import compose, parsed, settings
 from runner.config.plain import to_plain
-from runner.config.schema import NOT_THE_SETUP, Config, Tracking
+from runner.config.schema import SETUP_DIGEST_EXCLUDES, Config, Tracking
 from runner.errors import UserError, did_you_mean, require
 from runner.folder.files import check_folder, started_ms, strict_json
 from runner.folder.lock import is_locked
@@ -35,13 +35,13 @@ from runner.plan.experiment import Experiment, check_profile, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, plan_of_run, saved_settings, summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import earlier_environments
-from runner.run.preflight import reading_data, say_aside
+from runner.run.preflight import print_to_stderr, reading_data
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.secrets import masked, masked_keys, names_a_secret, without_credentials
 from runner.track.store import check_tracking, how_to_sync, store_for
-from runner.train.build import CODE, code_of
+from runner.train.build import CODE_PREFIX, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, saved_folders, set_aside, sync_digest
 
 LATEST = "latest"
@@ -134,11 +134,11 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, changed, progress)
         if changed:
-            experiment = with_fitting_micro_batches(experiment, started, progress, say_aside)
+            experiment = with_fitting_micro_batches(experiment, started, progress, print_to_stderr)
     if saved is not None:
         _check(experiment, folder, saved)
         check_profile(config, plan, saved.step)
-        experiment = experiment.continuing(_segments(folder), saved.step)
+        experiment = experiment.resumed_after(_segments(folder), saved.step)
         experiment = experiment.after_changes(_changes(experiment, saved))
     check_tracking(config.tracking)
     return Resumption(experiment, folder, saved, damaged)
@@ -155,8 +155,8 @@ def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     _refuse_other_experiment(saved, experiment.config, experiment.plan, folder)
     steps = _accumulation_steps(experiment.plan, saved)
     if steps != experiment.plan.accumulation_steps:
-        experiment = experiment.accumulating(steps)
-    continued = experiment.continuing(_segments(folder), saved.step)
+        experiment = experiment.with_accumulation_steps(steps)
+    continued = experiment.resumed_after(_segments(folder), saved.step)
     return Resumption(continued.after_changes(_changes(continued, saved)), folder, saved, damaged)
 
 
@@ -171,9 +171,9 @@ def restarted(experiment: Experiment, folder: Path, least_accumulation: int = 1)
     segments, plan = experiment.certificate.segments, experiment.plan
     steps = max(_accumulation_steps(plan, saved), least_accumulation)
     if steps != plan.accumulation_steps:
-        experiment = experiment.accumulating(steps).continuing(segments, 0)
+        experiment = experiment.with_accumulation_steps(steps).resumed_after(segments, 0)
     if saved is not None:
-        experiment = experiment.continuing(segments, saved.step)
+        experiment = experiment.resumed_after(segments, saved.step)
         experiment = experiment.after_changes(_changes(experiment, saved))
     return Resumption(experiment, folder, saved, damaged)
 
@@ -220,7 +220,7 @@ def still_running(folder: Path) -> UserError:
 
 def _refuse_ended(folder: Path) -> None:
     if summary_of_run(folder).get("status") == FINISHED:
-        known = RunCard.read(folder) if (folder / CARD_FILE).exists() else None
+        known = TrackingRecord.read(folder) if (folder / CARD_FILE).exists() else None
         store = known.store if known is not None and not known.delivered else None
         to_send = "" if store is None else f"; {how_to_sync(folder, store)} sends what its tracking store is missing"
         raise UserError(f"{RESUME}={folder} has finished: there is nothing to resume{to_send}")
@@ -229,7 +229,7 @@ def _refuse_ended(folder: Path) -> None:
 def _damaged_records(folder: Path, tracking: Tracking) -> dict[str, str]:
     """What is wrong with files without which a run can continue, by name. Raises UserError for one that it needs."""
     damaged = {}
-    for name, read in ((ENVIRONMENT, earlier_environments), (CARD_FILE, RunCard.read)):
+    for name, read in ((ENVIRONMENT, earlier_environments), (CARD_FILE, TrackingRecord.read)):
         try:
             if (folder / name).exists():
                 read(folder)
@@ -251,7 +251,7 @@ def _key(override: str) -> str:
 
 def recorded_experiment(config: Config, plan: Plan) -> dict[str, Any]:
     """What checkpoints say of their experiment, as JSON has it: settings and plan without how they are executed."""
-    left_out = {*_GROUPS, *_SETTINGS, *NOT_THE_SETUP} - {"seed"}
+    left_out = {*_GROUPS, *_SETTINGS, *SETUP_DIGEST_EXCLUDES} - {"seed"}
     kept = {name: value for name, value in to_plain(config).items() if name not in left_out}
     kept["evaluation"].pop("micro_batch")
     content: dict[str, Any] = json.loads(strict_json({"settings": kept, "plan": plan.of_experiment}))
@@ -330,7 +330,7 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
     _damaged_records(folder, config.tracking)
     if not config.tracking.mlflow:
         return config
-    recorded = RunCard.read(folder).store if (folder / CARD_FILE).exists() else None
+    recorded = TrackingRecord.read(folder).store if (folder / CARD_FILE).exists() else None
     uri = store_for(recorded, folder, config.tracking.uri, "tracking.uri")
     return dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, uri=uri))
 
@@ -359,6 +359,6 @@ def _changes(experiment: Experiment, saved: Saved) -> tuple[str, ...]:
     processor = {PROCESSOR: setup.processor} if experiment.config.equivalence.is_identical else {}
     old, new = saved.identity, {**setup.versions, **processor, **code_of(experiment.config)}
     names = [name for name in new if old.get(name, new[name]) != new[name]]
-    if any(name.startswith(CODE) for name in old):  # modules can come and go
-        names += [name for name in (*new, *old) if name.startswith(CODE) and (name in new) != (name in old)]
-    return tuple(name if name.startswith(CODE) else f"{name} {old[name]} → {new[name]}" for name in names)
+    if any(name.startswith(CODE_PREFIX) for name in old):  # modules can come and go
+        names += [name for name in (*new, *old) if name.startswith(CODE_PREFIX) and (name in new) != (name in old)]
+    return tuple(name if name.startswith(CODE_PREFIX) else f"{name} {old[name]} → {new[name]}" for name in names)

@@ -30,7 +30,7 @@ FINISHED, FAILED, KILLED, PREEMPTED = "FINISHED", "FAILED", "KILLED", "PREEMPTED
 
 
 @dataclass(frozen=True)
-class Role:
+class SweepContext:
     """A run's place in a sweep; the default is a single run.
 
     `tags`: for the tracking store. `varied`: the settings that the sweep varies, with this run's values. `parent_key`:
@@ -50,7 +50,7 @@ def summary_of(
     result: RunResult,
     started_at: float,
     mlflow_run_id: str | None,
-    role: Role,
+    role: SweepContext,
     restarts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of `summary.json`, without the figures of `runner.speed`; null: unknown.

@@ -33,7 +33,7 @@ class Fragment:
     """A part of the weights, with a part of the buffers and of the moments, which are averaged together.
 
     `parts`: their slices of the replica's vector: weights, buffers, then those of each moment. `in_place`: the fragment
-    is the whole replica, and its memory can be used for what is sent. `keeps_steps`: the worker trains on while an
+    is the whole replica, and its memory can be used for what is sent. `overlapped`: the worker trains on while an
     average is in flight, and these steps stay on top of the new common weights.
     """
 
@@ -46,7 +46,7 @@ class Fragment:
         make_outer: Callable[[Tensor], OuterSGD] | None,
         accumulate: bool,
         in_place: bool,
-        keeps_steps: bool,
+        overlapped: bool,
     ) -> None:
         sizes = [part.stop - part.start for part in parts]
         starts = itertools.accumulate(sizes, initial=0)
@@ -61,11 +61,11 @@ class Fragment:
         self._common_parts = self._common.split(sizes[:2])
         self._common_norm = norm(self._common_parts[0])
         #: The replica's weights and buffers when the average in flight was started.
-        self._sent = torch.zeros_like(self._common) if keeps_steps else None
+        self._sent = torch.zeros_like(self._common) if overlapped else None
         self._outer = make_outer(self._common_parts[0]) if make_outer is not None else None
         self._accumulated = torch.zeros_like(self._common_parts[0]) if accumulate else None
         self._sum = make_sum(replica if in_place else replica.new_empty(sum(sizes)))
-        self._average = WeightedAverage(backend, self._sum, keeps_steps)
+        self._average = WeightedAverage(backend, self._sum, overlapped)
         self.phase = LocalPhase()
         #: The optimizer step after which the average in flight is applied; None: none is in flight.
         self.applied_after: int | None = None

@@ -30,7 +30,7 @@ class FullySharded(SyncPolicy):
         self._steps = self._passes = 0
 
     @property
-    def equal_parts(self) -> tuple[str, ...]:
+    def replicated_keys(self) -> tuple[str, ...]:
         return ("model", "optimizer", "best")
 
     def loss_divisor(self, facts: StepFacts) -> float:

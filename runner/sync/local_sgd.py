@@ -19,7 +19,7 @@ from runner.sync.delay import Delay
 from runner.sync.fragment import Fragment, cut
 from runner.sync.optimizers import Moments, OuterSGD
 from runner.sync.protocol import StepFacts, SyncPolicy
-from runner.sync.quantised import InOrder, QuantisedSum
+from runner.sync.quantised import OrderedExecutor, QuantisedSum
 from runner.sync.rounds import Round, Rounds
 from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats
 
@@ -65,7 +65,7 @@ class LocalSGD(SyncPolicy):
         parts = [slice(*pair) for pair in itertools.pairwise(self._flat.bounds[end] for end in ends)]
         # Workers that wait average the whole replica in its own memory. Others need memory for what is sent.
         in_place = fragments == 1 and not self.overlaps
-        self._in_order = InOrder(backend, self.overlaps) if compress is Compress.int8 else None
+        self._in_order = OrderedExecutor(backend, self.overlaps) if compress is Compress.int8 else None
         make_sum: Callable[[Tensor], VectorSum]
         if self._in_order is not None:
             make_sum = functools.partial(QuantisedSum, backend, self._in_order)
@@ -91,7 +91,7 @@ class LocalSGD(SyncPolicy):
         self._history = SyncHistory()
 
     @property
-    def equal_parts(self) -> tuple[str, ...]:
+    def replicated_keys(self) -> tuple[str, ...]:
         # Otherwise each replica is ahead of the common weights by its own steps.
         if not self._replicas_are_common:
             return ()

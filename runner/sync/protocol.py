@@ -86,7 +86,7 @@ class SyncPolicy(Protocol):
     collective_backward: bool = False
 
     @property
-    def equal_parts(self) -> tuple[str, ...]:
+    def replicated_keys(self) -> tuple[str, ...]:
         """The parts of a loop's state that are the same on all workers right after a synchronisation.
 
         Those of a sharded model are: each worker has its shards of the same tensors.

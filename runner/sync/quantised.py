@@ -20,7 +20,7 @@ _BLOCK = 256
 _LARGEST = 127
 
 
-class InOrder:
+class OrderedExecutor:
     """Runs exchanges of several collectives, one after the other, in a separate process group.
 
     `overlapped`: in a thread, so that training continues; all workers start their exchanges in the same order.
@@ -58,7 +58,7 @@ class QuantisedSum:
     with Double-Pass Error-Compensated Compression"). `vector`: memory for the sum.
     """
 
-    def __init__(self, backend: Backend, in_order: InOrder, vector: Tensor) -> None:
+    def __init__(self, backend: Backend, in_order: OrderedExecutor, vector: Tensor) -> None:
         self._rank, self._workers, self._in_order, self._vector = backend.rank, backend.world_size, in_order, vector
         blocks = -(-vector.numel() // (self._workers * _BLOCK))
         #: By worker its part, in blocks.

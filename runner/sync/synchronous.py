@@ -85,7 +85,7 @@ class Synchronous(SyncPolicy):
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 
     @property
-    def equal_parts(self) -> tuple[str, ...]:
+    def replicated_keys(self) -> tuple[str, ...]:
         return ("model", "optimizer")
 
     def loss_divisor(self, facts: StepFacts) -> float:
@@ -329,8 +329,8 @@ class PostLocal(SyncPolicy):
         self._is_local = True
 
     @property
-    def equal_parts(self) -> tuple[str, ...]:
-        return self._policy.equal_parts
+    def replicated_keys(self) -> tuple[str, ...]:
+        return self._policy.replicated_keys
 
     def loss_divisor(self, facts: StepFacts) -> float:
         return self._policy.loss_divisor(facts)

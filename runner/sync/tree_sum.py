@@ -49,7 +49,7 @@ class TreeSynchronous(SyncPolicy):
         ]
 
     @property
-    def equal_parts(self) -> tuple[str, ...]:
+    def replicated_keys(self) -> tuple[str, ...]:
         return ("model", "optimizer")
 
     def loss_divisor(self, facts: StepFacts) -> float:

@@ -40,7 +40,7 @@ EVALUATED_TAG = "evaluation.model"
 
 
 @dataclass(frozen=True)
-class RunCard:
+class TrackingRecord:
     """A run as the tracking store shows it, and how much of it has been delivered. The fields are the file's keys.
 
     `key`: unique. `parent_key`: the key of the parent's card: a sweep's, or an evaluated run's. `dataset_context`: what
@@ -72,17 +72,17 @@ class RunCard:
     def write(self, folder: Path) -> None:
         write_json(folder / FILE_NAME, dataclasses.asdict(self))
 
-    def update(self, folder: Path, **changes: Any) -> RunCard:
+    def update(self, folder: Path, **changes: Any) -> TrackingRecord:
         """A copy with these values changed, written to the run's folder."""
         card = dataclasses.replace(self, **changes)
         card.write(folder)
         return card
 
-    def ended_now(self, status: str, tags: Mapping[str, str] | None = None) -> RunCard:
+    def ended_now(self, status: str, tags: Mapping[str, str] | None = None) -> TrackingRecord:
         """A copy for a run that ends now. `tags`: set or changed at its end."""
         return dataclasses.replace(self, status=status, last_tags=dict(tags or {}), ended=int(time.time() * 1000))
 
-    def mark_ended(self, folder: Path, status: str, tags: Mapping[str, str] | None = None) -> RunCard:
+    def mark_ended(self, folder: Path, status: str, tags: Mapping[str, str] | None = None) -> TrackingRecord:
         """The same, written to the run's folder."""
         return self.ended_now(status, tags).update(folder)
 
@@ -91,10 +91,10 @@ class RunCard:
         return {name: _typed(value) for name, value in self.params.items()}
 
     @staticmethod
-    def read(folder: Path) -> RunCard:
+    def read(folder: Path) -> TrackingRecord:
         """The card in a folder. Raises UserError if the file is missing or invalid."""
         try:
-            card = RunCard(**read_json(folder / FILE_NAME))
+            card = TrackingRecord(**read_json(folder / FILE_NAME))
             for name, kind in (("experiment", str), ("run_name", str), ("key", str), ("params", dict), ("tags", dict)):
                 if not isinstance(getattr(card, name), kind):
                     raise TypeError(f"{name} is no {kind.__name__}")
@@ -105,13 +105,13 @@ class RunCard:
 
 def card_of(
     experiment: Experiment, tags: Mapping[str, str], parent_key: str | None = None, varied: Collection[str] = ()
-) -> RunCard:
+) -> TrackingRecord:
     """The card of a new run. `tags`: in addition to those of every run; `parent_key`, `varied`: of its sweep."""
     config, tracking = experiment.config, experiment.config.tracking
     store, limit = store_of(tracking), config.max_steps
     has_no_effect = f"max_steps={limit}" if limit is not None and limit >= experiment.plan.whole_steps else None
     typed = [label for label in experiment.typed if label != has_no_effect]
-    return RunCard(
+    return TrackingRecord(
         experiment=tracking.experiment,
         run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, typed, experiment.varied),
         params={name: _param(value) for name, value in run_params(experiment).items()},
@@ -124,7 +124,7 @@ def card_of(
     )
 
 
-def continued(card: RunCard, folder: Path) -> RunCard:
+def continued(card: TrackingRecord, folder: Path) -> TrackingRecord:
     """The card of a run that continues: the one in its folder, with the tags and the store of the new `card`.
 
     A store does not let params change; they stay those of the start. Without a card in the folder it is the new one.
@@ -132,7 +132,7 @@ def continued(card: RunCard, folder: Path) -> RunCard:
     if not (folder / FILE_NAME).exists():
         return card
     open_again: dict[str, Any] = {"status": None, "ended": None, "last_tags": {}, "delivered": False}
-    again = dataclasses.replace(RunCard.read(folder), **open_again)
+    again = dataclasses.replace(TrackingRecord.read(folder), **open_again)
     return dataclasses.replace(again, tags=card.tags, store=card.store, log_model=card.log_model)
 
 

@@ -18,7 +18,7 @@ from runner.errors import UserError, first_line
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import damage_of_metrics
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.delivery import deliver
 from runner.track.secrets import masked
 from runner.track.store import (
@@ -96,11 +96,11 @@ def store_and_runs(folder: Path, given: str | None) -> tuple[str | None, list[Pa
     runs = runs_below(folder)
     if given:
         return given, runs
-    cards: dict[Path, RunCard] = {}
+    cards: dict[Path, TrackingRecord] = {}
     invalid = []
     for run in runs:
         try:
-            cards[run] = RunCard.read(run)
+            cards[run] = TrackingRecord.read(run)
         except UserError as error:
             invalid.append(error)
     if not cards:

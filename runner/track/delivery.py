@@ -14,7 +14,7 @@ from runner.errors import RunFailed, UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
 from runner.folder.reading import files_below, read_json
-from runner.track.card import DIGEST_TAG, KEY_TAG, RunCard
+from runner.track.card import DIGEST_TAG, KEY_TAG, TrackingRecord
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
 from runner.track.mlflow_model import save_mlflow_model
@@ -34,7 +34,7 @@ class Delivery:
 
     name = "MLflow"
 
-    def __init__(self, card: RunCard, folder: Path, uri: str, *, resumed: bool = False) -> None:
+    def __init__(self, card: TrackingRecord, folder: Path, uri: str, *, resumed: bool = False) -> None:
         """`resumed`: an earlier process may have delivered a part."""
         set_up_mlflow()
         self.card = card
@@ -43,7 +43,7 @@ class Delivery:
         self._uri = uri
         self._reader = MetricsReader(folder)
         self._unsent: list[Metric] = []
-        self._ask_first = self._may_exist = self._resumed = resumed
+        self._reconcile_first = self._may_exist = self._resumed = resumed
         #: Metrics and steps that the store was found to have.
         self._stored: set[tuple[str, int]] = set()
         self._client: Any = None
@@ -157,20 +157,20 @@ class Delivery:
 
         new = self._reader.read()
         if self._reader.cut:  # a worker was lost, and the run continues from an earlier step
-            self._unsent, self._stored, self._ask_first = [], set(), True
+            self._unsent, self._stored, self._reconcile_first = [], set(), True
         self._unsent += new
         if not self._unsent:
             return
-        if self._ask_first:
+        if self._reconcile_first:
             self._stored |= self._ask()
         self._unsent = [m for m in self._unsent if (stored_key(m.key), m.step) not in self._stored]
         while self._unsent:
             part = self._unsent[:_BATCH]
-            self._ask_first = True  # until the store has confirmed this request
+            self._reconcile_first = True  # until the store has confirmed this request
             metrics = [MlflowMetric(stored_key(m.key), m.value, m.timestamp, m.step) for m in part]
             self._client.log_batch(self.run_id, metrics=metrics)
             self._unsent = self._unsent[len(part) :]
-        self._ask_first = False
+        self._reconcile_first = False
 
     def _ask(self) -> set[tuple[str, int]]:
         """Metric and step of every value that the store has of this run, without what MLFLOW_RUN_ID had before."""
@@ -199,7 +199,7 @@ class Delivery:
     def update_card(self, **changes: Any) -> None:
         self._change_card(lambda card: dataclasses.replace(card, **changes))
 
-    def _change_card(self, change: Callable[[RunCard], RunCard]) -> None:
+    def _change_card(self, change: Callable[[TrackingRecord], TrackingRecord]) -> None:
         with self._card_lock:
             self.card = change(self.card)
             try:
@@ -246,12 +246,12 @@ def stored_key(key: str) -> str:
     return key if key.startswith(("eval/", "train/")) else f"train/{key}"
 
 
-def deliver(folder: Path, uri: str, status: str | None = None) -> RunCard:
+def deliver(folder: Path, uri: str, status: str | None = None) -> TrackingRecord:
     """Send what the store does not have of the run in `folder`, and close the run if it has ended; the updated card.
 
     `status`: how the run ended if its process was killed and could not record it.
     """
-    delivery = Delivery(RunCard.read(folder), folder, uri, resumed=True)
+    delivery = Delivery(TrackingRecord.read(folder), folder, uri, resumed=True)
     delivery.open()
     summary_file = folder / "summary.json"
     if summary_file.exists():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.folder.metrics_log import MetricsReader
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.description import NOTE_TAG
 from runner.track.store import python_command
 
@@ -38,7 +38,7 @@ class TensorBoard:
 
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._folder / "tensorboard")
-        card, self._reader, self._last_step = RunCard.read(self._folder), MetricsReader(self._folder), 0
+        card, self._reader, self._last_step = TrackingRecord.read(self._folder), MetricsReader(self._folder), 0
         # TensorBoard shows folders as the names of runs, and reads the files in one in the order of their names.
         folder = self._folder / "tensorboard" / card.run_name.replace("/", "-")[:72]
         folder.mkdir(parents=True)
@@ -79,7 +79,7 @@ class TensorBoard:
         from tensorboard.plugins.hparams.api_pb2 import Status
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
-        card = RunCard.read(self._folder)
+        card = TrackingRecord.read(self._folder)
         ended = (card.ended or card.started) / 1000
         status = Status.STATUS_SUCCESS if card.status == "FINISHED" else Status.STATUS_FAILURE
         end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=ended))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runner.config.schema import Tracking
 from runner.errors import Terminal
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.delivery import Delivery
 from runner.track.store import check_installed, error_summary, how_to_sync, store_of
 from runner.track.tensorboard import TensorBoard
@@ -110,7 +110,7 @@ class _Sender:
 class Tracker:
     """Follows one run. Errors of a tracker never end the run: its folder stays complete and can be uploaded later."""
 
-    def __init__(self, card: RunCard, folder: Path, uri: str | None, *, resumed: bool = False) -> None:
+    def __init__(self, card: TrackingRecord, folder: Path, uri: str | None, *, resumed: bool = False) -> None:
         """`uri`: of the MLflow store, None for no MLflow; the card says which others there are (`undelivered`).
 
         `resumed`: the store may know the run already.
@@ -179,7 +179,7 @@ def deliver_locally(folder: Path, status: str | None = None) -> list[str]:
 
     `status`: how the run ended if its process was killed and could not record it. Raises UserError.
     """
-    card = RunCard.read(folder)
+    card = TrackingRecord.read(folder)
     if card.status is None and status is not None:
         card = card.mark_ended(folder, status)
     if card.status is None:
@@ -200,7 +200,7 @@ def how_to_open_jobs(tracking: Tracking, folder: Path) -> Sequence[str]:
     return [line for name in tracking.local for line in LOCAL[name](folder / "*").how_to_open()]
 
 
-def build_tracker(tracking: Tracking, card: RunCard, folder: Path, *, resumed: bool = False) -> Tracker:
+def build_tracker(tracking: Tracking, card: TrackingRecord, folder: Path, *, resumed: bool = False) -> Tracker:
     """The tracker of a run, whose card is written to its folder. `resumed`: the store may know the run already."""
     card = dataclasses.replace(card, undelivered=tracking.local)
     card.write(folder)

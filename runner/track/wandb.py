@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.folder.metrics_log import MetricsReader
-from runner.track.card import EVALUATED_TAG, RunCard
+from runner.track.card import EVALUATED_TAG, TrackingRecord
 from runner.track.description import NOTE_TAG
 
 #: The x-axis of every chart. W&B's own step can only rise, and a metric may arrive for an earlier optimizer step.
@@ -45,7 +45,7 @@ class WeightsAndBiases:
             self._run.finish(exit_code=_KILLED)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._folder / "wandb")
-        card, self._reader = RunCard.read(self._folder), MetricsReader(self._folder)
+        card, self._reader = TrackingRecord.read(self._folder), MetricsReader(self._folder)
         self._started_service |= _start_service(self._folder)
         tags = {name: value for name, value in card.tags.items() if not name.startswith("mlflow.")}
         self._run = wandb.init(
@@ -94,7 +94,7 @@ class WeightsAndBiases:
     def close(self) -> None:
         import wandb
 
-        card = RunCard.read(self._folder)
+        card = TrackingRecord.read(self._folder)
         last = {name: value for name, value in card.last_tags.items() if not name.startswith("mlflow.")}
         self._run.notes = card.last_tags.get(NOTE_TAG) or card.tags.get(NOTE_TAG)
         self._run.tags = _labels(card)
@@ -137,7 +137,7 @@ def _mode() -> Any:
     return os.environ.get("WANDB_MODE") or "offline"
 
 
-def _labels(card: RunCard) -> list[str]:
+def _labels(card: TrackingRecord) -> list[str]:
     """W&B's tags are words, not names with values: the device, whether it was rehearsed, and the certificate."""
     tags = {**card.tags, **card.last_tags}
     rehearsed = ["rehearsed"] if tags.get("device.rehearsed") == "true" else []

@@ -61,7 +61,7 @@ from runner.train.sharding import in_turn, mesh_of, shard
 from runner.train.tokens import Tokens, over_all_workers
 
 #: Before the names of modules, in the identity of a checkpoint.
-CODE = "code of "
+CODE_PREFIX = "code of "
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,10 @@ def code_of(config: Config) -> dict[str, str]:
     root = Path(__file__).parents[1]
     own = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))).hexdigest()
     modules = recipe_code(config.recipe, config.trusted_packages)
-    return {"runner": f"{__version__} ({own[:8]})", **{f"{CODE}{name}": digest for name, digest in modules.items()}}
+    return {
+        "runner": f"{__version__} ({own[:8]})",
+        **{f"{CODE_PREFIX}{name}": digest for name, digest in modules.items()},
+    }
 
 
 def _require_same(saved: Saved, identity: Mapping[str, str]) -> None:

@@ -124,7 +124,7 @@ class Loop:
         self.smaller_micro_batches: list[SmallerMicroBatches] = []
         #: Whether this worker has repeated the step with smaller ones, and what there was before its passes.
         self._repeated = False
-        self._before_passes = self._changed_by_passes()
+        self._before_passes = self._retry_snapshot()
         #: Called after each optimizer step.
         self.on_step: Callable[[], None] | None = None
         #: The model as it was sharded; None if every worker has all weights.
@@ -213,7 +213,7 @@ class Loop:
         tokens = Tokens()
         own_gradient = None
 
-        self._before_passes = self._changed_by_passes()
+        self._before_passes = self._retry_snapshot()
         meter.begin("data")
         for number, (rows, batch) in enumerate(micro_batches):
             meter.begin("forward")
@@ -275,7 +275,7 @@ class Loop:
         step, rank = self.optimizer_step + 1, self.backend.rank
         what = f"step {step:,}: worker {rank} has too little memory for micro-batches of {size}"
         alone = phase in ("data", "forward") or (phase == "backward" and not self.policy.collective_backward)
-        unchanged = self._changed_by_passes()[2] == buffers
+        unchanged = self._retry_snapshot()[2] == buffers
         if not (self.order.can_cut_smaller and alone and unchanged) or self.policy.collective_forward:
             raise OutOfMemory(f"{what} ({first_line(error)})", self.order.accumulation_steps) from error
         self.optimizer.zero_grad(set_to_none=True)
@@ -285,7 +285,7 @@ class Loop:
         self.order.accumulation_steps = min(2 * self.order.accumulation_steps, self.plan.replica_batch)
         sys.stderr.write(printable(f"warning: {what}: the step is repeated with smaller ones\n"))
 
-    def _changed_by_passes(self) -> tuple[torch.Tensor, torch.Tensor | int | None, list[int]]:
+    def _retry_snapshot(self) -> tuple[torch.Tensor, torch.Tensor | int | None, list[int]]:
         """Random states of host and device, which can be restored, and the versions of buffers, which cannot."""
         return torch.get_rng_state(), self.backend.random_state(), [buffer._version for buffer in self._buffers]
 
@@ -363,7 +363,7 @@ class Loop:
         if checkpoints.due or checkpoints.ending:
             self.flush()  # which may make micro-batches smaller
             stalled = checkpoints.save(
-                self.optimizer_step, self.state_dict, self.policy.equal_parts, self.order.accumulation_steps
+                self.optimizer_step, self.state_dict, self.policy.replicated_keys, self.order.accumulation_steps
             )
             if self.backend.rank == 0:
                 self._log(self.optimizer_step, {"checkpoint/stall_seconds": stalled})

@@ -79,7 +79,7 @@ class Meter:
         self._paused_at = 0.0
         self._compile_seconds = 0.0
         #: The current phase of a step, and a number that grows whenever this worker makes progress.
-        self.phase, self.beats = "other", 0
+        self.phase, self.progress_count = "other", 0
         #: Whether the phases are marked in a profile.
         self.annotates = False
         self._annotation: record_function | None = None
@@ -109,7 +109,7 @@ class Meter:
 
     def progress(self, phase: str) -> None:
         """Note that this worker makes progress, in a phase of a step or in `evaluation`."""
-        self.phase, self.beats = phase, self.beats + 1
+        self.phase, self.progress_count = phase, self.progress_count + 1
 
     def add(self, loss: StepLoss) -> None:
         self._pending.append(loss)

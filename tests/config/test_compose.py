@@ -16,7 +16,7 @@ from runner.config.plain import to_plain
 from runner.config.schema import Config
 from runner.config.setups import COUNTS
 from runner.errors import UserError
-from runner.plan.experiment import Experiment, foresee, prepare
+from runner.plan.experiment import Experiment, prepare, prepare_for_plan
 from tests.offline import offline_recipes
 
 GROUPS = (
@@ -131,7 +131,7 @@ def test_every_choice_can_be_composed_and_prepared(
 def _check_hardware(group: str, choice: str) -> None:
     """Only runner.plan takes them. A link takes the place of the hardware's own."""
     chosen = [f"{group}={choice}", *(["hardware=t4"] if group == "link" else [])]
-    hardware = foresee(settings(compose(["device=gpu4", *chosen]))).config.hardware
+    hardware = prepare_for_plan(settings(compose(["device=gpu4", *chosen]))).config.hardware
     assert (hardware.name is None) is (choice == "none")
     if group == "link":
         assert hardware.name == "T4"

@@ -14,7 +14,7 @@ from runner.config.compose import compose, settings
 from runner.launch.local import start_forkserver
 from runner.plan.experiment import prepare
 from runner.run.job import run as run_job
-from runner.run.summary import Role
+from runner.run.summary import SweepContext
 from tests.faulty_recipes import LINK_S, ONCE_S, faulty
 from tests.runs import QUICK, TRACKED, read, stored_runs, summary_of
 
@@ -127,7 +127,7 @@ def test_two_workers_on_one_core() -> None:
 def test_two_jobs_at_once(here: Path) -> None:
     experiment = prepare(settings(compose([*QUICK, "device=cpu", "max_steps=2"])))
     (here / "job").mkdir()
-    summary = run_job(experiment, here / "job", 0.0, Console(), Role(at_once=2)).summary
+    summary = run_job(experiment, here / "job", 0.0, Console(), SweepContext(at_once=2)).summary
     assert "side by side" in kinds(summary)
     assert read(here / "job", "summary.json")["diagnoses"] == summary["diagnoses"]
 

@@ -24,7 +24,7 @@ import pytest
 from runner import cli
 from runner.folder.metrics_log import Metric, MetricsLog, MetricsReader
 from runner.track import tracker as tracker_module
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.delivery import stored_key
 from runner.track.tracker import Tracker
 from tests import processes
@@ -180,7 +180,7 @@ def test_server_that_dies_and_comes_back(here: Path, server: Server) -> None:
     assert in_store(server, run_id) == in_folder(folder)
     assert {step for key, step, _, _ in in_folder(folder) if key == "train/loss"} == set(range(1, STEPS + 1))
     assert "runner.track sync" not in output(here)
-    card = RunCard.read(folder)
+    card = TrackingRecord.read(folder)
     assert (card.delivered, card.run_id) == (True, run_id)
 
 
@@ -202,12 +202,12 @@ def test_sweep_whose_server_stays_away(here: Path, server: Server) -> None:
     assert f"python -m runner.track sync {sweep.relative_to(here)} {named}" in output(here)
     sync(str(sweep), *named.split())
     found = {run_id: (status, tags_of(server, run_id)) for run_id, status, _, _ in runs_of(server, here.name)}
-    parent = RunCard.read(sweep).run_id
+    parent = TrackingRecord.read(sweep).run_id
     assert [status for status, _ in found.values()] == ["FINISHED"] * 3
     children = {run_id for run_id, (_, tags) in found.items() if tags.get("mlflow.parentRunId") == parent}
     assert found.keys() - children == {parent}
     for job in ("0", "1"):
-        run_id = RunCard.read(sweep / job).run_id
+        run_id = TrackingRecord.read(sweep / job).run_id
         assert run_id in children
         assert in_store(server, run_id) == in_folder(sweep / job)
 
@@ -291,7 +291,7 @@ def write(folder: Path, steps: range) -> None:
 def test_lost_answer(action: str, times: int, tmp_path: Path, server: Server, proxy: Proxy) -> None:
     """The server has acted and the answer is lost: there is one run, closed, with every value once."""
     name = f"{tmp_path.name}-{action}"
-    tracker = Tracker(RunCard(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri), tmp_path, proxy.uri)
+    tracker = Tracker(TrackingRecord(name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri), tmp_path, proxy.uri)
     write(tmp_path, range(1, 51))
     proxy.drop = {action: times}
     tracker.start()
@@ -306,7 +306,7 @@ def test_lost_answer(action: str, times: int, tmp_path: Path, server: Server, pr
     assert in_store(server, run_id) == in_folder(tmp_path)
     assert len(in_folder(tmp_path)) == 300
     assert tags_of(server, run_id)["certificate"] == "equivalent"
-    assert RunCard.read(tmp_path).delivered
+    assert TrackingRecord.read(tmp_path).delivered
 
 
 def test_server_that_stays_away(
@@ -317,7 +317,7 @@ def test_server_that_stays_away(
     folder = here / "outputs" / "run"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text("{}")
-    card = RunCard(here.name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
+    card = TrackingRecord(here.name, "a run", {"seed": "0"}, {"device": "cpu"}, proxy.uri)
     tracker = Tracker(card, folder, proxy.uri)
     write(folder, range(1, 51))
     tracker.start()
@@ -355,7 +355,7 @@ def test_nothing_is_sent_twice(
     MLflow prints nothing, which would show the address with its password.
     """
     uri = proxy.uri.replace("//", "//me:secret@")
-    tracker = Tracker(RunCard(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
+    tracker = Tracker(TrackingRecord(tmp_path.name, "a run", {}, {}, uri), tmp_path, uri)
     write(tmp_path, range(1, 1201))
     original = proxy.note
 

@@ -24,7 +24,7 @@ def _own_temporary_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_same_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One accumulating worker and two workers: exit code 0, the differences in a table and a file."""
+    """One worker that accumulates and two workers: exit code 0, the differences in a table and a file."""
     setups = ["--a", "device=cpu accumulation.steps=3", "--b", "device=cpu2"]
     assert run_tool("verify", [*EXACT, *setups, "--json", "report.json"]) == 0
     captured = capsys.readouterr()

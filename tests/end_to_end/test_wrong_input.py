@@ -20,7 +20,7 @@ import pytest
 
 from runner import cli
 from runner.config.compose import known_keys
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from tests.recipes.writers import save_llama, save_t5
 from tests.tiny_models import save_bert
 from tests.tools.compare.make import PUBLISHED
@@ -524,7 +524,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).write_bytes(content.encode() if isinstance(content, str) else content)
     for name, store in (("logged", "http://127.0.0.1:9"), ("hidden", "http://***@host")):
         (root / name).mkdir()
-        RunCard("mine", name, {}, {}, store).write(root / name)
+        TrackingRecord("mine", name, {}, {}, store).write(root / name)
     sweep_in(root / "outputs" / "sweeps" / SWEEP).write()
     save_bert(root / "model", ["Hello there not", "It ran fell yes"])
     save_llama(root / "llama", positions=1024)

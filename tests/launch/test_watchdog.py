@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.watchdog import Sign, waited_for
+from runner.launch.watchdog import Heartbeat, waited_for
 from tests.processes import children, output, start, wait_for, wait_until
 from tests.runs import TRACKED, only_folder, read
 
 
-def signs(*rows: tuple[int, int, int, str]) -> dict[int, Sign]:
-    return {rank: Sign(*row) for rank, row in enumerate(rows)}
+def signs(*rows: tuple[int, int, int, str]) -> dict[int, Heartbeat]:
+    return {rank: Heartbeat(*row) for rank, row in enumerate(rows)}
 
 
 EARLIER = signs((1, 50, 4, "communication"), (1, 48, 4, "forward"), (1, 50, 4, "communication"))
@@ -30,11 +30,11 @@ EARLIER = signs((1, 50, 4, "communication"), (1, 48, 4, "forward"), (1, 50, 4, "
         ),
         (signs((4, 50, 4, "communication"), (4, 48, 4, "forward"), (4, 50, 4, "backward")), "worker 1 did not come"),
         (signs((4, 50, 4, "communication"), (4, 49, 4, "forward"), (4, 50, 4, "communication")), None),
-        ({0: Sign(4, 50, 4, "communication")}, "workers 1, 2 did not answer"),
+        ({0: Heartbeat(4, 50, 4, "communication")}, "workers 1, 2 did not answer"),
         (signs((4, 50, 4, "forward"), (4, 48, 4, "forward"), (4, 50, 4, "forward")), None),
     ],
 )
-def test_who_is_waited_for(now: dict[int, Sign], expected: str | None) -> None:
+def test_who_is_waited_for(now: dict[int, Heartbeat], expected: str | None) -> None:
     """One without a new sign is gone, one that computes is late; one that makes progress takes its time."""
     found = waited_for(EARLIER, now, 3)
     assert found is None if expected is None else found is not None and found.startswith(expected)
@@ -68,7 +68,7 @@ def give_up(why):
     os._exit(1)
 loop = SimpleNamespace(
     backend=SimpleNamespace(rank=0, world_size=2),
-    meter=SimpleNamespace(beats=0, phase="backward"),
+    meter=SimpleNamespace(progress_count=0, phase="backward"),
     policy=SimpleNamespace(collective_forward=False),
     optimizer_step=3,
 )
@@ -76,7 +76,7 @@ with Watchdog(loop, dist.HashStore(), 2.0, give_up):
     print("watching", flush=True)
     for _ in range(10):
         time.sleep(0.1)
-    loop.meter.beats += 1
+    loop.meter.progress_count += 1
     print("a step", flush=True)
     time.sleep(60)
 """

@@ -37,9 +37,9 @@ def test_which_k_pays() -> None:
     def parts(all_reduce: float) -> Estimate:
         return Estimate(Quantity(0.9, 0.5, 1.5), Quantity(0.1, 0.1, 0.1), Quantity(all_reduce, 0.0, 2 * all_reduce))
 
-    assert parts(0.1).k_that_pays == 1
-    assert parts(0.2).k_that_pays == 2
-    assert parts(0.9).k_that_pays == 16
+    assert parts(0.1).smallest_useful_k == 1
+    assert parts(0.2).smallest_useful_k == 2
+    assert parts(0.9).smallest_useful_k == 16
     assert parts(0.5).communication_share(1).value == pytest.approx(1 / 3)
     assert parts(0.5).step(4).value == pytest.approx(1.125)
     assert "sync.k=8" in answer(parts(0.5), "a device", 4)

@@ -102,8 +102,8 @@ def test_memory_and_whether_it_fits() -> None:
     found = predicted(work([[100, 200]]))
     assert found.memory_bytes == pytest.approx(1.25e9)
     assert found.fits is None
-    accumulating = predicted(work([[100, 200]], micro_batches=np.array([[1.0, 2.0]])))
-    assert accumulating.memory_bytes == pytest.approx(1.28e9), "gradients are there while the second is computed"
+    accumulated = predicted(work([[100, 200]], micro_batches=np.array([[1.0, 2.0]])))
+    assert accumulated.memory_bytes == pytest.approx(1.28e9), "gradients are there while the second is computed"
     assert predicted(work([[100, 200]]), available=1.4e9).fits is True
     assert predicted(work([[100, 200]]), available=1.35e9).fits is False, "too close to promise"
 

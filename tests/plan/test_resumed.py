@@ -20,7 +20,7 @@ def experiment(*overrides: str) -> Experiment:
 def resumed(start: Experiment, *overrides: str, changed: bool = False) -> Experiment:
     """Continued after step 3; `overrides`: of the whole configuration."""
     config = settings(compose([*TINY, "precision=fp32", *overrides]))
-    return prepare_resumed(config, start.plan, changed).continuing(start.certificate.segments, 3)
+    return prepare_resumed(config, start.plan, changed).resumed_after(start.certificate.segments, 3)
 
 
 def test_the_same_workers_have_the_same_plan() -> None:
@@ -68,7 +68,7 @@ def test_more_workers_than_samples_in_a_batch_are_refused() -> None:
 def test_a_job_is_the_same_after_smaller_micro_batches() -> None:
     """For lack of memory. Its settings are what a sweep finds it by; its setup was another from there on."""
     start = experiment("device=cpu2")
-    smaller = start.accumulating(2).continuing(start.certificate.segments, 3)
+    smaller = start.with_accumulation_steps(2).resumed_after(start.certificate.segments, 3)
     assert smaller.setup_digest != start.setup_digest
     assert smaller.job_digest == start.job_digest
     others = (experiment("device=cpu2", changed) for changed in ("seed=1", "sync.k=2", "accumulation.steps=2"))
@@ -109,5 +109,5 @@ def test_the_certificate_lists_the_segments() -> None:
         start.setup_digest,
         experiment("device=cpu", "sync.k=2", "scaling=none").setup_digest,
     )
-    assert other.began_after == other.accumulating(2).began_after == 3
+    assert other.began_after == other.with_accumulation_steps(2).began_after == 3
     assert Segment.from_json(other.certificate.as_json()["segments"][0]) == first

@@ -13,7 +13,7 @@ from rich.console import Console
 from runner.backends import Compilations
 from runner.config.compose import compose, settings
 from runner.plan.experiment import Experiment, prepare
-from runner.run.summary import Role, objective, report, summary_of
+from runner.run.summary import SweepContext, objective, report, summary_of
 from runner.speed.figures import speed_of
 from runner.train.result import RunResult
 from tests.replicas import TINY
@@ -30,7 +30,7 @@ def reported(experiment: Experiment, **changes: Any) -> tuple[dict[str, Any], st
     """The summary of a run with this result, and its last lines."""
     measured = {"optimizer_steps": 10, "samples_seen": 200, "samples_per_s": 31.4, "first_step_s": 2.5}
     result = RunResult(**{**measured, "eval": {"accuracy": 71.25}, **changes})
-    summary = summary_of("FINISHED", experiment, result, 0.0, None, Role())
+    summary = summary_of("FINISHED", experiment, result, 0.0, None, SweepContext())
     summary |= speed_of(experiment, result, 10.0, Path("outputs/x"), 1) | {"prediction": None}
     output = io.StringIO()
     report(summary, experiment, Path("outputs/x"), Console(file=output, width=80, highlight=False))

@@ -15,10 +15,10 @@ from runner.config.compose import compose, settings
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.track import card as module
-from runner.track.card import FILE_NAME, RunCard, card_of, run_params, user_tags
+from runner.track.card import FILE_NAME, TrackingRecord, card_of, run_params, user_tags
 from tests.replicas import TINY
 
-FULL = RunCard(
+FULL = TrackingRecord(
     experiment="runner",
     run_name="cpu4 · k=4 · s0",
     params={"k": "4", "note": 'a "quoted" ü\n'},
@@ -43,17 +43,17 @@ KEYS = (
 def test_round_trip(tmp_path: Path) -> None:
     """All values are restored, under the documented keys."""
     FULL.write(tmp_path)
-    assert RunCard.read(tmp_path) == FULL
+    assert TrackingRecord.read(tmp_path) == FULL
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME] == ["tracking.json"]
     assert tuple(json.loads((tmp_path / FILE_NAME).read_text())) == KEYS
 
 
 def test_an_update_is_written(tmp_path: Path) -> None:
     """The key stays; two cards with equal values have different keys."""
-    card = RunCard("e", "r", {"a": "1"}, {}, None)
-    assert RunCard("e", "r", {"a": "1"}, {}, None).key != card.key
+    card = TrackingRecord("e", "r", {"a": "1"}, {}, None)
+    assert TrackingRecord("e", "r", {"a": "1"}, {}, None).key != card.key
     ended = card.mark_ended(tmp_path, "FAILED", {"error": "x"})
-    assert RunCard.read(tmp_path) == ended
+    assert TrackingRecord.read(tmp_path) == ended
     assert (ended.status, ended.last_tags, ended.key, ended.params) == ("FAILED", {"error": "x"}, card.key, {"a": "1"})
     assert ended.ended is not None
     assert time.time() * 1000 - 60_000 < card.started <= ended.ended <= time.time() * 1000
@@ -69,7 +69,7 @@ def test_an_interrupted_write_leaves_the_old_card(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         FULL.update(tmp_path, status="FINISHED")
-    assert RunCard.read(tmp_path) == FULL
+    assert TrackingRecord.read(tmp_path) == FULL
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"experiment": "e"}', b"\xff\xfe\x00"])
@@ -77,7 +77,7 @@ def test_an_invalid_file(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(UserError, match=r"tracking\.json"):
-        RunCard.read(tmp_path)
+        TrackingRecord.read(tmp_path)
 
 
 @functools.lru_cache

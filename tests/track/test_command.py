@@ -23,7 +23,7 @@ from mlflow.tracking import MlflowClient
 from runner import cli
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsLog
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.command import runs_below, store_and_runs
 from tests.tools.sweep.stores import empty_store
 
@@ -37,10 +37,10 @@ def database(name: str = "") -> str:
     return empty_store(Path.cwd() / name / "outputs" / "mlflow.db")
 
 
-def run_in(folder: Path, status: str | None = "FINISHED", **changes: Any) -> RunCard:
+def run_in(folder: Path, status: str | None = "FINISHED", **changes: Any) -> TrackingRecord:
     """A folder as a run leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    card = dataclasses.replace(RunCard("mine", folder.name, {"seed": "0"}, {"device": "cpu"}, None), **changes)
+    card = dataclasses.replace(TrackingRecord("mine", folder.name, {"seed": "0"}, {"device": "cpu"}, None), **changes)
     card.write(folder)
     if status is not None:
         card.mark_ended(folder, status, {"certificate": "equivalent"})
@@ -143,7 +143,7 @@ def test_an_untracked_run(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert sync("run", "--tracking-uri", uri) == 0
     (run,) = in_store(uri).values()
     assert run.info.run_id in capsys.readouterr().out
-    card = RunCard.read(here / "run")
+    card = TrackingRecord.read(here / "run")
     assert card.delivered
     assert json.loads((here / "run" / "summary.json").read_text()) == {"mlflow_run_id": run.info.run_id}
     assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1_000, card.ended)
@@ -177,7 +177,7 @@ def test_a_run_that_has_not_ended(here: Path, capsys: pytest.CaptureFixture[str]
     assert in_store(uri)["lost"].data.metrics["train/loss"] == 1 / 3
     assert sync("runs", "--killed") == 0
     assert {name: run.info.status for name, run in in_store(uri).items()} == {"done": "FINISHED", "lost": "KILLED"}
-    card = RunCard.read(here / "runs" / "lost")
+    card = TrackingRecord.read(here / "runs" / "lost")
     assert (card.status, card.delivered) == ("KILLED", True)
 
 

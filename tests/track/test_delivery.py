@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from runner.errors import UserError
 from runner.folder.metrics_log import MetricsLog, cut_metrics
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.delivery import Delivery, deliver
 from tests.tools.sweep.stores import empty_store
 
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def card(**changes: Any) -> RunCard:
-    return dataclasses.replace(RunCard("mine", "a run", {"seed": "0"}, {"device": "cpu"}, None), **changes)
+def card(**changes: Any) -> TrackingRecord:
+    return dataclasses.replace(TrackingRecord("mine", "a run", {"seed": "0"}, {"device": "cpu"}, None), **changes)
 
 
 def runs(uri: str) -> list[Any]:
@@ -73,7 +73,7 @@ def test_a_run_is_found_by_its_key(uri: str, folder: Path, monkeypatch: pytest.M
     assert delivery.run_id is None
     delivery.open()
     (run,) = runs(uri)
-    assert run.info.run_id == delivery.run_id == RunCard.read(folder).run_id
+    assert run.info.run_id == delivery.run_id == TrackingRecord.read(folder).run_id
     assert (run.info.run_name, run.info.start_time, run.info.status) == ("a run", 1_000, "RUNNING")
     assert run.data.params == {"seed": "0"}
     assert run.data.tags["device"] == "cpu"
@@ -90,7 +90,7 @@ def test_another_process_continues(uri: str, folder: Path) -> None:
     first.send_metrics()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line.format(3, 1001) + line.format(4, 1001))
-    second = Delivery(RunCard.read(folder), folder, uri, resumed=True)
+    second = Delivery(TrackingRecord.read(folder), folder, uri, resumed=True)
     second.open()
     second.send_metrics()
     assert second.run_id == first.run_id
@@ -230,10 +230,10 @@ def test_close(uri: str, tmp_path: Path, folder: Path, log_model: bool, monkeypa
     lose_response(monkeypatch, "set_terminated")
     with pytest.raises(ConnectionError):
         delivery.close()
-    before = RunCard.read(folder)
+    before = TrackingRecord.read(folder)
     assert (before.status, before.last_tags, before.delivered) == ("KILLED", {"device": "tpu"}, False)
     delivery.close()
-    assert RunCard.read(folder) == dataclasses.replace(before, delivered=True)
+    assert TrackingRecord.read(folder) == dataclasses.replace(before, delivered=True)
     (run,) = runs(uri)
     assert (run.info.status, run.info.end_time, run.data.tags["device"]) == ("KILLED", before.ended, "tpu")
     files = {path.name for path in tmp_path.glob("store/mlartifacts/*/artifacts/*")}

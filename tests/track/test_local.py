@@ -26,7 +26,7 @@ from runner.config.schema import Tracking
 from runner.folder.metrics_log import MetricsLog, MetricsReader, cut_metrics
 from runner.track import store
 from runner.track import tracker as module
-from runner.track.card import RunCard, continued
+from runner.track.card import TrackingRecord, continued
 from runner.track.tracker import Tracker, build_tracker
 from tests.runs import TRACKED, only_folder, read, run, stored_runs
 from tests.runs import store as mlflow
@@ -50,10 +50,10 @@ def folder(here: Path) -> Path:
     return here / "run"
 
 
-def card(**changes: Any) -> RunCard:
+def card(**changes: Any) -> TrackingRecord:
     params = {"seed": "0", "lr": "0.001", "device": "cpu"}
     tags = {"device": "cpu", "certificate": "equivalent", "mlflow.note.content": "- Plan", "mlflow.user": "me"}
-    return dataclasses.replace(RunCard("mine", "a run", params, tags, None), **changes)
+    return dataclasses.replace(TrackingRecord("mine", "a run", params, tags, None), **changes)
 
 
 def started(folder: Path, tracking: Tracking = BOTH, **changes: Any) -> Tracker:
@@ -138,7 +138,7 @@ def test_metrics_settings_and_end_arrive(folder: Path) -> None:
     tracker.finish("FINISHED")
     assert in_tensorboard(folder) == single(logged(folder))
     assert in_wandb(folder) == logged(folder)
-    assert not RunCard.read(folder).undelivered
+    assert not TrackingRecord.read(folder).undelivered
     lines = "\n".join(tracker.how_to_open())
     assert "tensorboard" in lines
     assert "wandb sync run/wandb/offline-run-" in lines
@@ -223,11 +223,11 @@ def test_a_failure_is_a_warning(
     shown = capsys.readouterr().err
     assert f"runner.track sync {folder}" in shown
     assert "W&B" not in shown
-    assert RunCard.read(folder).undelivered == ["tensorboard"]
+    assert TrackingRecord.read(folder).undelivered == ["tensorboard"]
     assert in_wandb(folder) == logged(folder)
     assert cli.run_tool("track", ["sync", str(folder)]) == 0
     assert has_each_point_once(folder)
-    assert not RunCard.read(folder).undelivered
+    assert not TrackingRecord.read(folder).undelivered
     assert cli.run_tool("track", ["sync", str(folder)]) == 2  # nothing is missing, and it was not logged to MLflow
 
 
@@ -238,7 +238,7 @@ def test_sync_of_a_run_that_was_killed(folder: Path) -> None:
     assert not list(folder.glob("tensorboard/*/*tfevents*"))
     assert cli.run_tool("track", ["sync", str(folder), "--killed"]) == 0
     assert has_each_point_once(folder)
-    assert RunCard.read(folder).status == "KILLED"
+    assert TrackingRecord.read(folder).status == "KILLED"
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])

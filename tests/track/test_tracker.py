@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 from runner.config.schema import Tracking
 from runner.folder.metrics_log import MetricsLog
 from runner.track import tracker as module
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.store import how_to_open
 from runner.track.tracker import Tracker, build_tracker
 from tests.tools.sweep.stores import empty_store
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> MlflowClient:
 
 def tracker_in(folder: Path, tracking: Tracking = TRACKING) -> Tracker:
     dataset = {"name": "cola", "digest": "d", "source": "", "profile": "{}"}
-    card = RunCard("mine", "a run", {"seed": "0"}, {"device": "cpu"}, None, dataset)
+    card = TrackingRecord("mine", "a run", {"seed": "0"}, {"device": "cpu"}, None, dataset)
     return build_tracker(tracking, card, folder)
 
 
@@ -68,7 +68,7 @@ def test_metrics_files_and_status_arrive(folder: Path, store: MlflowClient) -> N
     assert history(store, run_id) == [(step, 1 / step) for step in range(1, 51)]
     run = store.get_run(run_id)
     assert [item.path for item in store.list_artifacts(run_id)] == ["metrics.jsonl"]
-    card = RunCard.read(folder)
+    card = TrackingRecord.read(folder)
     assert (card.run_id, card.status, card.delivered) == (run_id, "FINISHED", True)
     assert (run.info.run_name, run.info.status) == ("a run", "FINISHED")
     assert (run.info.start_time, run.info.end_time) == (card.started, card.ended)
@@ -143,7 +143,7 @@ def test_a_store_that_stays_down(
     tracker.finish("FINISHED")
     assert f"runner.track sync {folder}" in capsys.readouterr().err
     assert tracker.how_to_open() == []
-    assert (RunCard.read(folder).status, RunCard.read(folder).delivered) == ("FINISHED", False)
+    assert (TrackingRecord.read(folder).status, TrackingRecord.read(folder).delivered) == ("FINISHED", False)
 
 
 def test_a_methodthat_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_methodthat_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert asked.wait(60)
     try:
         tracker.finish("KILLED")
-        assert RunCard.read(folder).status == "KILLED"
+        assert TrackingRecord.read(folder).status == "KILLED"
     finally:
         released.set()
 
@@ -174,7 +174,7 @@ def test_tracking_none_writes_only_the_card(folder: Path, store: MlflowClient) -
     tracker.finish("FINISHED")
     assert tracker.how_to_open() == []
     assert [path.name for path in folder.iterdir()] == ["tracking.json"]
-    card = RunCard.read(folder)
+    card = TrackingRecord.read(folder)
     assert (card.run_id, card.status, card.delivered) == (None, "FINISHED", False)
     assert card.last_tags == {"certificate": "comparable"}
     assert [experiment.name for experiment in store.search_experiments()] == ["Default"]

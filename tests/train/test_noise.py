@@ -108,7 +108,7 @@ def test_synchronous_steps_of_any_setup_are_compared(pool: WorkerPool) -> None:
 
 def test_a_continued_run_without_two_gradients_says_so() -> None:
     """For lack of memory, or on other workers, a run has micro-batches of sorted lengths: it goes on, and says so."""
-    continued = prepared("noise.every_steps=1 device=cpu2").accumulating(2)
+    continued = prepared("noise.every_steps=1 device=cpu2").with_accumulation_steps(2)
     assert any("noise" in note for note in continued.notes)
 
 

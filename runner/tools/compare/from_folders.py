@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.schema import NOT_THE_SETUP
+from runner.config.schema import SETUP_DIGEST_EXCLUDES
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
@@ -132,7 +132,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         value = math.nan
     if not isinstance(value, (int, float)):
         raise _NotARun(f"has no metric {metric}")
-    settings = {name: setting for name, setting in config.items() if name not in NOT_THE_SETUP}
+    settings = {name: setting for name, setting in config.items() if name not in SETUP_DIGEST_EXCLUDES}
     certificate = _properties(files.certificate)
     workers, k = int(plan["world_size"]), int(plan["k"])
     seconds = _training_seconds(summary)

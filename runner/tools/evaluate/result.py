@@ -14,13 +14,13 @@ from runner.config.plain import to_plain
 from runner.folder.metrics_log import MetricsLog
 from runner.run.summary import FINISHED, write_summary
 from runner.tools.evaluate.prepared import Evaluation
-from runner.track.card import EVALUATED_TAG, RunCard, user_tags
+from runner.track.card import EVALUATED_TAG, TrackingRecord, user_tags
 from runner.track.secrets import masked, without_credentials
 from runner.track.store import store_of
 from runner.track.tracker import build_tracker
 
 
-def card_of(evaluation: Evaluation, program: str) -> RunCard:
+def card_of(evaluation: Evaluation, program: str) -> TrackingRecord:
     """The card of an evaluation, a child of the run whose model it is. `program`: the command's name."""
     config, facts, placement, target = evaluation.config, evaluation.facts, evaluation.placement, evaluation.target
     run, store = target.card, store_of(config.tracking)
@@ -28,7 +28,7 @@ def card_of(evaluation: Evaluation, program: str) -> RunCard:
     kind = {"runner.evaluate": "evaluation", "runner.predict": "predictions"}[program]
     elsewhere = run is None or run.tags.get("device") != placement.label
     weights = target.weights_digest()
-    return RunCard(
+    return TrackingRecord(
         experiment=config.tracking.experiment,
         run_name=config.tracking.run_name or f"{kind} of {name}{f' · {placement.label}' if elsewhere else ''}",
         params={
@@ -63,7 +63,7 @@ def card_of(evaluation: Evaluation, program: str) -> RunCard:
 
 
 def write_result(
-    evaluation: Evaluation, card: RunCard, result: Mapping[str, Any], output: Path | None, started_at: float
+    evaluation: Evaluation, card: TrackingRecord, result: Mapping[str, Any], output: Path | None, started_at: float
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Make the folder of an evaluation that has ended and log it; its `summary.json`, and how to open it in MLflow.
 

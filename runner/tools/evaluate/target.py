@@ -20,7 +20,7 @@ from runner.folder.reading import files_below
 from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
 from runner.tools.compare.from_mlflow import RUN_ID
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.store import store_for
 
 #: The settings that an evaluation has. The others are those of a training run.
@@ -38,9 +38,9 @@ class Target:
     run: Path | None = None
 
     @property
-    def card(self) -> RunCard | None:
+    def card(self) -> TrackingRecord | None:
         """What the run logged to a tracking store."""
-        return RunCard.read(self.run) if self.run is not None and (self.run / CARD_FILE).exists() else None
+        return TrackingRecord.read(self.run) if self.run is not None and (self.run / CARD_FILE).exists() else None
 
     def weights_digest(self) -> str | None:
         """A hash over the files with weights; None for a model on the Hub."""

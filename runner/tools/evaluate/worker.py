@@ -14,8 +14,8 @@ from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain
 from runner.data.recipe import Recipe
 from runner.folder.phase_progress import PhaseProgress
-from runner.launch.local import Place
-from runner.launch.worker import connect_launched, told_to_parent
+from runner.launch.local import WorkerContext
+from runner.launch.worker import connect_launched, translate_worker_errors
 from runner.train.build import WorkerJob, prepare_data, to_device
 from runner.train.compilation import compile_model
 from runner.train.evaluate import Predictor
@@ -35,11 +35,11 @@ class EvaluationJob(WorkerJob):
     keeps_predictions: bool
 
 
-def run_launched(job: dict[str, Any], place: Place) -> dict[str, Any] | None:
+def run_launched(job: dict[str, Any], context: WorkerContext) -> dict[str, Any] | None:
     """The entry point of a launched worker. `job`: `EvaluationJob.as_json()`; the result of `evaluate_saved`."""
     typed = from_plain(EvaluationJob, job)
-    with told_to_parent(place.rank, "a smaller evaluation.micro_batch, or sharding=fsdp"):
-        backend = connect_launched(typed, place)
+    with translate_worker_errors(context.rank, "a smaller evaluation.micro_batch, or sharding=fsdp"):
+        backend = connect_launched(typed, context)
         result = evaluate_saved(typed, backend)
         backend.close()
     return result

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.launch.local import Place
+from runner.launch.local import WorkerContext
 from runner.launch.worker import connect_launched
 from runner.train.build import Job, build_loop
 
 
-def run_launched(job: dict[str, Any], place: Place) -> list[float]:
+def run_launched(job: dict[str, Any], context: WorkerContext) -> list[float]:
     """The entry point of a launched worker; on rank 0 the loss of each step. `job`: `Job.as_json()` and `steps`."""
     typed = Job.from_json(job["job"])
-    backend = connect_launched(typed, place)
+    backend = connect_launched(typed, context)
     losses: dict[int, float] = {}
 
     def log(step: int, metrics: dict[str, float]) -> None:

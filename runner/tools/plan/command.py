@@ -12,10 +12,10 @@ from runner.config.arguments import HydraOptions
 from runner.config.hydra_main import show
 from runner.errors import UserError, require
 from runner.measure.fitting import with_fitting_micro_batches
-from runner.measure.predicted import Measuring, foreseen, predicted, why_not
+from runner.measure.predicted import Measuring, hardware_estimate, predicted, unsupported_reason
 from runner.measure.tables import prediction_table
 from runner.plan.tables import absent_notes, certificate_table, plan_tables
-from runner.run.preflight import foresee_run, reading_data, say_aside
+from runner.run.preflight import prepare_run_for_plan, print_to_stderr, reading_data
 from runner.tools.plan.ranking import is_predicted, print_ranking, rank, worth_of, write_csv
 from runner.tools.plan.worth import write_plot
 
@@ -29,11 +29,11 @@ def plan(arguments: Sequence[str], console: Console) -> int:
     if options.multirun:
         return _rank(options, started, console)
     with reading_data() as progress:
-        experiment = foresee_run(options, progress)
+        experiment = prepare_run_for_plan(options, progress)
         experiment = with_fitting_micro_batches(
-            experiment, started, progress, say_aside, measures=experiment.config.measure
+            experiment, started, progress, print_to_stderr, measures=experiment.config.measure
         )
-    reason, measures = why_not(experiment), experiment.config.measure
+    reason, measures = unsupported_reason(experiment), experiment.config.measure
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):
         raise UserError(f"{asked} is not possible: {reason}")
@@ -54,7 +54,7 @@ def plan(arguments: Sequence[str], console: Console) -> int:
         prediction = measuring.predicted(experiment)
     if prediction is not None:
         console.print(prediction_table(prediction, experiment))
-        if experiment.config.hardware.name is not None and (words := foreseen(experiment).answer) is not None:
+        if experiment.config.hardware.name is not None and (words := hardware_estimate(experiment).answer) is not None:
             console.print(f"[bold]answer:[/] {escape(words)}", soft_wrap=True)
     else:
         words = f"not predicted: {reason}" if reason else "not measured: add measure=true"

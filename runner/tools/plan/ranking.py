@@ -23,15 +23,15 @@ from runner.data.cache import Progress
 from runner.errors import UserError, require
 from runner.folder.files import check_folder
 from runner.measure.fitting import with_fitting_micro_batches
-from runner.measure.predicted import Measuring, predicted, why_not
+from runner.measure.predicted import Measuring, predicted, unsupported_reason
 from runner.measure.tables import gib, seconds_words
-from runner.plan.experiment import Experiment, foresee
+from runner.plan.experiment import Experiment, prepare_for_plan
 from runner.plan.levels import NOT_COMPARABLE
 from runner.plan.prediction import Prediction, Quantity
 from runner.plan.sample_cost import SampleCost, read_sample_cost
 from runner.plan.scaling_range import rule_of
 from runner.plan.tables import plain_table
-from runner.run.preflight import say_aside
+from runner.run.preflight import print_to_stderr
 from runner.tools.compare.runs import grouped
 from runner.tools.plan.worth import Times, Worth, worth_of_workers, worth_words
 from runner.tools.sweep.grid import grid_of
@@ -160,9 +160,9 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
         varied = " ".join(one for one in job if one.lstrip("+").partition("=")[0] in grid.varied)
         labels, typed = setting_labels(job, grid.varied)
         try:
-            experiment = foresee(settings(compose(job, options.config_dirs)), progress)
+            experiment = prepare_for_plan(settings(compose(job, options.config_dirs)), progress)
             experiment = with_fitting_micro_batches(
-                experiment, started, progress, say_aside, measures=experiment.config.measure
+                experiment, started, progress, print_to_stderr, measures=experiment.config.measure
             )
         except UserError as error:
             raise UserError(f"{error} (setup {varied})") from error
@@ -171,7 +171,7 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
         if not any(_same(experiment, other) for other in experiments.values()):
             experiments[varied] = experiment
     measuring = Measuring(prepared_s, progress)
-    measuring.announce([one for one in experiments.values() if one.config.measure and why_not(one) is None])
+    measuring.announce([one for one in experiments.values() if one.config.measure and unsupported_reason(one) is None])
     setups = [_ranked(varied, experiment, measuring, console) for varied, experiment in experiments.items()]
     if cost is not None:
         _require_tested(setups, cost, first.plan.scale)
@@ -214,7 +214,7 @@ def _without_sync(experiment: Experiment) -> str:
 
 
 def _ranked(varied: str, experiment: Experiment, measuring: Measuring, console: Console) -> RankedSetup:
-    reason, prediction = why_not(experiment), None
+    reason, prediction = unsupported_reason(experiment), None
     if reason is None and experiment.config.measure:
         console.print(f"measuring {escape(experiment.setup_name)} …", style="dim")
         prediction = measuring.predicted(experiment)

@@ -20,7 +20,7 @@ from runner.run.summary import FINISHED
 from runner.tools.compare.plots import plot_file
 from runner.tools.scale.branches import LONGER, SAME, UNDECIDED, Cell, Findings
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard, user_tags
+from runner.track.card import TrackingRecord, user_tags
 from runner.track.delivery import Delivery
 from runner.track.description import NOTE_TAG
 from runner.track.secrets import masked
@@ -156,7 +156,7 @@ def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[s
     if uri is None:
         return []
     result = hashlib.sha256((folder / "result.json").read_bytes()).hexdigest()[:16]
-    card = RunCard.read(folder) if (folder / CARD_FILE).exists() else None
+    card = TrackingRecord.read(folder) if (folder / CARD_FILE).exists() else None
     again = card is not None and card.tags.get(_RESULT_TAG) == result
     if card is None or not again:
         (folder / METRICS_FILE).unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[s
     return delivery.how_to_open()
 
 
-def _card(findings: Findings, experiment: Experiment, store: str, result: str, table: str) -> RunCard:
+def _card(findings: Findings, experiment: Experiment, store: str, result: str, table: str) -> TrackingRecord:
     config, sentence = experiment.config, answer(findings, experiment)
     params = {
         "recipe": str(config.recipe["name"]),
@@ -196,4 +196,4 @@ def _card(findings: Findings, experiment: Experiment, store: str, result: str, t
         "scale.largest_batch": str(findings.largest),
     }
     name = f"scale · {config.recipe['name']} · from {findings.reference}"
-    return RunCard(experiment=config.tracking.experiment, run_name=name, params=params, tags=tags, store=store)
+    return TrackingRecord(experiment=config.tracking.experiment, run_name=name, params=params, tags=tags, store=store)

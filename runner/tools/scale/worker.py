@@ -18,8 +18,8 @@ from runner.backends import Backend
 from runner.config.choices import Goal
 from runner.errors import Diverged
 from runner.folder.files import strict_json
-from runner.launch.local import Place
-from runner.launch.worker import rendezvous_store, told_to_parent
+from runner.launch.local import WorkerContext
+from runner.launch.worker import rendezvous_store, translate_worker_errors
 from runner.tools.scale.branches import Branch, Outcome
 from runner.train.adapter import changing_state, load_changing_state
 from runner.train.build import Job, build_loop, connect
@@ -32,20 +32,20 @@ START, OUTCOMES = ".start.pt", "branches.jsonl"
 _TIMEOUT = datetime.timedelta(hours=24)
 
 
-def run_launched(test: dict[str, Any], place: Place) -> None:
+def run_launched(test: dict[str, Any], context: WorkerContext) -> None:
     """The entry point of a worker.
 
     `test`: `start`, the job that trains the common weights until step `start_until`; `branches`, each with its job.
     Jobs are `Job.as_json()`, for one worker.
     """
     start = Job.from_json(test["start"])
-    store = rendezvous_store(place)
+    store = rendezvous_store(context)
     store.set_timeout(_TIMEOUT)
-    with told_to_parent(place.rank, "a smaller batch.micro_batch, or precision=bf16"):
+    with translate_worker_errors(context.rank, "a smaller batch.micro_batch, or precision=bf16"):
         # A separate prefix in the common store makes each worker a separate world.
-        backend = connect(start, 0, 1, place.rank, dist.PrefixStore(f"alone {place.rank}", store))
+        backend = connect(start, 0, 1, context.rank, dist.PrefixStore(f"alone {context.rank}", store))
         path = start.folder / START
-        if place.rank == 0:
+        if context.rank == 0:
             if not path.exists():
                 _train_start(start, test["start_until"], backend, path)
             store.set(START, "trained")

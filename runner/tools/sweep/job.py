@@ -25,13 +25,13 @@ from runner.launch.signals import handle_signals, requests
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import announce, run
-from runner.run.preflight import say_aside
+from runner.run.preflight import print_to_stderr
 from runner.run.resume import Resumption, continuation
-from runner.run.summary import FAILED, Role, note_failure, objective, one_line
+from runner.run.summary import FAILED, SweepContext, note_failure, objective, one_line
 from runner.tools.sweep.progress import sweep_progress
 from runner.tools.sweep.sweep import Sweep, attempts, finished_run, job_name, note_wanted, read_summary, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard, user_tags
+from runner.track.card import TrackingRecord, user_tags
 from runner.track.names import setting_labels
 from runner.track.secrets import masked
 from runner.track.store import store_of
@@ -61,7 +61,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             note_wanted(finished, job_name(overrides))
             return objective(read_summary(finished))
         experiment = with_fitting_micro_batches(
-            experiment, time.monotonic(), silent, say_aside, jobs_at_once=sweep.at_once
+            experiment, time.monotonic(), silent, print_to_stderr, jobs_at_once=sweep.at_once
         )
     except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
         invalid = error
@@ -74,7 +74,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         write_job(folder, job_name(overrides), shown, started_at, experiment.job_digest if experiment else None)
         console.rule(f"[bold]{escape(shown)}[/]")
         console.print(sweep_progress(sweep), style="dim")
-        role = Role(
+        role = SweepContext(
             tags={"sweep.id": sweep.id, **{f"varied.{key}": value for key, value in varied.items()}},
             varied=varied,
             parent_key=sweep.key,
@@ -148,7 +148,7 @@ def _in_one_line(experiment: Experiment) -> str:
     )
 
 
-def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role, name: str) -> None:
+def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: SweepContext, name: str) -> None:
     """Report the error on the terminal, in the job's folder, and in the tracking store even if it has no run yet."""
     note_failure(folder, error)
     if isinstance(error, (UserError, RunFailed, WorkerFailed)):
@@ -159,7 +159,7 @@ def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Role,
     if (folder / CARD_FILE).exists():
         return
     store = store_of(tracking)
-    card = RunCard(
+    card = TrackingRecord(
         experiment=tracking.experiment,
         run_name=name,
         params=dict(role.varied),

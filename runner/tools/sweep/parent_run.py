@@ -13,14 +13,14 @@ from runner.folder.lock import is_locked
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
 from runner.tools.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard, user_tags
+from runner.track.card import TrackingRecord, user_tags
 from runner.track.delivery import Delivery, deliver
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG
 from runner.track.secrets import masked
 from runner.track.store import error_summary, how_to_open, store_of
 
 
-def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str, ...], metric: str) -> RunCard:
+def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str, ...], metric: str) -> TrackingRecord:
     """The card of a sweep's parent run, from its folder or new; written there. `metric`: of the objective.
 
     Raises UserError if a sweep is resumed with another store than before.
@@ -37,14 +37,14 @@ def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str
         "sweep.varied": ", ".join(varied),
     }
     if (folder / CARD_FILE).exists():
-        card = RunCard.read(folder)
+        card = TrackingRecord.read(folder)
         if card.store != store:
             raise UserError(
                 f"the sweep {folder.name} was logged to {card.store or 'no store'}, but this command logs to "
                 f"{store or 'none'}: resume it from the same folder, with the same tracking.uri=… (or tracking=none)"
             )
         return card.update(folder, run_name=name, tags=tags)
-    card = RunCard(experiment=tracking.experiment, run_name=name, params={}, tags=tags, store=store)
+    card = TrackingRecord(experiment=tracking.experiment, run_name=name, params={}, tags=tags, store=store)
     card.write(folder)
     return card
 
@@ -52,7 +52,7 @@ def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str
 class ParentRun:
     """A sweep's run in MLflow, opened before the first job and closed after the last one."""
 
-    def __init__(self, card: RunCard, sweep: Sweep, uri: str) -> None:
+    def __init__(self, card: TrackingRecord, sweep: Sweep, uri: str) -> None:
         # `resumed`: the run of an earlier command is found by its key even if its id was never received.
         self._delivery = Delivery(card, Path(sweep.folder), uri, resumed=True)
         self._sweep = sweep
@@ -91,7 +91,7 @@ class ParentRun:
         """Send the end of jobs whose process was killed before it had sent it."""
         for state in attempts(Path(self._sweep.folder)):
             if (state.folder / CARD_FILE).exists() and not is_locked(state.folder):
-                card = RunCard.read(state.folder)
+                card = TrackingRecord.read(state.folder)
                 if card.store == masked(self.uri) and card.status is not None and not card.delivered:
                     deliver(state.folder, self.uri)
 

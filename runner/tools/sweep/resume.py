@@ -12,7 +12,7 @@ from runner.folder.lock import is_locked, locked
 from runner.run.summary import KILLED, write_summary
 from runner.tools.sweep.sweep import FILE_NAME, attempts, read_summary
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from runner.track.tracker import warn
 
 
@@ -31,7 +31,7 @@ def find_sweep(identifier: str, sweeps: Path) -> Path:
 
 def _run_id(folder: Path) -> str | None:
     try:
-        return RunCard.read(folder).run_id
+        return TrackingRecord.read(folder).run_id
     except UserError:  # this sweep is not tracked, or its card is invalid: others can still be found
         return None
 
@@ -65,7 +65,7 @@ def mark_killed_jobs(folder: Path) -> None:
             if status is None:
                 write_summary(state.folder, {"status": KILLED, "error": "the process was killed", "eval": {}})
             if (state.folder / CARD_FILE).exists():
-                card = RunCard.read(state.folder)
+                card = TrackingRecord.read(state.folder)
                 if card.status is None:
                     card.mark_ended(state.folder, status or KILLED)
         except (UserError, RunFailed) as error:  # the sweep can continue without it

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from runner.backends import Backend
-from runner.launch.local import Place
+from runner.launch.local import WorkerContext
 from runner.launch.worker import rendezvous_store
 from runner.tools.verify.mismatch import Mismatch, SnapshotComparison
 from runner.tools.verify.snapshot import Snapshot, snapshots
@@ -32,15 +32,15 @@ Exchange = Callable[[int, Frame], bool]
 _PROGRESS = "progress"
 
 
-def run_launched(pair: dict[str, Any], place: Place) -> dict[str, Any] | None:
+def run_launched(pair: dict[str, Any], context: WorkerContext) -> dict[str, Any] | None:
     """The entry point of a worker of either setup. Rank 0 of the launch, which is rank 0 of a, returns the comparison.
 
     `pair`: the jobs `a` and `b`, the number of `steps`, and a `folder` for progress and exchanged snapshots.
     """
     jobs = {side: Job.from_json(pair[side]) for side in ("a", "b")}
     workers_of_a = jobs["a"].plan.world_size
-    side, rank = ("a", place.rank) if place.rank < workers_of_a else ("b", place.rank - workers_of_a)
-    job, store = jobs[side], rendezvous_store(place)
+    side, rank = ("a", context.rank) if context.rank < workers_of_a else ("b", context.rank - workers_of_a)
+    job, store = jobs[side], rendezvous_store(context)
     store.set_timeout(_TIMEOUT)
     # With its own prefix in the common store each setup is a separate world.
     backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, store))
@@ -54,7 +54,7 @@ def run_launched(pair: dict[str, Any], place: Place) -> dict[str, Any] | None:
     run_side(frames(loop, log, pair["steps"], side), comparer if side == "a" else link.send, backend)
     loop.policy.close()
     backend.close()
-    return comparer.result() if place.rank == 0 else None
+    return comparer.result() if context.rank == 0 else None
 
 
 def frames(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int, side: str) -> Iterator[Frame]:

@@ -10,7 +10,7 @@ from mlflow.tracking import MlflowClient
 from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.tools.sweep.parent_run import ParentRun, parent_card
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from tests.tools.sweep.folders import job_in, sweep_in
 from tests.tools.sweep.stores import empty_store
 
@@ -38,11 +38,11 @@ def test_opened_closed_and_resumed(tmp_path: Path) -> None:
         "failed": "2",
         "killed": "0",
     }
-    RunCard.read(folder).update(folder, run_id=None)  # the store created the run, but the response was lost
-    again = ParentRun(RunCard.read(folder), sweep, uri)
+    TrackingRecord.read(folder).update(folder, run_id=None)  # the store created the run, but the response was lost
+    again = ParentRun(TrackingRecord.read(folder), sweep, uri)
     assert again.open() == run_id
     assert client.get_run(run_id).info.status == "RUNNING"
-    assert RunCard.read(folder).status is None
+    assert TrackingRecord.read(folder).status is None
     for number in (1, 2):
         job_in(folder, f"{number}-2", f"seed={number}", 200.0, status="FINISHED")
     again.close("FINISHED")
@@ -67,7 +67,7 @@ def test_killed_jobs_are_closed_in_the_sweeps_store(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path / "s")
     for number, store in enumerate((tracking.uri, None, "sqlite:///another.db")):
         job = job_in(tmp_path / "s", str(number), f"seed={number}", status="KILLED")
-        RunCard("mine", f"job {number}", {}, {}, store).mark_ended(job, "KILLED")
+        TrackingRecord("mine", f"job {number}", {}, {}, store).mark_ended(job, "KILLED")
     parent = ParentRun(parent_card(tracking, tmp_path / "s", "cola", ("seed",), "accuracy"), sweep, str(tracking.uri))
     parent.open()
     parent.close("KILLED")

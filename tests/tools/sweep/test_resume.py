@@ -11,7 +11,7 @@ from runner.config.arguments import take_resume
 from runner.errors import UserError
 from runner.tools.sweep.resume import find_sweep, mark_killed_jobs, sweep_lock
 from runner.tools.sweep.sweep import attempts
-from runner.track.card import RunCard
+from runner.track.card import TrackingRecord
 from tests.folder.test_lock import lock_holder
 from tests.tools.sweep.folders import job_in, sweep_in
 
@@ -30,8 +30,8 @@ def test_take_resume(typed: list[str], rest: list[str], value: str | None) -> No
     assert take_resume(typed) == (rest, value)
 
 
-def card(folder: Path, run_id: str | None) -> RunCard:
-    card = RunCard("e", "r", {}, {}, "sqlite:///x.db", run_id=run_id)
+def card(folder: Path, run_id: str | None) -> TrackingRecord:
+    card = TrackingRecord("e", "r", {}, {}, "sqlite:///x.db", run_id=run_id)
     card.write(folder)
     return card
 
@@ -86,8 +86,8 @@ def test_mark_killed_jobs(tmp_path: Path) -> None:
     mark_killed_jobs(tmp_path)
     assert [state.status for state in attempts(tmp_path)] == ["FINISHED", "KILLED", "KILLED", "FAILED"]
     assert {path: path.read_bytes() for path in done.iterdir()} == before
-    assert RunCard.read(between).status == "FAILED"
-    closed = RunCard.read(killed)
+    assert TrackingRecord.read(between).status == "FAILED"
+    closed = TrackingRecord.read(killed)
     assert (closed.status, closed.run_id, closed.delivered) == ("KILLED", "two", False)
     assert closed.ended is not None
     assert closed.ended >= started
