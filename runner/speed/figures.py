@@ -239,6 +239,16 @@ def _named(run: Path) -> str:
     return f"job {run.name} ({setup})" if setup else f"job {run.name}"
 
 
+def _doubt(efficiency: float, run: Mapping[str, Any], baseline: Mapping[str, Any]) -> str | None:
+    """Why the scaling efficiency of a run says little, by the summaries of both; None if it is to be trusted."""
+    whose = {"this run": run, "the baseline": baseline}
+    kinds = {name: [cause["kind"] for cause in one.get("diagnoses") or ()] for name, one in whose.items()}
+    busy = [name for name, own in kinds.items() if "busy" in own]
+    if busy:
+        return f"{' and '.join(busy)} shared the machine with other programs"
+    return "the baseline was probably slowed down by something else" if efficiency > _IMPLAUSIBLE else None
+
+
 def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> str | None:
     """How the speed of several workers compares with one worker's, in a line; None for one worker."""
     speed = summary["speed"]
@@ -246,9 +256,9 @@ def efficiency_words(summary: Mapping[str, Any], workers: int, folder: Path) -> 
     if efficiency is not None and baseline != folder.resolve().name:
         times, one = efficiency * workers, speed["baseline_samples_per_s"]
         faster = f"{times:,.{0 if times >= 10 else 1}f} times as fast as one worker ({one:,.0f}/s)"
-        where = _named(folder.resolve().parent / baseline)
-        if efficiency > _IMPLAUSIBLE:
-            doubt = "the baseline was probably slowed down by something else"
+        one_worker = folder.resolve().parent / baseline
+        where = _named(one_worker)
+        if doubt := _doubt(efficiency, summary, _read(one_worker / "summary.json")):
             return f"scaling efficiency unreliable (measured {efficiency:.0%}): {faster} in {where}; {doubt}"
         return f"scaling efficiency {efficiency:.0%}: {faster} in {where}"
     alone = not summary["rehearsed"] and summary["jobs_at_once"] == 1

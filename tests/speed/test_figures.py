@@ -252,6 +252,12 @@ def test_efficiency_in_words(tmp_path: Path) -> None:
     assert " in job hindered (cpu · s0); " in str(said)
     many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
     assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
+    busy = {**beside, "diagnoses": [{"kind": "busy", "sentence": "", "lost_share": 0.2}]}
+    doubted = str(efficiency_words(busy, 2, own))
+    assert "unreliable (measured 75%)" in doubted
+    assert "this run shared the machine" in doubted
+    (tmp_path / "one" / "summary.json").write_text(json.dumps({"diagnoses": busy["diagnoses"]}))
+    assert "the baseline shared the machine" in str(efficiency_words(beside, 2, own))
 
 
 @pytest.mark.parametrize(("overrides", "jobs"), [(["device=tpu8"], 1), (["device=cpu2"], 2)])

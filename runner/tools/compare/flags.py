@@ -273,6 +273,12 @@ def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
         most = max(run.jobs_at_once or 1 for _, run in shared)
         text = f"{_count(shared)} shared the machine with other jobs (up to {most} at once): speeds are in parentheses"
         yield Flag("side by side", text, _names(shared), _sources(shared))
+    if busy := [(setup, run) for setup, run in runs if run.busy]:
+        of_baseline = any(setup is setups[0] for setup, _ in busy)
+        which = "all speed-ups of this block" if of_baseline else f"speed-ups of {', '.join(_names(busy))}"
+        names = tuple(setup.name for setup in setups) if of_baseline else _names(busy)
+        text = f"{_count(busy)} shared the machine with other programs: {which} are unreliable, and in parentheses"
+        yield Flag("busy machine", text, names, _sources(busy))
     if rehearsed := [(setup, run) for setup, run in runs if run.rehearsed]:
         text = f"run on other hardware than named: {', '.join(_names(rehearsed))}; compared by metric, not by speed"
         yield Flag("rehearsed", text, _names(rehearsed), _sources(rehearsed))

@@ -157,6 +157,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         rehearsed=bool(summary.get("rehearsed")),
         machine=summary.get("machine"),
         jobs_at_once=summary.get("jobs_at_once"),
+        busy=any(one["kind"] == "busy" for one in summary.get("diagnoses") or ()),
         varied={str(key): str(value) for key, value in (summary.get("varied") or {}).items() if key != "seed"},
         values=_flat({**settings, "plan": {key: value for key, value in plan.items() if key != "digest"}}),
         certificate=certificate or None,

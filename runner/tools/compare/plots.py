@@ -165,7 +165,7 @@ def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
     if _draw_bars(axes, block):
         notes.append("arrows: longer ones")
     if any(map(block.uncertain_speed, rows)):
-        notes.append("hollow: other jobs ran at the same time")
+        notes.append("hollow: unreliable, other jobs or programs ran at the same time")
     axes.set_xlabel(f"speed-up over the baseline ({'; '.join(notes)})")
     axes.set_ylabel(block.key.metric)
     if axes.get_legend_handles_labels()[0]:

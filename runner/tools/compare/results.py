@@ -77,8 +77,8 @@ class Block:
         return tuple(flag for flag in self.flags if setup.name in flag.setups)
 
     def uncertain_speed(self, row: SetupResult) -> bool:
-        """Whether a speed-up uses times that were measured while other jobs ran."""
-        return row.setup.shared_machine or self.baseline.shared_machine
+        """Whether a speed-up uses unreliable times, which were measured while other jobs or programs ran."""
+        return row.setup.uncertain_time or self.baseline.uncertain_time
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ class Run:
 
     `source`: folder, MLflow run id or line of a file; `setup`: name of its setup, without the seed; `digest`: equal for
     runs that differ only in the seed; `seconds`: training time for all planned samples without start-up and evaluation,
-    None if the run was too short to time; `values`: every setting, flattened; `varied`: settings that the sweep varied;
+    None if the run was too short to time; `busy`: whether it says that other programs slowed it down; `values`: every
+    setting, flattened; `varied`: settings that the sweep varied;
     `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
     `peak_memory_bytes`: of the worker that needed most; `predicted_seconds`: of training, by a measurement before it;
     `weights`: digest of the saved weights; `eval_rows`: number of evaluation rows, or of the groups they belong to;
@@ -98,6 +99,7 @@ class Run:
     rehearsed: bool = False
     machine: str | None = None
     jobs_at_once: int | None = None
+    busy: bool = False
     varied: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, CertificateProperty] | None = None
@@ -121,13 +123,18 @@ class Run:
         # Not the name: it depends on what was typed.
         return (self.digest, self.rehearsed)
 
+    @property
+    def uncertain_time(self) -> bool:
+        """Whether other jobs or programs had a part of the machine, which makes its time unreliable."""
+        return self.busy or (self.jobs_at_once or 1) > 1
+
 
 def prediction_error(run: Run) -> float | None:
     """The share of its training time by which a run's prediction was too high; None without one.
 
-    The time of a rehearsal, or of a run that shared the machine, says nothing about the prediction.
+    The time of a rehearsal, or of a run that did not have the machine for itself, says nothing about the prediction.
     """
-    if run.predicted_seconds is None or not run.seconds or run.rehearsed or (run.jobs_at_once or 1) > 1:
+    if run.predicted_seconds is None or not run.seconds or run.rehearsed or run.uncertain_time:
         return None
     return run.predicted_seconds / run.seconds - 1
 

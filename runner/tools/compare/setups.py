@@ -61,9 +61,9 @@ class SetupRuns:
         return any(run.rehearsed for run in self.runs)
 
     @property
-    def shared_machine(self) -> bool:
-        """Whether another job ran at the same time as one of the runs, which makes its time unreliable."""
-        return any((run.jobs_at_once or 1) > 1 for run in self.runs)
+    def uncertain_time(self) -> bool:
+        """Whether the time of one of the runs is unreliable."""
+        return any(run.uncertain_time for run in self.runs)
 
     @property
     def family(self) -> tuple[int, str]:

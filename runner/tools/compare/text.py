@@ -80,7 +80,7 @@ def _seconds(row: SetupResult) -> str:
     if row.seconds is None:
         return "not timed"
     text = _short(row.seconds)
-    return f"({text})" if row.setup.shared_machine else text
+    return f"({text})" if row.setup.uncertain_time else text
 
 
 def _short(seconds: float) -> str:

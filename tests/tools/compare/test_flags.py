@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from runner.tools.compare.report import run_rows, setup_rows
 from runner.tools.compare.results import Block, Flag
 from runner.tools.compare.text import remarks, row_text
 from tests.tools.compare.make import BASE, KEY, block, certificate, compared, run, runs
@@ -208,6 +209,24 @@ def test_different_machines() -> None:
     assert "(A: 2 runs; B: 2 runs)" in only(block(base, four), "machines differ").text
     unknown = runs("four", [80.1, 80.3], [200.0, 201.0], workers=4)
     assert kinds(block(base, unknown)) == []
+
+
+def test_speed_ups_of_a_busy_machine_are_unreliable() -> None:
+    """Those of the setup, and those of all others if the baseline has such a run; also in the files."""
+    four = runs("four", [80.1, 80.3, 80.2], [200.0, 201.0, 202.0], workers=4)
+    two = runs("two", [80.0, 80.3, 80.1], [220.0, 221.0, 222.0], workers=2)
+    for busy, unreliable in (("two", {"two"}), ("one", {"one", "two", "four"})):
+        groups = [[replace(one, busy=one.source == f"{busy}/1") for one in group] for group in (BASE, two, four)]
+        comparison = compared(*groups)
+        (found,) = comparison.blocks
+        assert kinds(found) == ["busy machine"]
+        assert (set(found.flags[0].setups), found.flags[0].runs) == (unreliable, (f"{busy}/1",))
+        assert "unreliable" in found.flags[0].text
+        in_parentheses = {row.setup.name for row in found.rows if row_text(found, row).speed_up[0].startswith("(")}
+        assert in_parentheses == unreliable - {"one"}
+        in_csv = {row["setup"]: row["speed_up_unreliable"] for row in setup_rows(comparison)}
+        assert in_csv == {"one": None, "two": "two" in unreliable, "four": "four" in unreliable}
+        assert [row["source"] for row in run_rows(comparison) if row["busy"]] == [f"{busy}/1"]
 
 
 def test_times_that_are_not_measurements() -> None:

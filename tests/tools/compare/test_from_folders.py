@@ -94,6 +94,13 @@ def test_older_runs_are_read_the_same(jobs: list[Path], older: list[int]) -> Non
     assert [row.setup.seeds for row in block.rows] == [(0, 1), (0, 1)]
 
 
+def test_a_run_of_a_busy_machine_is_one_by_its_diagnoses(jobs: list[Path]) -> None:
+    for number, job in enumerate(jobs):
+        kinds = ["communication", "busy"] if number == 1 else ["nothing"]
+        change(job, "summary.json", diagnoses=[{"kind": kind, "sentence": "", "lost_share": 0.2} for kind in kinds])
+    assert [run.busy for run in read(*jobs).runs] == [False, True, False, False]
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "failed": (lambda f: (f / "summary.json").write_text('{"status": "FAILED", "error": "x"}'), "FAILED"),
     "still running": (lambda f: (f / "summary.json").unlink(), "no summary.json"),
