@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from scipy.optimize import brentq
 
 from runner.tools.compare.rows import lasting_error, least_error
@@ -34,28 +35,20 @@ class Flips(NamedTuple):
     lasting: bool
 
 
-def metric_of(metric: str, right: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The metric in percent, from the number of right predictions and of rows in each of two classes."""
+def metric_of(metric: str, right: Sequence[Any], rows: Sequence[Any]) -> Any:
+    """The metric in percent, from the number of right predictions and of rows in each of two classes; any arrays."""
     (a, b), (p, n) = right, rows
     if metric == "accuracy":
         return 100 * (a + b) / (p + n)
-    spread = np.sqrt(1.0 * p * n * (a + n - b) * (p - a + b))
-    return 100 * (a * b - (n - b) * (p - a)) / np.where(spread > 0, spread, 1.0)
+    spread = (1.0 * p * n * (a + n - b) * (p - a + b)) ** 0.5
+    return 100 * (a * b - (n - b) * (p - a)) / (spread + (spread == 0))
 
 
 def differences(
     draw: np.random.Generator, comparisons: int, seeds: int, rows: int, metric: str, lost: float, flips: Flips
 ) -> np.ndarray:
     """Setup − baseline for each comparison and seed, where the setup truly loses this many percentage points."""
-    to_right = flips.both_ways / 2 / (1 - _RIGHT)
-
-    def loss(to_wrong: float) -> float:
-        right = _RIGHT * (1 - to_wrong) + (1 - _RIGHT) * to_right
-        halves = [np.array(0.5)] * 2
-        before, after = (metric_of(metric, [np.array(share / 2)] * 2, halves) for share in (_RIGHT, right))
-        return float(before - after) - lost
-
-    to_wrong = brentq(loss, 0.0, 0.9)
+    to_wrong, to_right = _flip_shares(metric, lost, flips)
     first = draw.binomial(rows, 0.5, (comparisons, 1))
     classes = [first, rows - first]
     before = [draw.binomial(size, _RIGHT) for size in classes]
@@ -68,23 +61,53 @@ def differences(
     return np.broadcast_to(found, (comparisons, seeds))
 
 
-def changes(
-    draw: np.random.Generator, comparisons: int, seeds: int, rows: int, lost: float, flips: Flips
+def _flip_shares(metric: str, lost: float, flips: Flips) -> tuple[float, float]:
+    """The share of right predictions that flip to wrong, and of wrong ones to right."""
+    to_right = flips.both_ways / 2 / (1 - _RIGHT)
+
+    def loss(to_wrong: float) -> float:
+        right = _RIGHT * (1 - to_wrong) + (1 - _RIGHT) * to_right
+        halves = [np.array(0.5)] * 2
+        before, after = (metric_of(metric, [np.array(share / 2)] * 2, halves) for share in (_RIGHT, right))
+        return float(before - after) - lost
+
+    return float(brentq(loss, 0.0, 0.9)), to_right
+
+
+def row_differences(
+    draw: np.random.Generator, comparisons: int, seeds: int, rows: int, metric: str, lost: float, flips: Flips
 ) -> np.ndarray:
-    """What `row_changes` returns where predictions were kept, int8 of shape [comparisons, seeds, rows]."""
+    """The same by row, [comparisons, seeds, rows]: the difference is the mean over rows."""
+    to_wrong, to_right = _flip_shares(metric, lost, flips)
+    of_first = draw.random((comparisons, 1, rows)) < 0.5
+    before = draw.random((comparisons, 1, rows)) < _RIGHT
     uniform = draw.random((comparisons, 1 if flips.lasting else seeds, rows), dtype=np.float32)
-    worse = flips.both_ways / 2 + lost / 100
-    found = (uniform > 1 - flips.both_ways / 2).astype(np.int8) - (uniform < worse).astype(np.int8)
+    after = np.where(before, uniform >= to_wrong, uniform < to_right)
+    found = _by_row(metric, of_first, after) - _by_row(metric, of_first, before)
     return np.broadcast_to(found, (comparisons, seeds, rows))
 
 
+def _by_row(metric: str, of_first: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """As `recipes.tasks.row_metrics`, of many evaluations at once: the last dimension has the rows."""
+    of_first = np.broadcast_to(of_first, right.shape)  # each evaluation has its own gradient
+    own = [right & of_first, right & ~of_first, of_first, ~of_first]
+    means = [torch.from_numpy(one.mean(-1, keepdims=True)).requires_grad_() for one in own]
+    value = metric_of(metric, means[:2], means[2:])
+    gradients = torch.autograd.grad(value.sum(), means, allow_unused=True)
+    # The metric does not change with the number of rows, so that gradient · means is 0.
+    parts = [
+        one * grad.numpy().astype(np.float32) for one, grad in zip(own, gradients, strict=True) if grad is not None
+    ]
+    return value.detach().numpy().astype(np.float32) + sum(parts)
+
+
 def verdicts(found: np.ndarray, rows: int, width: float, kept: np.ndarray | None = None) -> tuple[float, float, float]:
-    """The shares called equivalent without regard to rows, equivalent, and different. `kept`: changes of rows."""
+    """The shares called equivalent without regard to rows, equivalent, and different. `kept`: `row_differences`."""
     mean, seeds = found.mean(1), found.shape[1]
     spread = np.where(np.ptp(found, axis=1) < 1e-9, 0.0, found.std(1, ddof=1))
     error = least_error(mean, MARGIN, width, rows)
     if kept is not None:
-        error = np.maximum(error, width * lasting_error(kept))
+        error = np.maximum(error, lasting_error(kept))
     without, with_rows = (
         Estimate(mean, PAIRED, (seeds, seeds), (spread, np.nan), sampling=sampling)  # type: ignore[arg-type]
         for sampling in (None, RowSampling(rows, error, width / rows))
@@ -95,7 +118,7 @@ def verdicts(found: np.ndarray, rows: int, width: float, kept: np.ndarray | None
 
 
 def table(metric: str, flips: Flips, comparisons: int, kept: bool = False) -> Iterator[str]:
-    """Lines of Markdown, in percent of comparisons. `kept`: predictions were, of accuracy only."""
+    """Lines of Markdown, in percent of comparisons. `kept`: whether metrics were kept by row."""
     yield "| rows | seeds | 1 point worse: equivalent before | now | the same: different | equivalent before | now |"
     yield "| --: | --: | --: | --: | --: | --: | --: |"
     for rows, seeds in itertools.product((50, 100, 200, 300, 400, 1000, 5000), (2, 3, 5, 10)):
@@ -105,8 +128,11 @@ def table(metric: str, flips: Flips, comparisons: int, kept: bool = False) -> It
             if not kept:
                 found = differences(draw, comparisons, seeds, rows, metric, lost, flips)
                 return np.array(verdicts(found, rows, WIDTHS[metric]))
-            parts = (changes(draw, _AT_ONCE, seeds, rows, lost, flips) for _ in range(comparisons // _AT_ONCE))
-            return np.mean([verdicts(100 * part.mean(-1), rows, 100.0, part) for part in parts], axis=0)
+            parts = (
+                row_differences(draw, _AT_ONCE, seeds, rows, metric, lost, flips)
+                for _ in range(comparisons // _AT_ONCE)
+            )
+            return np.mean([verdicts(part.mean(-1), rows, WIDTHS[metric], part) for part in parts], axis=0)
 
         (wrong_before, wrong, _), (right_before, right, different) = shares(MARGIN), shares(0.0)
         figures = (wrong_before, wrong, different, right_before, right)
@@ -118,6 +144,6 @@ if __name__ == "__main__":
         for metric in WIDTHS:
             print(f"\n## {metric}, {both_ways:.0%} of rows flip both ways, {'lasting' if lasting else 'anew'}\n")
             print(*table(metric, Flips(both_ways, lasting), 20_000), sep="\n")
-    for lasting in (False, True):
-        print(f"\n## accuracy, predictions kept, 5% of rows flip both ways, {'lasting' if lasting else 'anew'}\n")
-        print(*table("accuracy", Flips(0.05, lasting), 4_000, kept=True), sep="\n")
+    for lasting, metric in itertools.product((False, True), WIDTHS):
+        print(f"\n## {metric} kept by row, 5% of rows flip both ways, {'lasting' if lasting else 'anew'}\n")
+        print(*table(metric, Flips(0.05, lasting), 4_000, kept=True), sep="\n")

@@ -260,6 +260,12 @@ class SequenceClassification(TransformerRecipe):
         shown = self._metric_names(predictions.shape[-1])
         return {name: self._problem.metrics[name](predictions, labels) for name in shown}
 
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        labels = self._problem.tensor(table[range(len(table))]["label"])
+        shown = self._metric_names(predictions.shape[-1])
+        found = self._problem.row_metrics(predictions, labels)
+        return {name: values for name, values in found.items() if name in shown}
+
     def evaluation_data(self, model: Pretrained, file: str | None) -> Corpus:
         saved = model.problem_type()
         if saved not in (None, self._problem.problem_type):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from recipes.tasks.row_metrics import OF_LOSS, ratio, row_metrics
 from recipes.tasks.transformer_recipe import TransformerRecipe
 from runner.data.recipe import IGNORED_LABEL, Batch
 from runner.data.table import Table
@@ -100,6 +101,9 @@ class TextGeneration(TransformerRecipe):
         if self.generate:
             metrics |= text_metrics(_decoded(predictions, table), _read_texts(table)["reference"])
         return metrics
+
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        return row_metrics(predictions[:, :_SCORES], {**OF_LOSS, "token_accuracy": ratio(2, 1, 100)})
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
         """Input, generated and true text of each row, and mean loss and perplexity of its targets, if it has any."""

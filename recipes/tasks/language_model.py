@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.generation import token_losses
+from recipes.tasks.row_metrics import OF_LOSS, row_metrics
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
@@ -176,6 +177,14 @@ class CausalLanguageModel(TransformerRecipe):
         loss_sum, targets = predictions.double().sum(0)
         loss = loss_sum / targets
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
+
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        """Of documents where they are known: their parts share a style."""
+        groups = table.groups()
+        if groups is not None:
+            of_documents = torch.zeros((int(groups.max()) + 1, predictions.shape[1]), dtype=torch.float64)
+            predictions = of_documents.index_add(0, torch.tensor(groups), predictions.double())
+        return row_metrics(predictions, OF_LOSS)
 
     def evaluation_data(self, model: Pretrained, file: str | None) -> Documents:
         corpus: Documents = evaluation_reader(self.data, "read_evaluation")(file)

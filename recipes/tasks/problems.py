@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
+from recipes.tasks.row_metrics import row_metrics
 from runner.data.recipe import IGNORED_LABEL
 
 #: For each text its class, its classes in ascending order, or its number. Classes are numbered from 0.
@@ -19,6 +20,7 @@ Labels = Sequence[int] | Sequence[tuple[int, ...]] | Sequence[float]
 
 #: A function of logits [samples, outputs] and labels, as `Problem.tensor` returns them.
 Metric = Callable[[Tensor, Tensor], float]
+_OfClasses = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Problem(ABC):
@@ -40,6 +42,10 @@ class Problem(ABC):
         """The metrics, where they are known, of the best answer that is the same for all rows with these labels."""
         return {}
 
+    def row_metrics(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The metrics that can be told by row, as `Recipe.row_metrics`."""
+        return {}
+
     def outputs(self, names: Sequence[str]) -> int:
         """How many logits the model has."""
         return len(names)
@@ -59,6 +65,24 @@ class Problem(ABC):
     @abstractmethod
     def predictions(self, logits: Tensor, labels: Any, names: Sequence[str]) -> dict[str, Sequence[Any]]:
         """Predictions, labels if they are known, and probabilities, as columns for people."""
+
+
+def _by_row(predicted: Tensor, labels: Tensor, **metrics: _OfClasses) -> dict[str, Tensor]:
+    """`metrics`: functions of the shares of rows in which each class is right, is predicted, and is true.
+
+    `predicted`, `labels`: which classes each row has, of shape [rows, classes].
+    """
+
+    def of_means(metric: _OfClasses) -> Callable[[Tensor], Tensor]:
+        return lambda means: metric(*means.chunk(3))
+
+    counts = torch.cat([predicted & labels, predicted, labels], dim=1)
+    return row_metrics(counts, {name: of_means(metric) for name, metric in metrics.items()})
+
+
+def _f1s(right: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
+    """F1 of each class in percent; 0 for one that is neither predicted nor true."""
+    return 200 * right / (predicted + true).clamp(min=torch.finfo(right.dtype).tiny)
 
 
 def _mean(loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Metric:
@@ -129,6 +153,25 @@ class SingleLabel(Problem):
         "auc": _auc,
         "loss": _mean(_class_loss),
     }
+
+    def row_metrics(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        predicted, true = (one_hot(classes, logits.shape[-1]).bool() for classes in (logits.argmax(-1), labels))
+        found = _by_row(
+            *(predicted, true),
+            accuracy=lambda right, predicted, true: 100 * right.sum(),
+            matthews=lambda right, predicted, true: (
+                100 * (right.sum() - predicted @ true) / ((1 - predicted @ predicted) * (1 - true @ true)).sqrt()
+            ),
+            macro_f1=lambda right, predicted, true: _f1s(right, predicted, true)[true > 0].mean(),
+        )
+        if logits.shape[-1] == 2:
+            found |= _by_row(
+                *(predicted, true),
+                f1=lambda right, predicted, true: _f1s(right, predicted, true)[1],
+                precision=lambda right, predicted, true: 100 * right[1] / predicted[1],
+                recall=lambda right, predicted, true: 100 * right[1] / true[1],
+            )
+        return {**found, "loss": cross_entropy(logits, labels, reduction="none")}
 
     def fitting(self, classes: int) -> list[str]:
         return [name for name in self.metrics if classes <= 2 or name not in (*_BINARY, "auc")]
@@ -234,6 +277,16 @@ class MultiLabel(Problem):
         "loss": _mean(_set_loss),
     }
 
+    def row_metrics(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        predicted, true = logits > 0, labels == 1
+        found = _by_row(
+            *(predicted, true),
+            micro_f1=lambda right, predicted, true: 200 * right.sum() / (predicted.sum() + true.sum()),
+            macro_f1=lambda *shares: _f1s(*shares).mean(),
+        )
+        losses = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+        return {**found, "exact_match": 100.0 * (predicted == true).all(1), "loss": losses.mean(1)}
+
     def fitting(self, classes: int) -> list[str]:
         return [name for name in self.metrics if name != "auc"]  # evaluation sets often have no row of a rare class
 
@@ -317,6 +370,10 @@ class Regression(Problem):
         "loss": _mean(_squared_error),
     }
     minimised = ("mse", "mae", "loss")
+
+    def row_metrics(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        errors = logits[:, 0] - labels.to(logits.dtype)
+        return {"mse": errors.square(), "mae": errors.abs(), "loss": errors.square()}
 
     def fitting(self, classes: int) -> list[str]:
         return list(self.metrics)

@@ -226,11 +226,13 @@ class QuestionAnswering(TransformerRecipe):
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         from torchmetrics.functional.text import squad
 
-        questions = json.loads((table.folder / _QUESTIONS).read_text())
-        texts = answers(predictions.numpy(), table, questions["contexts"])
-        asked = questions["asked"]
-        predicted = [{"id": one["id"], "prediction_text": text} for one, text in zip(asked, texts, strict=True)]
-        return {name: float(value) for name, value in squad(predicted, asked).items()}
+        return {name: float(value) for name, value in squad(*_answered(predictions, table)).items()}
+
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        from torchmetrics.functional.text import squad
+
+        found = [squad(predicted, asked) for predicted, asked in zip(*_answered(predictions, table), strict=True)]
+        return {name: torch.stack([one[name] for one in found]) for name in self.metric_names}
 
     def evaluation_data(self, model: Pretrained, file: str | None) -> QuestionCorpus:
         corpus: QuestionCorpus = evaluation_reader(self.data, "read_evaluation")(file)
@@ -395,6 +397,14 @@ def answers(predictions: np.ndarray, table: Table, contexts: Sequence[str]) -> l
         context = contexts[int(window["paragraph"][0])]
         texts.append(context[window["char_first"][0][first] : window["char_last"][0][last]])
     return texts
+
+
+def _answered(predictions: Tensor, table: Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Answers and questions in the form that torchmetrics takes."""
+    questions = json.loads((table.folder / _QUESTIONS).read_text())
+    texts = answers(predictions.numpy(), table, questions["contexts"])
+    asked = questions["asked"]
+    return [{"id": one["id"], "prediction_text": text} for one, text in zip(asked, texts, strict=True)], asked
 
 
 def _columns(rows: Sequence[TokenWindow]) -> dict[str, Sequence[Any]]:

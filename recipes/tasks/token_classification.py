@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from recipes.models.pretrained import Pretrained
+from recipes.tasks.row_metrics import ratio, row_metrics
 from recipes.tasks.transformer_recipe import (
     ModelSource,
     TransformerRecipe,
@@ -225,6 +226,18 @@ class TokenClassification(TransformerRecipe):
             found |= entity_metrics(*parts)
         return {name: found[name] for name in shown}
 
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        names = json.loads((table.folder.parent / "properties.json").read_text())["label_names"]
+        pairs = list(zip(predicted_tags(predictions, table), table[range(len(table))]["tag"], strict=True))
+        words = [(len(tags), int((tags == predicted).sum())) for predicted, tags in pairs]
+        counts = torch.cat([predictions[:, :1].double(), torch.tensor(words, dtype=torch.float64)], dim=1)
+        found = row_metrics(counts, {"loss": ratio(0, 1), "accuracy": ratio(2, 1, 100)})
+        shown = self._metric_names(names)
+        if any(name in shown for name in _OF_ENTITIES):
+            of_rows = [entity_counts(*([names[tag] for tag in tags] for tags in pair[::-1])) for pair in pairs]
+            found |= row_metrics(torch.tensor(of_rows), _ENTITY_METRICS)
+        return {name: found[name] for name in shown}
+
     def evaluation_data(self, model: Pretrained, file: str | None) -> TaggedCorpus:
         names = saved_label_names(model, self.data)
         read: Callable[..., Sentences] = evaluation_reader(self.data, "read_evaluation")
@@ -312,17 +325,27 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     return set(found)
 
 
+def entity_counts(expected: Sequence[str], predicted: Sequence[str]) -> tuple[int, int, int]:
+    """Of a sentence the entities that are right, that there are, and that are predicted."""
+    of_own, of_others = entities(expected), entities(predicted)
+    return len(of_own & of_others), len(of_own), len(of_others)
+
+
+#: The same as `entity_metrics`, of the means of `entity_counts`.
+_ENTITY_METRICS = {
+    "precision": ratio(0, 2, 100),
+    "recall": ratio(0, 1, 100),
+    "f1": lambda means: 200 * means[0] / (means[1] + means[2]),
+}
+
+
 def entity_metrics(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> dict[str, float]:
     """Precision, recall and F1 over all entities of all sentences, in percent: kind and both ends must be right.
 
     0 where there is nothing to divide by, as in seqeval.
     """
-    correct = true = claimed = 0
-    for own, others in zip(expected, predicted, strict=True):
-        of_own, of_others = entities(own), entities(others)
-        correct += len(of_own & of_others)
-        true += len(of_own)
-        claimed += len(of_others)
+    counts = [entity_counts(own, others) for own, others in zip(expected, predicted, strict=True)]
+    correct, true, claimed = (sum(column) for column in zip(*counts, strict=True))
     return {
         "precision": 100 * correct / max(claimed, 1),
         "recall": 100 * correct / max(true, 1),

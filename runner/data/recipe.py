@@ -159,6 +159,14 @@ class Recipe(ABC):
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         """Metrics over the whole evaluation set, predictions in sample order; rates in percent."""
 
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        """Those `metrics` that can be told by row: for each row, or for each group of rows, a value; [rows].
+
+        Their mean is the metric. `runner.compare` pairs the rows of runs by them: without, it must assume how much a
+        metric would differ on other rows.
+        """
+        return {}
+
     @abstractmethod
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         """Write weights and tokenizer to `folder`, loadable by `from_pretrained`."""

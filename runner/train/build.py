@@ -32,6 +32,7 @@ from runner.data.embedding import keep_gradients
 from runner.data.recipe import DataFacts, Prepared, Recipe
 from runner.errors import RunFailed, UserError, first_line
 from runner.exact import check_model, exact_streams, standard_streams
+from runner.folder.evaluation_rows import MOST_ROWS, write_rows
 from runner.folder.files import is_from_disk, require_space, write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
@@ -289,6 +290,8 @@ def train(
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
+        if len(loop.prepared.eval) <= MOST_ROWS:
+            loop.keep_rows = functools.partial(_keep_rows, job.folder)
     identity: dict[str, Any] = {
         **loop.identity,
         "data": job.facts.digest,
@@ -375,6 +378,11 @@ def _gather_warnings(loop: Loop, own: str | None) -> tuple[str, ...]:
     not_saved = loop.checkpoints.warning() if loop.checkpoints is not None else None
     texts = loop.backend.all_gather_object((loop.compilations.warning(), not_saved, own))
     return tuple(f"worker {rank}: {text}" for rank, own in enumerate(texts) for text in own if text)
+
+
+def _keep_rows(folder: Path, metrics: Mapping[str, Tensor]) -> None:
+    if metrics:
+        write_rows(folder, {name: values.numpy() for name, values in metrics.items()})
 
 
 def _no_log(step: int, metrics: dict[str, float]) -> None:

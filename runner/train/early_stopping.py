@@ -24,9 +24,10 @@ class BestTracker:
         self.weights: dict[str, Tensor] | None = None
         self._without_improvement = 0
 
-    def update(self, step: int, metrics: dict[str, float], model: nn.Module) -> None:
+    def update(self, step: int, metrics: dict[str, float], model: nn.Module) -> bool:
+        """Take an evaluation of `model` into account; whether it is the best so far."""
         value = metrics[self._config.metric]
-        if self._improves(value):
+        if improves := self._improves(value):
             self.value, self.step, self.metrics = value, step, metrics
             self._without_improvement = 0
             if self.keeps_weights:
@@ -34,6 +35,7 @@ class BestTracker:
                 self.weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         else:
             self._without_improvement += 1
+        return improves
 
     def _improves(self, value: float) -> bool:
         if self.value is None:

@@ -43,15 +43,15 @@ class Predictor:
         prepared: Prepared,
         progress: Callable[[int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float] | None:
-        """The recipe's metrics over the evaluation part, the same on every worker. As `predict`."""
+    ) -> tuple[dict[str, float], Tensor] | None:
+        """The recipe's metrics over the evaluation part, the same on every worker, and what `predict` returns."""
         predictions = self.predict(prepared, progress, stop)
         if predictions is None:
             return None
         metrics: dict[str, float] = self.backend.broadcast_object(
             self.recipe.metrics(predictions, prepared.eval) if self.backend.rank == 0 else None
         )
-        return metrics
+        return metrics, predictions
 
     @torch.no_grad()
     def predict(

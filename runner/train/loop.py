@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the other name's, if it comes later
 from torch.optim import Optimizer
 
@@ -100,6 +100,8 @@ class Loop:
         self.eval_metrics: dict[str, float] = {}
         #: Called with the progress of an evaluation, in micro-batches: (done, total).
         self.eval_progress: Callable[[int, int], None] | None = None
+        #: Called on rank 0 with the metrics by row of the weights that would be saved.
+        self.keep_rows: Callable[[dict[str, Tensor]], None] | None = None
         #: The latest step: whether all workers have the same weights after it, this worker's samples, and whether the
         #: fp16 scaler skipped it.
         self.synchronised = True
@@ -447,19 +449,21 @@ class Loop:
         enough = enough_for(f"to evaluate {size} samples at a time", "a smaller evaluation.micro_batch")
         with self.policy.common_weights(), enough:
             self.finite.require_weights(self._parameters, self.optimizer_step)
-            metrics = self.predictor.evaluate(self.prepared, self.eval_progress, self._must_stop_evaluation)
-            if metrics is not None:
-                self.eval_metrics = metrics
-                self.best.update(self.optimizer_step, metrics, self.model)
+            evaluated = self.predictor.evaluate(self.prepared, self.eval_progress, self._must_stop_evaluation)
+            if evaluated is not None:
+                self.eval_metrics, predictions = evaluated
+                best = self.best.update(self.optimizer_step, self.eval_metrics, self.model)
+                if self.keep_rows is not None and (best or not self.config.evaluation.keep_best):
+                    self.keep_rows(self.recipe.row_metrics(predictions, self.prepared.eval))
         restore_random_state(on_host)  # the number of evaluations must not change training
         self.backend.restore_random_state(on_device)
         self.compilations.after_evaluation()
-        self._evaluation_stopped = metrics is None
-        if metrics is not None:
+        self._evaluation_stopped = evaluated is None
+        if evaluated is not None:
             self._evaluation_due = False
             self._evaluated_at = self.optimizer_step
             if self.backend.rank == 0:
-                self._log(self.optimizer_step, {f"eval/{name}": value for name, value in metrics.items()})
+                self._log(self.optimizer_step, {f"eval/{name}": value for name, value in self.eval_metrics.items()})
         elif self.checkpoints is not None:
             self.checkpoints.ending = True  # as all workers know now
         self.meter.resume()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner import cli
+from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 from tests.runs import TRACKED, read, stored_runs, summary_of
 
 IDENTICAL = ["equivalence=identical", "device=cpu", "recipe.model.dropout=0.1"]
@@ -14,13 +15,15 @@ PINNED = ["recipe._target_=tests.odd_recipe.Pinned", "trusted_packages=[recipes,
 
 
 def test_any_workers_have_one_digest(here: Path) -> None:
-    """In the summary and in MLflow, beside the same loss and metrics."""
+    """In the summary and in MLflow, beside the same loss and metrics, also by evaluation row."""
     one = summary_of(*IDENTICAL, base=TRACKED)
     three = summary_of(*IDENTICAL, "device.workers=3", base=TRACKED)
     assert one["weights_digest"] == three["weights_digest"]
     for name in ("train_loss", "eval"):
         assert one[name] == three[name]
     assert (one["certificate"], three["certificate"]) == ("identical", "identical")
+    rows = {(here / "outputs" / folder / EVALUATION_ROWS).read_bytes() for folder in ("run-0", "run-1")}
+    assert len(rows) == 1
     assert {run.data.tags["weights.digest"] for run in stored_runs(here)} == {one["weights_digest"]}
     assert read(here / "outputs" / "run-1", "plan.json")["shards"] == 8
 

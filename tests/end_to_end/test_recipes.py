@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from recipes.synthetic.grammar import generate
 from runner import cli
+from runner.folder.evaluation_rows import read_rows
 from tests.processes import TIMEOUT_S, output, start
 from tests.recipes import zoo
 from tests.runs import only_folder, read
@@ -73,7 +74,9 @@ def test_squad_on_one_and_on_two_workers(here: Path, capsys: pytest.CaptureFixtu
     for device in ("cpu", "cpu2"):
         assert cli.main([*overrides, f"device={device}", f"hydra.run.dir={device}"], time.time()) == 0
         summary, ledger = read(here / device, "summary.json"), read(here / device, "ledger.json")
-        found.append((summary["eval"], ledger["digest"], summary["certificate"]))
+        by_row = {name: values.tolist() for name, values in read_rows(here / device).items()}
+        assert {name: sum(values) / 12 for name, values in by_row.items()} == pytest.approx(summary["eval"])
+        found.append((summary["eval"], by_row, ledger["digest"], summary["certificate"]))
         assert summary["data"]["eval_groups"] == 12 < summary["data"]["eval_samples"]
         assert (ledger["unit"], ledger["groups"]) == ("windows", "questions")
         assert [epoch["groups_seen"] for epoch in ledger["epochs"]] == [40, 40]

@@ -15,12 +15,13 @@ import yaml
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from runner import cli
+from runner.folder.evaluation_rows import read_rows
 from runner.run import job
 from tests.faulty_recipes import faulty
 from tests.runs import TRACKED, only_folder, read, run, store, stored_runs, summary_of
 
 FILES = {
-    *("certificate.json", "config.yaml", "ledger.json", "metrics.jsonl"),
+    *("certificate.json", "config.yaml", "evaluation_rows.safetensors", "ledger.json", "metrics.jsonl"),
     *("environment.json", "model", "plan.json", "summary.json", "tracking.json"),
 }
 
@@ -128,7 +129,7 @@ def test_tpu8_is_rehearsed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_best_weights_are_kept(here: Path) -> None:
-    """With `keep_best` the model and the summary are those of the best evaluation, not of the last."""
+    """With `keep_best` model, summary and metrics by row are those of the best evaluation, not of the last."""
     overlap = ["device=cpu2", "sync.k=2", "sync.overlap=true", "sync.delay=1", "evaluation.every_steps=2"]
     wild = ["optimizer=sgd", "optimizer.lr=5", "optimizer.clip_norm=null", "evaluation.metric=loss"]
     assert run(*wild, *overlap, "evaluation.goal=min", "evaluation.keep_best=true") == 0
@@ -139,6 +140,9 @@ def test_best_weights_are_kept(here: Path) -> None:
     best = min(losses, key=losses.__getitem__)
     assert summary["best"] == {"step": best, "loss": losses[best]}
     assert summary["eval"]["loss"] == losses[best] < losses[10]
+    by_row = read_rows(folder)["loss"]
+    assert by_row.shape == (30,)
+    assert by_row.mean() == pytest.approx(losses[best], rel=1e-5)
 
 
 @pytest.mark.parametrize(

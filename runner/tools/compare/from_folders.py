@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -12,12 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config.schema import SETUP_DIGEST_EXCLUDES
-from runner.errors import UserError, did_you_mean, first_line
-from runner.folder.files import started_ms
-from runner.folder.metrics_log import MetricsReader
-from runner.folder.reading import opened, read_json, read_settings
-from runner.plan.levels import EQUIVALENT, IDENTICAL
+import numpy as np
+
 from runner.tools.compare.runs import (
     ACCUMULATION,
     LOWER_IS_BETTER,
@@ -30,9 +25,17 @@ from runner.tools.compare.runs import (
     Run,
     SkippedRun,
 )
+from runner.config.schema import SETUP_DIGEST_EXCLUDES
+from runner.errors import UserError, did_you_mean, first_line
+from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
+from runner.folder.evaluation_rows import read_rows
+from runner.folder.files import started_ms
+from runner.folder.metrics_log import MetricsReader
+from runner.folder.reading import read_json, read_settings
+from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: The files of a run's folder that are read.
-FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl", "predictions.csv")
+FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl", EVALUATION_ROWS)
 _SEED_SUFFIX = re.compile(r" · s\d+$")
 
 
@@ -68,6 +71,7 @@ class _RunFiles:
     plan: Mapping[str, Any]
     summary: Mapping[str, Any]
     certificate: Mapping[str, Any]
+    rows: Mapping[str, np.ndarray]
 
 
 class _NotARun(Exception):
@@ -118,6 +122,7 @@ def _read(source: str, path: Path) -> _RunFiles:
             read_json(path / "plan.json"),
             summary,
             read_json(certificate) if certificate.exists() else {},
+            read_rows(path),
         )
     except UserError as error:
         raise _NotARun(f"its files cannot be read ({first_line(error)})") from error
@@ -171,28 +176,19 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         diverged=diverged,
         weights=summary.get("weights_digest"),
         eval_rows=int(rows) if rows else None,
-        correct=_correct(files.path / "predictions.csv", float(value), rows),
+        row_metrics=_row_metrics(files.rows.get(metric), float(value), rows),
         constant=None if constant is None else float(constant),
         mlflow_run_id=summary.get("mlflow_run_id"),
         order=f"{started_ms(files.path):020d}",
     )
 
 
-def _correct(path: Path, metric: float, rows: int | None) -> bytes | None:
-    """Whether each row of `runner.predict RUN -o RUN/predictions.csv` is right; None if that is not the metric.
-
-    A metric that is another function of the rows, or predictions of other data, do not add up to it.
-    """
-    if not path.is_file():
+def _row_metrics(values: np.ndarray | None, metric: float, rows: int | None) -> np.ndarray | None:
+    """The values of the rows, float64; None if they are not those of this metric, but of another evaluation."""
+    if values is None or values.shape != (rows,):
         return None
-    try:
-        with opened(path, "r", newline="", encoding="utf-8") as file:
-            correct = bytes(row.get("predicted") == row.get("label", "") for row in csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError):  # a file of something else
-        return None
-    share = sum(correct) / len(correct) if correct else math.nan
-    is_metric = any(math.isclose(metric, scale * share, rel_tol=1e-6, abs_tol=1e-9) for scale in (1, 100))
-    return correct if len(correct) == rows and is_metric else None
+    values = values.astype(np.float64)
+    return values if math.isclose(values.mean(), metric, rel_tol=1e-5, abs_tol=1e-6) else None
 
 
 def _divergence(summary: Mapping[str, Any], metric: str) -> str | None:

@@ -24,20 +24,21 @@ def metric_difference(setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> 
 def _row_sampling(value: float, setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> RowSampling | None:
     """What other rows would do to the difference `value`; None if rows, or what one of them can change, are not known.
 
-    A true difference as large as the margin, or as the one that was found, takes at least that share of rows
-    (`least_error`). If predictions were kept, the error is that of the rows that changed in all seeds, if larger.
+    If the metric counts rows, a true difference as large as the margin, or as the one that was found, takes at least
+    that share of rows (`least_error`). If runs have kept the metric by row, the error is that of the rows that differ
+    in all seeds, if larger.
     """
-    width = margin.width
     rows = min((run.eval_rows or 0) for run in (*setup.runs, *baseline.runs))
-    if width is None or not rows or not math.isfinite(value):
-        return None
-    error = float(least_error(value, margin.value or 0.0, width, rows))
     by_seed = [{run.seed: run for run in one.runs} for one in (setup, baseline)]
     pairs = [tuple(one[seed] for one in by_seed) for seed in common_seeds(setup.metrics, baseline.metrics)]
-    changes = row_changes(pairs) if len(pairs) >= 2 else None
-    if changes is not None:
-        error = max(error, width * float(lasting_error(changes)))
-    return RowSampling(rows, error, width / rows, by_row=changes is not None)
+    differences = row_differences(pairs) if len(pairs) >= 2 else None
+    if not rows or not math.isfinite(value) or (margin.width is None and differences is None):
+        return None
+    width = margin.width or 0.0
+    error = float(least_error(value, margin.value or 0.0, width, rows)) if width else 0.0
+    if differences is not None:
+        error = max(error, float(lasting_error(differences)))
+    return RowSampling(rows, error, width / rows, by_row=differences is not None)
 
 
 def least_error(difference: Any, margin: float, width: float, rows: int) -> Any:
@@ -45,25 +46,25 @@ def least_error(difference: Any, margin: float, width: float, rows: int) -> Any:
     return width * np.sqrt(np.maximum(np.abs(difference), margin) / width / rows)
 
 
-def row_changes(pairs: Sequence[tuple[Run, ...]]) -> np.ndarray | None:
-    """int8 of shape [seeds, rows]: 1 where only the first run of a pair is right, −1 where only the second is.
+def row_differences(pairs: Sequence[tuple[Run, ...]]) -> np.ndarray | None:
+    """By how much each row of the first run of a pair is better than that of the second, [seeds, rows].
 
-    None without the predictions of all runs, or if they are of different rows.
+    None without the rows of all runs, or if they are of different rows.
     """
-    kept = [one.correct for pair in pairs for one in pair]
-    if any(one is None for one in kept) or len({len(one or b"") for one in kept}) > 1:
+    kept = [one.row_metrics for pair in pairs for one in pair if one.row_metrics is not None]
+    if len(kept) < 2 * len(pairs) or len({len(values) for values in kept}) > 1:
         return None
-    rows = np.stack([np.frombuffer(one or b"", dtype=np.int8) for one in kept])
+    rows = np.stack(kept)
     return rows[::2] - rows[1::2]
 
 
-def lasting_error(changes: np.ndarray) -> Any:
-    """Standard error, as a share of rows, of the part of the mean change that belongs to the rows and not to the seeds.
+def lasting_error(differences: np.ndarray) -> Any:
+    """Standard error of the part of the mean difference that belongs to the rows and not to the seeds.
 
     The variance between rows of their mean over seeds, less what seeds contribute to it (two-way random effects).
-    `changes`: as `row_changes` returns them, of shape [..., seeds, rows]; the result has shape [...].
+    `differences`: as `row_differences` returns them, of shape [..., seeds, rows]; the result has shape [...].
     """
-    seeds, rows = changes.shape[-2:]
-    of_means = changes.mean(-2).var(axis=-1, ddof=1)
-    of_seeds = changes.var(axis=-1, ddof=1).mean(-1)
+    seeds, rows = differences.shape[-2:]
+    of_means = differences.mean(-2).var(axis=-1, ddof=1)
+    of_seeds = differences.var(axis=-1, ddof=1).mean(-1)
     return np.sqrt(np.maximum(0.0, of_means - (of_seeds - of_means) / (seeds - 1)) / rows)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 #: How a setup with several workers saves communication. Setups with the same method and number of workers are a family.
 SINGLE, ACCUMULATION, K = "one worker", "accumulation", "k"
 #: Names of metrics that should be low, where a run does not say so itself.
@@ -78,9 +80,9 @@ class Run:
     `certificate`: by property; `withdrawn`: why the certificate was withdrawn; `curve`: (samples seen, training loss);
     `peak_memory_bytes`: of the worker that needed most; `predicted_seconds`: of training, by a measurement before it;
     `weights`: digest of the saved weights; `eval_rows`: number of evaluation rows, or of the groups they belong to;
-    `correct`: a byte for each of them, 1 if its prediction is right, where predictions were kept and the metric is
-    their share; `constant`: the metric of the best answer that is the same for every row;
-    `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the
+    `row_metrics`: the metric of each of them, whose mean it is, where the run has kept that; `constant`: the metric of
+    the best answer that is the same for every row; `diverged`: which number is not finite; `metric` is NaN then.
+    `order`: of two runs with the same setup and seed, the
     greater is the newer.
     """
 
@@ -112,7 +114,7 @@ class Run:
     predicted_seconds: float | None = None
     weights: str | None = None
     eval_rows: int | None = None
-    correct: bytes | None = field(default=None, repr=False)
+    row_metrics: np.ndarray | None = field(default=None, repr=False, compare=False)
     constant: float | None = None
     diverged: str | None = None
     mlflow_run_id: str | None = None

@@ -40,7 +40,7 @@ class RowSampling:
     """What other evaluation rows would do to a difference, besides what the spread of its seeds shows.
 
     `rows`: their number; `error`: standard error; `one_row`: by how much one row can move the metric; `by_row`: whether
-    predictions were compared row by row.
+    runs were compared row by row.
     """
 
     rows: int

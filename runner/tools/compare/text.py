@@ -12,6 +12,7 @@ from runner.tools.compare.results import Block, RunComparison, SetupResult
 from runner.tools.compare.runs import prediction_error
 from runner.tools.compare.statistics import t_quantile
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, UNKNOWN
+from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 
 NOTHING = "–"
 FEW_SEEDS = 5
@@ -249,13 +250,12 @@ def _sampling(block: Block) -> Iterator[str]:
     known = [one.sampling for _, one in block.tests.values()]
     if None in known and block.margin.unit != UNKNOWN:
         counts = block.margin.width is not None
-        why = "their number is not known" if counts else f"{block.key.metric} is not a count of right rows"
+        why = "their number is not known" if counts else f"{block.key.metric} was not kept by row"
         yield f"Intervals are for these evaluation rows only, since {why}."
     elif any(one is not None and not one.by_row for one in known):
-        tells = ": runner.predict RUN -o RUN/predictions.csv tells" if block.key.metric == "accuracy" else ""
         yield (
             "Intervals allow for other evaluation rows, but not for setups that always differ on more rows than their "
-            f"difference shows, some better and some worse{tells}."
+            f"difference shows, some better and some worse: that takes {EVALUATION_ROWS} of two common seeds."
         )
 
 

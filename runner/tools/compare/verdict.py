@@ -241,8 +241,8 @@ def rule(margin: str) -> list[str]:
         "difference and spread would decide. It is an estimate, as they are.",
         "If the metric counts rows and their number is known, intervals allow for other evaluation rows as well: a "
         "difference as large as the margin, or as the one found, takes at least that share of rows, whose number has "
-        "Poisson's standard error; half a row is added. With predictions.csv in the runs' folders it is the standard "
-        "error of the rows that changed in all seeds, if larger.",
+        "Poisson's standard error; half a row is added. Where runs have kept a metric by row, it is the standard "
+        "error of the rows that differ in all seeds, if larger, for any metric.",
         "Each verdict is a separate test: of 20 setups that are truly like the baseline, expect one to be called "
         "different. With --family-wise they are Holm's (1979): in 5 of 100 comparisons at most is any of them wrongly "
         "different, or wrongly equivalent. The intervals stay those of separate tests.",

@@ -122,8 +122,11 @@ def test_loss_and_counts_of_rows(folder: Path, tmp_path: Path) -> None:
         assert predicted[:, :2].sum(0).tolist() == pytest.approx([float(loss_sum), int(count)], rel=1e-12)
     nothing = without_targets(batch, np.full(4, True))
     assert [float(value.detach()) for value in made.loss(model, nothing)] == [0, 0]
-    metrics = made.metrics(torch.tensor([[2.0, 4, 3], [0, 0, 0]]), data.eval)
+    few = torch.tensor([[2.0, 4, 3], [0, 0, 0]])
+    metrics = made.metrics(few, data.eval)
     assert metrics == pytest.approx({"perplexity": np.exp(0.5), "loss": 0.5, "token_accuracy": 75})
+    by_row = made.row_metrics(few, data.eval)
+    assert {name: float(values.mean()) for name, values in by_row.items()} == pytest.approx(metrics)
     assert (batch["labels"][:, 0] == IGNORED_LABEL).all()
 
 

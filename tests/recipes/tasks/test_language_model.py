@@ -241,6 +241,10 @@ def test_perplexity_by_hand(recipe: CausalLanguageModel, data: Prepared) -> None
         with torch.no_grad():
             found = torch.cat([recipe.predict(model, batch) for batch in batches])
         assert recipe.metrics(found, data.train)["perplexity"] == pytest.approx(expected, rel=1e-10)
+        by_row = recipe.row_metrics(found, data.train)
+        assert float(by_row["perplexity"].mean()) == pytest.approx(expected, rel=1e-10)
+        groups = data.train.groups()
+        assert len(by_row["loss"]) == (len(rows) if groups is None else len(set(groups)))
     assert expected > 5
 
 

@@ -166,6 +166,9 @@ def test_metrics_by_hand(folder: Path, prepared: Prepared) -> None:
     assert found == pytest.approx(
         {"precision": 75.0, "recall": 100.0, "f1": 600 / 7, "accuracy": 87.5, "loss": 1.0}, abs=1e-9
     )
+    by_row = recipe.row_metrics(predictions, prepared.eval)
+    assert {name: float(values.mean()) for name, values in by_row.items()} == pytest.approx(found)
+    assert {values.shape for values in by_row.values()} == {(2,)}
 
 
 def test_tags_without_entities(folder: Path, tmp_path: Path) -> None:

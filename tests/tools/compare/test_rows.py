@@ -8,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from torch.nn.functional import one_hot
 
-from benchmarks.small_evaluation_sets import WIDTHS, Flips, changes, differences, verdicts
+from benchmarks.small_evaluation_sets import WIDTHS, Flips, _by_row, differences, row_differences, verdicts
+from recipes.tasks.problems import PROBLEMS
 from runner.tools.compare.from_csv import read_csv
 from runner.tools.compare.rows import lasting_error
 from runner.tools.compare.runs import Run
 from runner.tools.compare.statistics import Estimate, mean_of
 from runner.tools.compare.text import remarks, summary
 from runner.tools.compare.verdict import DIFFERENT, EQUIVALENT, UNDECIDED, by_holm, decide
+from runner.folder.evaluation_rows import FILE_NAME, write_rows
 from tests.tools.compare.make import KEY, PUBLISHED, block, runs
 from tests.tools.compare.test_from_folders import change, read
 
@@ -52,21 +56,36 @@ def test_large_evaluation_sets_keep_their_power() -> None:
         assert now > 0.9 * before
 
 
-def test_rows_that_always_differ_both_ways_count_where_predictions_were_kept() -> None:
+@pytest.mark.parametrize("metric", WIDTHS)
+def test_rows_that_always_differ_both_ways_count_where_they_were_kept(metric: str) -> None:
     """Without them a difference shows only what does not cancel out, and 1 in 5 wrong setups is equivalent."""
-    draw = np.random.default_rng(0)
-    kept = changes(draw, 1_000, 3, 1_000, 1.0, Flips(0.05, True))
-    found = 100 * kept.mean(-1)
-    assert verdicts(found, 1_000, 100.0)[1] > 0.15
-    assert verdicts(found, 1_000, 100.0, kept)[1] < NOMINAL
-    anew = changes(draw, 1_000, 3, 1_000, 0.0, Flips(0.05, False))
-    assert verdicts(100 * anew.mean(-1), 1_000, 100.0, anew)[2] < NOMINAL
+    draw, width, rows = np.random.default_rng(0), WIDTHS[metric], 3_000
+    worse, same = (row_differences(draw, 1_000, 3, rows, metric, lost, Flips(0.05, True)) for lost in (1.0, 0.0))
+    assert verdicts(worse.mean(-1), rows, width)[1] > 0.15
+    assert verdicts(worse.mean(-1), rows, width, worse)[1] < NOMINAL
+    assert verdicts(same.mean(-1), rows, width)[2] > 1.5 * NOMINAL
+    assert verdicts(same.mean(-1), rows, width, same)[2] < NOMINAL
+    anew = row_differences(draw, 1_000, 3, rows, metric, 0.0, Flips(0.05, False))
+    assert verdicts(anew.mean(-1), rows, width, anew)[2] < NOMINAL
+
+
+def test_the_simulated_rows_are_those_of_the_recipes() -> None:
+    """Their mean is the metric, and their values are what a run keeps."""
+    of_first, right = np.random.default_rng(0).random((2, 1, 1, 200)) < np.array([0.5, 0.85])[:, None, None, None]
+    labels = torch.from_numpy(of_first[0, 0]).long()
+    logits = one_hot(torch.where(torch.from_numpy(right[0, 0]), labels, 1 - labels), 2).double()
+    for metric in WIDTHS:
+        kept = PROBLEMS["single_label"].row_metrics(logits, labels)[metric]
+        assert _by_row(metric, of_first, right)[0, 0] == pytest.approx(kept.numpy(), rel=1e-4)
 
 
 def test_the_lasting_error_is_that_of_means_over_seeds_without_what_seeds_add() -> None:
     """Flips on the same rows have the standard error of their mean; flips anew in each seed have nearly none."""
     draw = np.random.default_rng(0)
-    lasting, anew = (changes(draw, 200, 5, 1_000, 0.0, Flips(0.1, lasting)) for lasting in (True, False))
+    lasting, anew = (
+        np.broadcast_to(draw.choice([-1.0, 0.0, 1.0], (200, seeds, 1_000), p=[0.05, 0.9, 0.05]), (200, 5, 1_000))
+        for seeds in (1, 5)
+    )
     assert lasting_error(lasting).mean() == pytest.approx(lasting.mean(-1)[:, 0].std(ddof=1), rel=0.15)
     assert lasting_error(anew).mean() < 0.2 * lasting_error(lasting).mean()
 
@@ -122,29 +141,45 @@ def test_which_rates_count_rows(counts: bool) -> None:
         assert any("for these evaluation rows only" in remark for remark in remarks(found)) != counts
 
 
-def test_kept_predictions_are_those_of_the_metric(jobs: list[Path]) -> None:
-    """`runner.predict RUN -o RUN/predictions.csv`, which is ignored for another metric or another number of rows."""
-    lines = ["text,predicted,label", *["a,yes,yes"] * 3, "b,yes,no"]
+def test_kept_rows_are_those_of_the_metric(jobs: list[Path]) -> None:
+    """Those of another evaluation, or of another number of rows, are ignored; a damaged file is named."""
     for job in jobs:
         change(job, "summary.json", eval={"accuracy": 75.0}, metric="accuracy", data={"eval_samples": 4})
-        (job / "predictions.csv").write_text("\n".join(lines))
+        write_rows(job, {"accuracy": np.array([100, 100, 100, 0]), "loss": np.zeros(4)})
     change(jobs[1], "summary.json", eval={"accuracy": 80.0})
     change(jobs[2], "summary.json", data={"eval_samples": 5})
-    (jobs[3] / "predictions.csv").write_bytes(b"\xff\xfe\x00")
     found = read(*jobs).runs
-    assert [one.correct for one in found] == [b"\1\1\1\0", None, None, None]
+    assert [None if one.row_metrics is None else list(one.row_metrics) for one in found] == [
+        [100, 100, 100, 0], None, None, [100, 100, 100, 0]]  # fmt: skip
     assert [one.eval_rows for one in found] == [4, 4, 5, 4]
+    for content in (b"", b"\xff\xfe\x00" * 9, (2**40).to_bytes(8, "little")):
+        (jobs[3] / FILE_NAME).write_bytes(content)
+        (skipped,) = read(*jobs).skipped
+        assert FILE_NAME in skipped.reason
 
 
 def test_setups_that_were_compared_row_by_row_say_so() -> None:
     def group(name: str, right: int, workers: int, kept: bool) -> list[Run]:
-        correct = bytes([1] * right + [0] * (100 - right)) if kept else None
-        return runs(name, [right, right], workers=workers, eval_rows=100, correct=correct)
+        by_row = np.array([100.0] * right + [0.0] * (100 - right)) if kept else None
+        return runs(name, [right, right], workers=workers, eval_rows=100, row_metrics=by_row)
 
     by_row, not_by_row = (block(group("one", 80, 1, kept), group("two", 79, 2, kept)) for kept in (True, False))
     assert by_row.rows[1].difference.sampling.by_row  # type: ignore[union-attr]
-    assert not any("predictions.csv" in line for line in remarks(by_row))
-    assert any("predictions.csv" in line for line in remarks(not_by_row))
+    assert not any(FILE_NAME in line for line in remarks(by_row))
+    assert any(FILE_NAME in line for line in remarks(not_by_row))
+
+
+def test_a_metric_that_counts_no_rows_is_compared_by_row() -> None:
+    """A loss that is 0.01 lower in each seed, on a few rows that may not be among others, is not different."""
+    one = np.full(100, 1.0)
+    few, every = np.where(np.arange(100) < 2, 0.5, 1.0), one - 0.01
+    groups = [
+        runs(name, [rows.mean(), rows.mean() + 0.1], workers=workers, eval_rows=100, row_metrics=rows,
+             block=replace(KEY, metric="loss", goal="min"))
+        for workers, (name, rows) in enumerate({"one": one, "few": few, "every": every}.items(), 1)
+    ]  # fmt: skip
+    kinds = {row.setup.name: row.verdict.kind for row in block(*groups).rows if row.verdict}
+    assert kinds == {"few": UNDECIDED, "every": DIFFERENT}
 
 
 def test_published_runs_may_name_their_evaluation_rows(tmp_path: Path) -> None:

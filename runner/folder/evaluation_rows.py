@@ -1,0 +1,40 @@
+"""`evaluation_rows.safetensors`: the metrics of the saved weights by evaluation row, by which comparisons pair rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from runner.errors import UserError, first_line
+from runner.folder.files import write_bytes
+from runner.folder.reading import opened
+
+FILE_NAME = "evaluation_rows.safetensors"
+#: Rows of the largest evaluation set for which the file is written. What more rows leave open is far below a point.
+MOST_ROWS = 50_000
+#: Bytes of the largest file that is read: 80 metrics of so many rows.
+_LIMIT = 2**24
+
+
+def write_rows(folder: Path, metrics: Mapping[str, np.ndarray]) -> None:
+    """Write the values of each metric, one for each row, as float32. Atomic. Raises RunFailed, as `write_json`."""
+    write_bytes(folder / FILE_NAME, save({name: values.astype(np.float32) for name, values in metrics.items()}))
+
+
+def read_rows(folder: Path) -> dict[str, np.ndarray]:
+    """What `write_rows` wrote to this folder; empty without the file. Raises UserError for a damaged one."""
+    path = folder / FILE_NAME
+    if not path.exists() and not path.is_symlink():
+        return {}
+    try:
+        with opened(path) as file:
+            content = file.read(_LIMIT + 1)
+        if len(content) > _LIMIT:
+            raise ValueError(f"it has more than {_LIMIT:,} bytes")
+        return load(content)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}): remove it") from error
