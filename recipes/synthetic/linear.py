@@ -104,6 +104,9 @@ class LinearLayer(Recipe):
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
         return {"loss": _ROWS_PER_SUM * float(predictions.mean())}
 
+    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
+        return {"loss": _ROWS_PER_SUM * predictions}
+
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
         from safetensors.torch import save_file
 

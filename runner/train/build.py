@@ -287,11 +287,12 @@ def train(
     Preempted when all workers have.
     """
     log = MetricsLog(job.folder) if backend.rank == 0 else None
+    not_kept: list[str] = []
     loop = build_loop(job, backend, log.write if log is not None else _no_log)
     if log is not None:
         loop.eval_progress = PhaseProgress(job.folder, "evaluating", "batches")
         if len(loop.prepared.eval) <= MOST_ROWS:
-            loop.keep_rows = functools.partial(_keep_rows, job.folder)
+            loop.keep_rows = functools.partial(_keep_rows, job.folder, not_kept)
     identity: dict[str, Any] = {
         **loop.identity,
         "data": job.facts.digest,
@@ -322,7 +323,7 @@ def train(
     waited_share = waits.share()
     utilisation, uncounted = measure_utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
-    warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *uncounted)
+    warnings = (*_gather_warnings(loop, log.warning() if log is not None else None), *not_kept[-1:], *uncounted)
     tokens = over_all_workers(loop.tokens, backend)
     digest = _common_digest(loop) if job.plan.shards is not None else None
     if loop.best.weights is not None:  # on worker 0, which saves them
@@ -380,9 +381,13 @@ def _gather_warnings(loop: Loop, own: str | None) -> tuple[str, ...]:
     return tuple(f"worker {rank}: {text}" for rank, own in enumerate(texts) for text in own if text)
 
 
-def _keep_rows(folder: Path, metrics: Mapping[str, Tensor]) -> None:
-    if metrics:
-        write_rows(folder, {name: values.numpy() for name, values in metrics.items()})
+def _keep_rows(folder: Path, warnings: list[str], metrics: Mapping[str, Tensor]) -> None:
+    """Write the metrics by row; training does not end for lack of them, so that a full disk is a warning."""
+    try:
+        if metrics:
+            write_rows(folder, {name: values.numpy() for name, values in metrics.items()})
+    except RunFailed as error:
+        warnings.append(str(error))
 
 
 def _no_log(step: int, metrics: dict[str, float]) -> None:

@@ -57,6 +57,8 @@ def test_a_run_is_what_its_files_say(sweep_folder: Path) -> None:
         assert f"{run.setup} · s{run.seed}" == summary["setup"]
         assert (run.workers, run.accumulation, run.k) == (plan["world_size"], plan["accumulation_steps"], plan["k"])
         assert run.metric == summary["eval"]["loss"]
+        assert run.row_metrics is not None
+        assert len(run.row_metrics) == summary["data"]["eval_samples"]
         assert (run.block.metric, run.block.goal) == ("loss", "min")
         assert run.block.total_samples == plan["total_samples"]
         if summary["samples_per_s"]:
