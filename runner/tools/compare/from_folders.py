@@ -13,6 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from runner.config.schema import SETUP_DIGEST_EXCLUDES
+from runner.errors import UserError, did_you_mean, first_line
+from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
+from runner.folder.evaluation_rows import read_rows
+from runner.folder.files import started_ms
+from runner.folder.metrics_log import MetricsReader
+from runner.folder.reading import read_json, read_settings
+from runner.plan.levels import EQUIVALENT, IDENTICAL
 from runner.tools.compare.runs import (
     ACCUMULATION,
     LOWER_IS_BETTER,
@@ -25,14 +33,6 @@ from runner.tools.compare.runs import (
     Run,
     SkippedRun,
 )
-from runner.config.schema import SETUP_DIGEST_EXCLUDES
-from runner.errors import UserError, did_you_mean, first_line
-from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
-from runner.folder.evaluation_rows import read_rows
-from runner.folder.files import started_ms
-from runner.folder.metrics_log import MetricsReader
-from runner.folder.reading import read_json, read_settings
-from runner.plan.levels import EQUIVALENT, IDENTICAL
 
 #: The files of a run's folder that are read.
 FILES = ("config.yaml", "plan.json", "certificate.json", "summary.json", "metrics.jsonl", EVALUATION_ROWS)

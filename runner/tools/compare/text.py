@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
+from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 from runner.tools.compare.results import Block, RunComparison, SetupResult
 from runner.tools.compare.runs import prediction_error
 from runner.tools.compare.statistics import t_quantile
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, UNKNOWN
-from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 
 NOTHING = "–"
 FEW_SEEDS = 5

@@ -14,13 +14,13 @@ from torch.nn.functional import one_hot
 
 from benchmarks.small_evaluation_sets import WIDTHS, Flips, _by_row, differences, row_differences, verdicts
 from recipes.tasks.problems import PROBLEMS
+from runner.folder.evaluation_rows import FILE_NAME, write_rows
 from runner.tools.compare.from_csv import read_csv
 from runner.tools.compare.rows import lasting_error
 from runner.tools.compare.runs import Run
 from runner.tools.compare.statistics import Estimate, mean_of
 from runner.tools.compare.text import remarks, summary
 from runner.tools.compare.verdict import DIFFERENT, EQUIVALENT, UNDECIDED, by_holm, decide
-from runner.folder.evaluation_rows import FILE_NAME, write_rows
 from tests.tools.compare.make import KEY, PUBLISHED, block, runs
 from tests.tools.compare.test_from_folders import change, read
 
