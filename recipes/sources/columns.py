@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipes.sources.rows import SEPARATORS
@@ -25,6 +26,11 @@ _LOOKED_AT = 10_000
 
 #: The least number of characters in a column of texts, on average, and the least share of different values.
 _TEXT_CHARACTERS, _TEXT_DIFFERENT = 15, 0.5
+
+
+def is_header(cells: Iterable[str]) -> bool:
+    """Whether the first line of a table has a usual name of a column of texts."""
+    return not {*_TEXTS, *itertools.chain.from_iterable(_PAIRS)}.isdisjoint(cell.lower() for cell in cells)
 
 
 def infer_columns(

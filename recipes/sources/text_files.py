@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from recipes.sources.columns import infer_columns
+from recipes.sources.columns import infer_columns, is_header
 from recipes.sources.labels import Classes, ClassSets, LabelCells, LabelKind, Numbers, flags_as_sets
 from recipes.sources.rows import Rows, check_columns, is_table
 from recipes.sources.source import Part, Source, wrong_text
@@ -153,6 +153,9 @@ class TextFiles(Source):
         flags = self._flags if labelled else {}
         positions = isinstance(self.text_column, int)
         rows = self.rows(part, file, header=not positions)
+        by_name = positions and not labelled and (not is_table(name) or is_header(rows.dataset[0].values()))
+        if by_name:  # a file to predict for may have a header where the training data have none
+            rows, positions, given = self.rows(part, file), False, {}
         if missing := [name for name in flags if name not in rows.names]:
             known = did_you_mean(missing[0], rows.names)
             raise UserError(f"recipe.data.label_columns={missing[0]} is not a column of {setting}{known}")
@@ -160,7 +163,7 @@ class TextFiles(Source):
             raise UserError(f"recipe.data.text_column={self.text_column} is invalid for {name}: use column names")
         if positions and not labelled and len(rows.names) == 1 and "pair" not in given:
             given = {"text": 0}  # a file of texts alone
-        elif self.columns is not None and len(rows.names) != self.columns:
+        elif self.columns is not None and not by_name and len(rows.names) != self.columns:
             commas = " between commas" if name.lower().endswith(".csv") else ""
             wrong = f"{setting} has {len(rows.names)} column{'s' * (len(rows.names) > 1)}{commas}"
             raise UserError(f"recipe.data.columns={self.columns} is invalid: {wrong}")
@@ -175,6 +178,9 @@ class TextFiles(Source):
             columns = given if positions else infer_columns(others, setting, self._kind, by_label, given)
             if inferred := [f"{role} '{column}'" for role, column in columns.items() if role not in given]:
                 notes = ("columns inferred: " + ", ".join(inferred),)
+            if by_name and ("pair" in columns) != ("pair" in self._given):
+                one, other = ("pairs of texts", "single texts")[:: -1 if "pair" in columns else 1]
+                raise UserError(f"{setting} has {other} ({notes[0]}), and the recipe has {one}: give a file with these")
         places = {
             role: f"recipe.data.{role}_column={column}{'' if role in given else ' (inferred)'}"
             for role, column in columns.items()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from recipes.sources.rows import read_texts
+from recipes.sources.text_files import TextFiles
 from recipes.synthetic.grammar import generate
 from recipes.tasks.classification import ClassifierSource, Corpus, LabelledText
 from runner.errors import UserError, require
@@ -40,16 +40,11 @@ class GrammarCorpus:
     def read_part(
         self, part: Literal["train", "eval"], file: str | None = None, label_names: Sequence[str] | None = None
     ) -> LabelledText:
-        """One part of the corpus, or the sentences of `file`, one in a line, which have no labels."""
-        if file is None:
-            corpus = self.read()
-            return corpus.train if part == "train" else corpus.eval
-        sentences = [
-            line.strip() for text in read_texts(file, f"--input={file}") for line in text.splitlines() if line.strip()
-        ]
-        if not sentences:
-            raise UserError(f"--input={file} is empty: give a file with one sentence per line")
-        return LabelledText(sentences, None)
+        """One part of the corpus, or the sentences of `file`, one in a line or in a named column, without labels."""
+        if file is not None:
+            return TextFiles(text_column=0, columns=1).read_part(part, file)
+        corpus = self.read()
+        return corpus.train if part == "train" else corpus.eval
 
 
 @dataclass(frozen=True)

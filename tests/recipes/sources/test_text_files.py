@@ -334,6 +334,23 @@ def test_part_without_labels(here: Path) -> None:
         TextFiles().read_part("eval")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_file_to_predict_for_names_its_columns(here: Path, suffix: str) -> None:
+    """Where columns of the training data have positions, a header is no text, whatever its columns are."""
+    cola = TextFiles(columns=4, text_column=3, label_column=1)
+    for names in (["sentence"], ["source", "label", "mark", "Sentence"], ["id", "text"]):
+        columns = dict.fromkeys(names, LONG)
+        lines = json_lines(*(dict.fromkeys(names, text) for text in LONG))
+        separated = pandas.DataFrame(columns).to_csv(sep="," if suffix == ".csv" else "\t", index=False)
+        Path(f"new{suffix}").write_text(lines if suffix == ".jsonl" else separated)
+        part = cola.read_part("eval", f"new{suffix}")
+        assert part.texts == LONG
+        assert names[-1] in part.notes[0]
+    Path("pairs.csv").write_text(table(premise=LONG, hypothesis=LONG))
+    with pytest.raises(UserError, match="pairs of texts"):
+        cola.read_part("eval", "pairs.csv")
+
+
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
