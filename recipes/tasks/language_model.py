@@ -247,10 +247,11 @@ def _cut(tokens: np.ndarray, block_size: int) -> list[np.ndarray]:
 
 
 def check_causal(model: LanguageModelSource, setting: str, tokens: int) -> None:
-    """Check that the model can be loaded, has positions for `tokens` tokens and is causal. Raises UserError."""
-    check_model(model, setting, tokens)
+    """Check that the model can be loaded, is causal and has positions for `tokens` tokens. Raises UserError."""
+    model.check()
     if model.is_bidirectional():
         raise UserError(f"recipe.model {_NOT_CAUSAL}")
+    check_model(model, setting, tokens)
 
 
 def build_causal_model(source: LanguageModelSource, prepared: Prepared) -> nn.Module:

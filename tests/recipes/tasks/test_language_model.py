@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.models.pretrained import Pretrained
-from recipes.tasks.language_model import CausalLanguageModel, Documents, packed, sees_ahead, token_ids
+from recipes.tasks.language_model import (
+    CausalLanguageModel,
+    Documents,
+    check_causal,
+    packed,
+    sees_ahead,
+    token_ids,
+)
 from runner.config.compose import compose, settings
 from runner.data.cache import Cache
 from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
@@ -260,8 +268,12 @@ def test_bidirectional_models(tmp_path: Path) -> None:
     assert not sees_ahead(model)
     assert model.training
     (tmp_path / "bert").mkdir()
-    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert", "is_decoder": false}')
-    assert Pretrained(str(tmp_path / "bert"), "random").is_bidirectional()
+    config = {"model_type": "bert", "is_decoder": False, "max_position_embeddings": 8}
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(config))
+    bert = Pretrained(str(tmp_path / "bert"), "random")
+    assert bert.is_bidirectional()
+    with pytest.raises(UserError, match="use a causal model"):  # not that it has too few positions
+        check_causal(bert, "recipe.max_length", 16)
 
 
 def test_saved_models_can_be_loaded(tmp_path: Path) -> None:
