@@ -28,7 +28,7 @@ from runner.config.schema import Accumulation, Checkpoint, Config, Noise, Profil
 from runner.errors import UserError, require
 from runner.folder.files import check_folder, write_json
 from runner.folder.lock import locked
-from runner.folder.reading import read_json
+from runner.folder.reading import files_below, read_json
 from runner.launch.local import launch
 from runner.launch.signals import handle_signals
 from runner.plan.experiment import Experiment, plan_for, prepare
@@ -188,6 +188,7 @@ def scale(arguments: Sequence[str], console: Console) -> int:
 
 def _require_same(test: Test, folder: Path) -> None:
     """Refuse a folder with the results of another test, and cut a line off that a crash has left unfinished."""
+    files_below(folder)  # refuses links: results would be written through them
     path = folder / "test.json"
     if path.exists() and read_json(path).get("digest") != test.digest:
         raise UserError(f"--folder={folder} contains a different test: choose a new folder, or leave it out")

@@ -123,6 +123,15 @@ def test_wrong_input(arguments: list[str], setting: str, here: Path, capsys: pyt
     assert not list(here.glob("outputs/scale/*"))
 
 
+def test_a_folder_with_a_link(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "precious").write_text("kept")
+    (here / "results").mkdir()
+    (here / "results" / "branches.jsonl").symlink_to(here / "precious")
+    assert scale_main([*SMALL, "--folder", "results"]) == 2
+    assert "branches.jsonl is a link" in capsys.readouterr().err
+    assert (here / "precious").read_text() == "kept"
+
+
 def test_the_reference_batch_has_to_learn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tool("scale", [*SMALL, "optimizer.lr=1e-30", "--rules", "none", "tracking=none"]) == 2
     assert "--window=" in capsys.readouterr().err
