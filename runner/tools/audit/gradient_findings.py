@@ -156,6 +156,26 @@ def checked(records: Sequence[ProcessRecord], changed: bool) -> Iterator[Finding
                 "num_items_in_batch and ignores it), or gradients are summed over processes"
             )
         yield Finding("gradient", seen + why)
+    # Whether losses are divided by the number of batches; `used` takes a GradScaler's factor out.
+    factor = next((one for one in (1.0, used) if abs(each * one * batches - 1) < noise < 0.25), None)
+    if factor is not None:
+        yield from _tail(records[0], factor, batches, noise)
+
+
+def _tail(record: ProcessRecord, factor: float, usual: int, noise: float) -> Iterator[Finding]:
+    """A shorter last step of an epoch, whose losses are divided as if it had as many batches as the others."""
+    tail = record.tail
+    found = [one for one in record.gradients if tail is not None and one.step == tail.step]
+    if tail is None or not found:
+        return
+    each, rest = _fit(found[0].passes[-1].added, tail.last)
+    if rest < noise and abs(each * factor * usual - 1) < noise:
+        yield Finding(
+            "gradient",
+            f"step {tail.step}, the last of an epoch, has {tail.batches} of {usual} batches, and their losses are "
+            f"divided by {usual} all the same: its gradient is {tail.batches / usual:.2g} times that of its samples; "
+            "divide by the number of batches in the step",
+        )
 
 
 def _weighted(parts: Sequence[StepGradients], checks: Sequence[GradientCheck], noise: float) -> Iterator[str]:

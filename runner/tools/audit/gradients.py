@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.tools.audit.records import BackwardPass, Batch, GradientCheck, StepGradients
+from runner.tools.audit.records import BackwardPass, Batch, GradientCheck, StepGradients, TailCheck
 
 #: The loss of one batch as the model's own, of transformers' models.
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -29,11 +29,16 @@ class GradientRecorder:
         self.recorded: list[StepGradients] = []
         self._passes: list[tuple[list[Tensor], list[Tensor]]] = []
         self._step = 1
+        self._asked = False
 
     @property
     def follows(self) -> bool:
         """Whether the gradients of this step are recorded."""
-        return bool(self._parameters) and (self._step <= _STEPS or self._step == self._gradient_step)
+        return bool(self._parameters) and (self._step <= _STEPS or self._step == self._gradient_step or self._asked)
+
+    def follow_step(self) -> None:
+        """Record the gradients of this step, too."""
+        self._asked = True
 
     def begin_pass(self) -> None:
         """Note what is held before a backward pass accumulates gradients."""
@@ -59,7 +64,7 @@ class GradientRecorder:
 
     def forget(self) -> None:
         """Drop the backward passes of this step, whose gradients were cleared."""
-        self._passes = []
+        self._passes, self._asked = [], False
 
     def end_step(self, used: Tensor | None) -> None:
         """`used`: elements of the gradients that the optimizer used, None if they are not known."""
@@ -68,7 +73,7 @@ class GradientRecorder:
             finite = all(one.isfinite().all() for one in (used, *(each.after for each in passes)))
             if finite:  # a GradScaler skips others
                 self.recorded.append(StepGradients(self._step, passes, used))
-        self._passes = []
+        self._passes, self._asked = [], False
         self._step += 1
 
     def _parts(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
@@ -88,13 +93,27 @@ class GradientRecorder:
         `batch_of`: makes a collated batch of sample ids. Random streams and buffers are left as they were.
         """
         device = self._parameters[0].device
-        buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
         single = [_on(device, batch_of(ids)) for _, ids in own]
         whole = _on(device, batch_of(everyone))
+        # Seeds 1 and 2: equal without dropout.
+        results = self._computed(model, loss, [(1, whole), (2, whole), (1, single[-1])])
+        counts = [{"samples": len(ids), **_labels(batch)} for (_, ids), batch in zip(own, single, strict=True)]
+        names = sorted(counts[0], key=lambda name: "'label" not in name)  # if several fit, it is the labels
+        common = {name: [one[name] for one in counts] for name in names if all(name in one for one in counts)}
+        return GradientCheck(self._step, results[0], results[1], results[2], common)
+
+    def check_tail(self, model: nn.Module, loss: Loss, batches: int, batch: Any) -> TailCheck:
+        """Compute the gradient of the last `batch` of a step of this many. Leaves all as `check` does."""
+        (last,) = self._computed(model, loss, [(1, _on(self._parameters[0].device, batch))])
+        return TailCheck(self._step, batches, last)
+
+    def _computed(self, model: nn.Module, loss: Loss, batches: Iterable[tuple[int, Any]]) -> list[Tensor]:
+        """The gradients of batches on the device, each with its seed."""
+        buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
+        results = []
         try:
             with torch.random.fork_rng(), torch.enable_grad():
-                results = []
-                for seed, batch in ((1, whole), (2, whole), (1, single[-1])):  # 1 and 2: equal without dropout
+                for seed, batch in batches:
                     torch.manual_seed(seed)
                     value = loss(model, batch)
                     parts = self._parts(torch.autograd.grad(value, self._parameters, allow_unused=True))
@@ -102,10 +121,7 @@ class GradientRecorder:
         finally:
             for name, one in model.named_buffers():
                 one.data.copy_(buffers[name])
-        counts = [{"samples": len(ids), **_labels(batch)} for (_, ids), batch in zip(own, single, strict=True)]
-        names = sorted(counts[0], key=lambda name: "'label" not in name)  # if several fit, it is the labels
-        common = {name: [one[name] for one in counts] for name in names if all(name in one for one in counts)}
-        return GradientCheck(self._step, results[0], results[1], results[2], common)
+        return results
 
 
 def _elements(tensor: Tensor) -> Tensor:

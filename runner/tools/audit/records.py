@@ -73,6 +73,15 @@ class GradientCheck:
 
 
 @dataclass(frozen=True)
+class TailCheck:
+    """The gradient of the last batch of a step, computed again, [elements]: of the shorter last step of an epoch."""
+
+    step: int
+    batches: int
+    last: Tensor
+
+
+@dataclass(frozen=True)
 class SamplerFacts:
     """What a loader's samplers say of themselves.
 
@@ -127,4 +136,5 @@ class ProcessRecord:
     foreign: int = 0
     gradients: tuple[StepGradients, ...] = ()
     check: GradientCheck | None = None
+    tail: TailCheck | None = None
     wrapped: bool = False

@@ -239,14 +239,21 @@ def discarded_batches(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
         parts = [[one for one in step.discarded if one[0] != step.batches[0][0]] for step in record.steps]
         # Without whole steps: these a GradScaler has skipped.
         tails = [one for part in (*parts, record.left_over) if len(part) % usual for one in part]
+        counts = [len(step.batches) for step in record.steps]
+        shifted = counts[0] == 1 < usual == counts[min(1, len(counts) - 1)]
+        epochs = ", ".join(map(str, sorted({epoch for epoch, _ in tails})))
+        ids = _some([one for _, ids in tails for one in ids])
+        batches = f"{len(tails)} batch{'es' * (len(tails) > 1)} at the end of epoch {epochs}"
+        unused = f"process {rank} computed {batches} that no optimizer step used{ids}"
+        if shifted:
+            seen = f"optimizer steps come after batches 1, {usual + 1}, {2 * usual + 1}, …: step 1 has 1 batch where "
+            seen += f"others have {usual}" + f", and {unused}" * bool(tails)
+            rule = f"step if (i + 1) % {usual} == 0, and after the last batch of an epoch"
+            yield Finding("discarded", f"{seen}; `if i % {usual} == 0` with i from 0 does this: {rule}")
+            return
         if tails:
-            epochs = ", ".join(map(str, sorted({epoch for epoch, _ in tails})))
-            yield Finding(
-                "discarded",
-                f"process {rank} computed {len(tails)} batches at the end of epoch {epochs} that no optimizer step used"
-                f"{_some([one for _, ids in tails for one in ids])}: the last step of an epoch is incomplete and its "
-                "gradients are discarded; step also after the last batch of an epoch",
-            )
+            why = "the last step of an epoch is incomplete and its gradients are discarded; step also after the last"
+            yield Finding("discarded", f"{unused}: {why} batch of an epoch")
             return
 
 

@@ -229,7 +229,9 @@ def plain(case: str, rank: int, folder: Path) -> Report:
         if isinstance(loader.sampler, DistributedSampler) and case != "set_epoch forgotten":
             loader.sampler.set_epoch(epoch)
         for number, batch in enumerate(loader, start=1):
-            last = number % accumulation == 0 or (case == "tail is stepped" and number == len(loader))
+            first = case.startswith("steps at i % n == 0")
+            tail = case.startswith("tail is stepped") and number == len(loader)
+            last = number % accumulation == (1 if first else 0) or tail
             quiet = not last or case == "no_sync always"
             with model.no_sync() if quiet and hasattr(model, "no_sync") else contextlib.nullcontext():
                 loss = masked_loss(inner if case == "model.module is called" else model, batch)
@@ -241,7 +243,7 @@ def plain(case: str, rank: int, folder: Path) -> Report:
                     count, everywhere = batch[2].sum(), batch[2].sum()
                     dist.all_reduce(everywhere)
                     loss = loss * count * 2 / everywhere
-                divided = 1 if case == "loss not divided" else accumulation
+                divided = 1 if case == "loss not divided" or (case == "tail is stepped" and tail) else accumulation
                 (loss / divided).backward()
             if case == "clipping per micro-batch":
                 nn.utils.clip_grad_norm_(trained, 0.01)
@@ -278,7 +280,7 @@ def plain(case: str, rank: int, folder: Path) -> Report:
                         group["lr"] = max(0.0, 0.05 * (1 - taken / 4))
             if case != "zero_grad forgotten":
                 optimizer.zero_grad(set_to_none="zeros" not in case)
-        if case in ("discarded tail", "discarded tail, zeros"):
+        if case in ("discarded tail", "discarded tail, zeros") or "discards" in case:
             optimizer.zero_grad(set_to_none="zeros" not in case)
         if "stepped by epoch" in case:
             scheduler.step()
@@ -299,11 +301,11 @@ def reported(audit: Audit, folder: Path) -> Report:
 class Sentences(Dataset[dict[str, Tensor]]):
     """8 labelled tokens, or 1 to 8, as transformers' models take them."""
 
-    def __init__(self, uneven: bool = False, seed: int = 0) -> None:
-        self._uneven, self._seed = uneven, seed
+    def __init__(self, uneven: bool = False, seed: int = 0, samples: int = SAMPLES) -> None:
+        self._uneven, self._seed, self._samples = uneven, seed, samples
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self._samples
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         tokens = torch.randint(5, 50, (8,), generator=torch.Generator().manual_seed(1000 * self._seed + number))
@@ -330,12 +332,13 @@ def accelerate(case: str, rank: int, folder: Path) -> Report:
     torch.manual_seed(0)
     model = bert(0.1 if case == "Accelerate, dropout" else 0.0)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data = Sentences(case == "Accelerate, mean of means", rank if case == "Accelerate, data by rank" else 0)
+    samples = 72 if "tail is stepped" in case else SAMPLES
+    data = Sentences(case == "Accelerate, mean of means", rank if case == "Accelerate, data by rank" else 0, samples)
     loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
     if case == "Accelerate, sharded twice":
         loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
     # As on one process: Accelerate steps the schedule once per process.
-    steps = STEPS if case == "Accelerate, schedule for one process" else STEPS * 2
+    steps = STEPS if case == "Accelerate, schedule for one process" else (STEPS + 2 * (samples > SAMPLES)) * 2
     scheduler: Any = get_linear_schedule_with_warmup(optimizer, 1, steps)
     prepared, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     model = model if case == "Accelerate, model not prepared" else prepared
@@ -383,7 +386,8 @@ def trainer(case: str, rank: int, folder: Path) -> Report:
         disable_tqdm=True,
         lr_scheduler_type="cosine" if case == "Trainer, cosine" else "linear",
     )
-    data = Sentences(uneven=case == "Trainer, different numbers of labels")
+    samples = 72 if "tail is stepped" in case else SAMPLES
+    data = Sentences(uneven=case == "Trainer, different numbers of labels", samples=samples)
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ends = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLMLoss"}
     config = GPT2Config(vocab_size=50, n_positions=8, n_embd=16, n_layer=1, n_head=2, **drop, **ends)

@@ -53,6 +53,13 @@ NAMED = {
     "Accelerate, model not prepared": ("gradient", "were not averaged"),
     "discarded tail": ("discarded", "2 batches at the end of epoch 0, 1 that no optimizer step used"),
     "discarded tail, zeros": ("discarded", "2 batches at the end of epoch 0, 1 that no optimizer step used"),
+    "tail is stepped, divided as a whole step": ("gradient", "step 5, the last of an epoch, has 1 of 2 batches"),
+    "Accelerate, tail is stepped": ("gradient", "its gradient is 0.5 times that of its samples"),
+    "steps at i % n == 0": (
+        "discarded",
+        "after batches 1, 3, 5, …: step 1 has 1 batch where others have 2, and",
+    ),
+    "steps at i % n == 0, discards the rest": ("discarded", "`if i % 2 == 0` with i from 0"),
     "parameters missing in the optimizer": ("parameters", "first.weight, first.bias"),
     "lr by rank": ("schedule", "of parameter group 1 (0.02, 0.04)"),
     "different initial weights, averaged by hand": ("weights", "started with different weights"),
@@ -99,7 +106,14 @@ RIGHT = [
     *("accumulation 1, divided by the global count", "evaluates on the training loader", "stepped by epoch"),
     *("data set sharded by hand", "pictures", "augmented, seeded by rank"),
     *("T_max in epochs, stepped by epoch", "scheduler replaced"),
-    *("Accelerate", "Accelerate, dropout", "Trainer", "Trainer, cosine", "Trainer, different numbers of labels"),
+    *(
+        "Accelerate",
+        "Accelerate, dropout",
+        "Trainer",
+        "Trainer, tail is stepped",
+        "Trainer, cosine",
+        "Trainer, different numbers of labels",
+    ),
     *SCHEDULES,
 ]
 
