@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from runner.folder.reading import read_json
 from runner.track.store import set_up_mlflow
 
-#: The end of a model's class name, or PEFT's name of an adapter's task -> transformers' name of the pipeline for it.
-_PIPELINES = {
+#: The end of a model's class name, or PEFT's name of an adapter's task -> transformers' name of the pipeline for it, or
+#: ours, where there is none.
+_TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "CAUSAL_LM": "text-generation",
+    "ForQuestionAnswering": "question-answering",
+    "QUESTION_ANS": "question-answering",
+    "ForConditionalGeneration": "text2text-generation",
+    "MTModel": "text2text-generation",
+    "SEQ_2_SEQ_LM": "text2text-generation",
+}
+
+#: Task -> settings of the recipe without which it would give other answers.
+_SETTINGS = {
+    "question-answering": ("max_length", "doc_stride", "max_query_length", "max_answer_length"),
+    "text2text-generation": ("max_source_length", "source_prefix", "max_new_tokens", "num_beams"),
 }
 
 
-def save_mlflow_model(model: Path, folder: Path) -> bool:
-    """Write the model as an MLflow model to the new `folder`; False if transformers has no pipeline for it."""
-    task = _pipeline_for(model)
-    if task is None:
+def save_mlflow_model(model: Path, folder: Path, recipe: Mapping[str, Any]) -> bool:
+    """Write the model as an MLflow model to the new `folder`; False if it is of no task that can be served.
+
+    `recipe`: the settings that it was trained with.
+    """
+    task = _task_of(model)
+    if task is None or not all(name in recipe for name in _SETTINGS.get(task, ())):
         return False
     set_up_mlflow()
     import mlflow.pyfunc  # takes seconds
@@ -33,18 +50,18 @@ def save_mlflow_model(model: Path, folder: Path) -> bool:
         folder,
         python_model=str(Path(__file__).with_name("served_model.py")),
         artifacts={"model": str(model)},
-        model_config={"task": task},
+        model_config={"task": task, **{name: recipe[name] for name in _SETTINGS.get(task, ())}},
         # MLflow would load the model to find them out. No index has a local version, such as torch for CPUs.
         pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in packages],
     )
     return True
 
 
-def _pipeline_for(model: Path) -> str | None:
+def _task_of(model: Path) -> str | None:
     kinds: list[str] = []
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
         if (model / name).exists():
             content = read_json(model / name).get(key) or []
             kinds += [content] if isinstance(content, str) else content
-    found = (task for kind in kinds for suffix, task in _PIPELINES.items() if kind.endswith(suffix))
+    found = (task for kind in kinds for suffix, task in _TASKS.items() if kind.endswith(suffix))
     return next(found, None)
