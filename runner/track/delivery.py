@@ -80,6 +80,10 @@ class Delivery:
             self.update_card(run_id=run_id)
         self.run_id = run_id
 
+    def tag_experiment(self, name: str, value: str) -> None:
+        """Set a tag of the run's experiment."""
+        self._client.set_experiment_tag(self.experiment_id, name, value)
+
     def _given_run(self) -> Any:
         """The existing run to log into (MLFLOW_RUN_ID), which another store than the first may not have.
 

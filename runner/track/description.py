@@ -19,7 +19,8 @@ VERDICT_TAG = "sweep.verdict"
 DIFFERENCE, SPEED_UP = "sweep/difference", "sweep/speed_up"
 #: A view of an experiment's page that can be opened with `viewStateShareKey=runner` in its address.
 VIEW_KEY = "runner"
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+VIEW_TAGS = "mlflow.sharedViewState."
+VIEW_TAG = f"{VIEW_TAGS}{VIEW_KEY}"
 
 _NAME, _VERDICT = "attributes.`Run Name`", f"tags.`{VERDICT_TAG}`"
 _EXPERIMENT = """\
@@ -38,14 +39,25 @@ def experiment_tags(name: str, objective: str | None) -> dict[str, str]:
         *(f"params.`{param}`" for param in ("lr", "global_batch")),
         *(f"tags.`{tag}`" for tag in (VERDICT_TAG, "certificate", "diagnosis")),
     ]
+    table = {"selectedColumns": columns, "columnOrder": [_NAME, _VERDICT], "columnWidths": {_NAME: 340, _VERDICT: 240}}
     return {
         # Without this tag MLflow's page shows charts for agents instead of training.
         "mlflow.experimentKind": "custom_model_development",
         NOTE_TAG: _EXPERIMENT.format(name=f"'{name}'" if " " in name else name),
-        VIEW_TAG: json.dumps(
-            {"selectedColumns": columns, "columnOrder": [_NAME, _VERDICT], "columnWidths": {_NAME: 340, _VERDICT: 240}}
-        ),
+        VIEW_TAG: json.dumps(table | (first_chart(objective) if objective else {})),
     }
+
+
+def first_chart(metric: str) -> dict[str, Any]:
+    """The part of a view by which MLflow's charts begin with a metric, such as `eval/matthews`; else they are sorted.
+
+    MLflow adds the other charts, and makes this one a line chart where runs have several values.
+    """
+    section, _, name = metric.rpartition("/")
+    chart = {"type": "BAR", "uuid": "objective", "metricKey": metric, "displayName": name, "metricSectionId": section}
+    # A section that somebody has ordered is not sorted again.
+    ordered = {"uuid": section, "name": section, "display": True, "isReordered": True}
+    return {"compareRunCharts": [{**chart, "isGenerated": True, "deleted": False}], "compareRunSections": [ordered]}
 
 
 def run_description(experiment: Experiment, summary: Mapping[str, Any] | None = None) -> str:

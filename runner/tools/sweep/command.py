@@ -85,7 +85,7 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
     code = _report(sweep, console) or (0 if complete else EXIT_FAILED)
     _compare(sweep, request.tracking, console)
     if parent is not None:
-        console.print("\n".join(parent.how_to_open(request.evaluation)), soft_wrap=True, markup=False)
+        console.print("\n".join(parent.how_to_open()), soft_wrap=True, markup=False)
     for line in how_to_open_jobs(request.tracking, request.folder):
         console.print(line, soft_wrap=True, markup=False)
     return code
@@ -109,7 +109,7 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
     sweep.write()
     if uri is None:
         return sweep, None
-    parent = ParentRun(card, sweep, uri)
+    parent = ParentRun(card, sweep, uri, request.evaluation)
     parent.open()
     return sweep, parent
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote, urlencode
 
 from runner.config.choices import Goal
 from runner.config.schema import Evaluation, Tracking
@@ -15,7 +15,7 @@ from runner.tools.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags
 from runner.track.delivery import Delivery, deliver
-from runner.track.description import NOTE_TAG, OBJECTIVE_TAG
+from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, VIEW_TAGS, first_chart
 from runner.track.secrets import masked
 from runner.track.store import error_summary, how_to_open, store_of
 
@@ -52,10 +52,10 @@ def parent_card(tracking: Tracking, folder: Path, recipe: str, varied: tuple[str
 class ParentRun:
     """A sweep's run in MLflow, opened before the first job and closed after the last one."""
 
-    def __init__(self, card: TrackingRecord, sweep: Sweep, uri: str) -> None:
+    def __init__(self, card: TrackingRecord, sweep: Sweep, uri: str, evaluation: Evaluation) -> None:
         # `resumed`: the run of an earlier command is found by its key even if its id was never received.
         self._delivery = Delivery(card, Path(sweep.folder), uri, resumed=True)
-        self._sweep = sweep
+        self._sweep, self._evaluation = sweep, evaluation
         self.uri = uri
 
     def open(self) -> str:
@@ -63,6 +63,7 @@ class ParentRun:
         try:
             self._delivery.open()
             self._delivery.reopen()
+            self._delivery.tag_experiment(f"{VIEW_TAGS}{self._view}", self._charts())
         except Exception as error:
             raise UserError(
                 f"tracking.uri={masked(self.uri)} does not accept the sweep's parent run ({error_summary(error)}): "
@@ -95,14 +96,24 @@ class ParentRun:
                 if card.store == masked(self.uri) and card.status is not None and not card.delivered:
                     deliver(state.folder, self.uri)
 
-    def how_to_open(self, evaluation: Evaluation) -> Sequence[str]:
-        """Lines that say how to open all jobs in MLflow's charts, the best first."""
-        # MLflow nests runs, and hides the nested ones, only if they are sorted by date. The parent has no parameters.
-        query = {
-            "compareRunsMode": "CHART",
+    @property
+    def _view(self) -> str:
+        """The key of the view of its jobs."""
+        return f"sweep-{self._sweep.id}"
+
+    def _charts(self) -> str:
+        """A view of MLflow's charts: all jobs, the best first, and the objective's chart first."""
+        metric = self._evaluation.metric
+        view = {
+            # The parent has no parameters. MLflow nests runs, and hides the nested ones, only if sorted by date.
             "searchFilter": f"tags.\"sweep.id\" = '{self._sweep.id}' and params.seed != ''",
-            "orderByKey": f"metrics.`eval/{evaluation.metric}`",
-            "orderByAsc": str(evaluation.goal is Goal.min).lower(),
+            "orderByKey": f"metrics.`eval/{metric}`",
+            "orderByAsc": self._evaluation.goal is Goal.min,
+            **first_chart(f"eval/{metric}"),
         }
-        page = f"experiments/{self._delivery.experiment_id}/runs?{urlencode(query, quote_via=quote)}"
+        return json.dumps(view)
+
+    def how_to_open(self) -> Sequence[str]:
+        """Lines that say how to open all jobs in MLflow's charts."""
+        page = f"experiments/{self._delivery.experiment_id}/runs?compareRunsMode=CHART&viewStateShareKey={self._view}"
         return how_to_open(self.uri, page)

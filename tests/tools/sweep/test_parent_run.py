@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from runner.config.schema import Tracking
+from runner.config.schema import Evaluation, Tracking
 from runner.errors import UserError
 from runner.tools.sweep.parent_run import ParentRun, parent_card
 from runner.track.card import TrackingRecord
 from tests.tools.sweep.folders import job_in, sweep_in
 from tests.tools.sweep.stores import empty_store
+
+EVALUATION = Evaluation(metric="accuracy")
 
 
 def test_opened_closed_and_resumed(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_opened_closed_and_resumed(tmp_path: Path) -> None:
     assert parent_card(tracking, folder, "cola", ("seed", "device"), "accuracy") == card
     with pytest.raises(UserError, match="tracking=none"):
         parent_card(Tracking(), folder, "cola", ("seed",), "accuracy")
-    parent = ParentRun(card, sweep, uri)
+    parent = ParentRun(card, sweep, uri, EVALUATION)
     run_id = parent.open()
     for number, status in enumerate(("FINISHED", "FAILED", "FAILED")):
         job_in(folder, str(number), f"seed={number}", status=status)
@@ -39,7 +41,7 @@ def test_opened_closed_and_resumed(tmp_path: Path) -> None:
         "killed": "0",
     }
     TrackingRecord.read(folder).update(folder, run_id=None)  # the store created the run, but the response was lost
-    again = ParentRun(TrackingRecord.read(folder), sweep, uri)
+    again = ParentRun(TrackingRecord.read(folder), sweep, uri, EVALUATION)
     assert again.open() == run_id
     assert client.get_run(run_id).info.status == "RUNNING"
     assert TrackingRecord.read(folder).status is None
@@ -55,7 +57,10 @@ def test_a_store_that_fails(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("not a database" * 100)
     tracking = Tracking(mlflow=True, uri=f"sqlite:///{tmp_path / 'x.db'}")
     parent = ParentRun(
-        parent_card(tracking, tmp_path, "cola", ("seed",), "accuracy"), sweep_in(tmp_path), str(tracking.uri)
+        parent_card(tracking, tmp_path, "cola", ("seed",), "accuracy"),
+        sweep_in(tmp_path),
+        str(tracking.uri),
+        EVALUATION,
     )
     with pytest.raises(UserError, match=r"^tracking\.uri=sqlite:.*tracking=none$"):
         parent.open()
@@ -68,7 +73,9 @@ def test_killed_jobs_are_closed_in_the_sweeps_store(tmp_path: Path) -> None:
     for number, store in enumerate((tracking.uri, None, "sqlite:///another.db")):
         job = job_in(tmp_path / "s", str(number), f"seed={number}", status="KILLED")
         TrackingRecord("mine", f"job {number}", {}, {}, store).mark_ended(job, "KILLED")
-    parent = ParentRun(parent_card(tracking, tmp_path / "s", "cola", ("seed",), "accuracy"), sweep, str(tracking.uri))
+    parent = ParentRun(
+        parent_card(tracking, tmp_path / "s", "cola", ("seed",), "accuracy"), sweep, str(tracking.uri), EVALUATION
+    )
     parent.open()
     parent.close("KILLED")
     client = MlflowClient(tracking.uri)
