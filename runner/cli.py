@@ -167,3 +167,109 @@ def _start_forkserver(several_jobs: bool = False) -> None:
     from runner.launch.local import start_forkserver  # not needed to show help
 
     start_forkserver(several_jobs)
+
+
+def run_jobs(options: HydraOptions, sweep: Sweep) -> None:
+    """Let Hydra's sweeper run the jobs of a sweep, with the options of its command."""
+    from runner.config.compose import hydra_quoted  # imports Hydra
+    from runner.tools.sweep.job import run_in_sweep  # after the forkserver has started
+
+    # Hydra would derive the folder's name from the clock again.
+    folder = f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"
+    _hydra_main([*options.for_hydra, folder], functools.partial(run_in_sweep, sweep=sweep))
+
+
+def _show(options: HydraOptions) -> int:
+    """Help, completion and printing of the configuration: done by Hydra, without running a job."""
+    if not options.completes:
+        from runner.config.compose import compose  # imports Hydra
+
+        compose(options.overrides, options.config_dirs)  # Hydra sets up the logging that the files ask for
+    try:
+        _hydra_main(options.for_hydra, lambda cfg: None)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `runner --help | head`; Python flushes once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _hydra_main(arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
+    """Hydra's own command line, which reads `sys.argv`."""
+    import hydra
+
+    from runner.config.compose import CONFIG_NAME, conf_dir, register  # imports Hydra
+
+    register()
+    # Hydra would print its own report and exit with 1; here `guarded` handles every error.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = [sys.argv[0], *arguments]
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(job)()
+
+
+def _plan(arguments: list[str]) -> int:
+    from runner.measure.fitting import with_fitting_micro_batches  # imports torch
+    from runner.measure.predicted import Measuring, hardware_estimate, predicted, unsupported_reason  # as above
+    from runner.measure.tables import prediction_table  # this command only
+    from runner.plan.tables import absent_notes, certificate_table, plan_tables  # this command only
+    from runner.run.preflight import prepare_run_for_plan, reading_data, print_to_stderr  # this command only
+
+    started = time.monotonic()
+    silence_libraries()
+    options = HydraOptions(arguments)
+    if options.only_shows:
+        return _show(options)
+    if options.multirun:
+        return _rank(options, started)
+    with reading_data() as progress:
+        experiment = prepare_run_for_plan(options, progress)
+        experiment = with_fitting_micro_batches(
+            experiment, started, progress, print_to_stderr, measures=experiment.config.measure
+        )
+    reason, measures = unsupported_reason(experiment), experiment.config.measure
+    asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
+    if reason is not None and (measures or experiment.config.hardware.name is not None):
+        raise UserError(f"{asked} is not possible: {reason}")
+    for name in ("csv", "scale", "plot"):
+        given = getattr(experiment.config.plan, name)
+        require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
+    prediction = predicted(experiment) if not measures else None
+    console = Terminal()
+    console.print(plan_tables(experiment))
+    if notes := absent_notes(experiment):
+        console.print(notes)
+    for note in experiment.notes:
+        console.print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True)
+    console.print(certificate_table(experiment.certificate))
+    if measures:
+        measuring = Measuring(time.monotonic() - started, progress)
+        measuring.announce([experiment])
+        console.print(f"measuring {escape(experiment.setup_name)} …", style="dim")
+        prediction = measuring.predicted(experiment)
+    if prediction is not None:
+        console.print(prediction_table(prediction, experiment))
+        if experiment.config.hardware.name is not None and (words := hardware_estimate(experiment).answer) is not None:
+            console.print(f"[bold]answer:[/] {escape(words)}", soft_wrap=True)
+    else:
+        words = f"not predicted: {reason}" if reason else "not measured: add measure=true"
+        console.print(f"Time and memory are {words}.", style="dim")
+    return 0
+
+
+def _rank(options: HydraOptions, started: float) -> int:
+    from runner.run.preflight import reading_data  # this command only, like the following
+    from runner.sweep.ranking import is_predicted, print_ranking, rank, worth_of, write_csv  # as above
+    from runner.sweep.worth import write_plot  # as above
+
+    console = Terminal(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
+    with reading_data() as progress:
+        setups = rank(options, started, progress, console)
+    worth = worth_of(setups)
+    print_ranking(setups, worth, console)
+    if (path := setups[0].experiment.config.plan.csv) is not None:
+        write_csv(setups, path)
+    if (path := setups[0].experiment.config.plan.plot) is not None:
+        if worth:
+            write_plot(worth, is_predicted(setups), path)
+        else:
+            console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
+    return 0

@@ -223,7 +223,7 @@ def _ranked(varied: str, experiment: Experiment, measuring: Measuring, console: 
     return RankedSetup(varied, experiment, prediction, reason or (None if prediction else _NOT_MEASURED))
 
 
-def print_ranking(setups: Sequence[RankedSetup], console: Console) -> None:
+def print_ranking(setups: Sequence[RankedSetup], worth: Sequence[Worth], console: Console) -> None:
     """A table with a line per setup, and which is the fastest at each level of the certificate."""
     table = plain_table("Setups by predicted time")
     priced = any(one.price is not None for one in setups)
@@ -243,7 +243,7 @@ def print_ranking(setups: Sequence[RankedSetup], console: Console) -> None:
         if reason is not None:
             console.print(Text(f"{', '.join(one.name for one in members)}: {reason}", style="dim"))
     console.print(Text(best_words(setups)))
-    if words := worth_words(worth_of(setups), is_predicted(setups)):
+    if words := worth_words(worth, is_predicted(setups)):
         console.print(Text(words, style="bold"))
 
 
