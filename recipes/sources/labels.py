@@ -248,7 +248,7 @@ def _sorted_names(different: Any, rows: int, found: LabelCells) -> tuple[list[st
         )
     if names == [str(number) for number in range(len(names))]:
         return names, ()
-    shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES_SHOWN]))
+    shown = ", ".join(f"'{name}' is class {number}" for number, name in enumerate(names[:_CLASSES_SHOWN]))
     more = f" and {len(names) - _CLASSES_SHOWN} more" if len(names) > _CLASSES_SHOWN else ""
     return names, (f"labels inferred: {shown}{more}",)
 

@@ -7,6 +7,7 @@ import csv
 import glob
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ _UNREAD = (".feather", ".gz", ".ods", ".xls", ".xlsx", ".zip")
 
 #: What may separate the columns of a .csv, the usual one first.
 SEPARATORS = ",;\t|"
+
+#: What pandas says of a line with more columns than the first.
+_TOO_WIDE = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 #: Rows that are read at once.
 _CHUNK = 10_000
@@ -228,7 +232,14 @@ def _table(file: str, setting: str, quoted: bool, header: bool) -> Rows:
     except pandas.errors.EmptyDataError as error:
         raise UserError(f"{setting} is empty: give a file with rows") from error
     names = [str(column) for column in range(width)]
-    cells = pandas.read_csv(file, **form, names=names, dtype=str, skip_blank_lines=False)
+    try:
+        cells = pandas.read_csv(file, **form, names=names, dtype=str, skip_blank_lines=False)
+    except pandas.errors.ParserError as error:
+        if (found := _TOO_WIDE.search(str(error))) is None:
+            raise
+        many = f"line {found[2]} has {found[3]} columns, and the first line has {found[1]}"
+        quote = "put texts that contain the separator in double quotes" if quoted else "texts must not contain tabs"
+        raise UserError(f"{setting}: {many}: {quote}") from error
     lines = 1 + cells.apply(lambda column: column.str.count("\n")).sum(axis=1)  # quoted cells may contain line ends
     cells.index = lines.cumsum() - lines + 1
     cells = cells.apply(lambda column: column.str.strip())

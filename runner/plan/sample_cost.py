@@ -57,6 +57,9 @@ def read_sample_cost(path: str) -> SampleCost:
     """Read the result from the folder of a branch test, or its `result.json`. Raises UserError."""
     file = Path(path)
     file = file / "result.json" if file.is_dir() else file
+    if not file.exists():
+        what = "does not have the result of a branch test" if Path(path).is_dir() else "does not exist"
+        raise UserError(f"plan.scale={path} {what}: give the folder that python -m runner.scale has printed")
     try:
         with opened(file) as content:
             found = parse_json(content.read(_MOST_BYTES + 1), _MOST_BYTES)

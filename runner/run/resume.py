@@ -310,8 +310,8 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
         if not may_change(override) and _key(override) not in secret:
             raise UserError(
                 f"{override} is not possible with {RESUME}={folder}: a resumed run is the same experiment, "
-                f"and can change only {', '.join((*_GROUPS, *_SETTINGS))} (but not {' and '.join(_GIVEN)}); "
-                "leave it out, or start a new run"
+                f"and can change only how the run is executed, logged and saved: {', '.join((*_GROUPS, *_SETTINGS))} "
+                f"(but not {' and '.join(_GIVEN)}); leave it out, or start a new run"
             )
     if withheld := sorted(secret.difference(map(_key, overrides))):
         raise UserError(f"{RESUME}={folder} was saved without the value of {withheld[0]}: add {withheld[0]}=VALUE")

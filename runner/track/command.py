@@ -132,9 +132,13 @@ def _ui(options: Namespace, console: Console) -> int:
         raise UserError(f"{database} does not exist: start a run first, or give --tracking-uri")
     _check_port(options.port)
     set_up_mlflow()
-    for name, page in _pages(uri):
-        console.print(f"{name}: http://127.0.0.1:{options.port}/{page}", highlight=False, soft_wrap=True, markup=False)
-    console.print("Once it has started, Ctrl-C ends MLflow.", highlight=False)
+    pages = _pages(uri)
+    console.print("MLflow is starting, which takes some seconds. Then open", highlight=False)
+    for name, page in pages:
+        console.print(
+            f"  {name}: http://127.0.0.1:{options.port}/{page}", highlight=False, soft_wrap=True, markup=False
+        )
+    console.print("Ctrl-C ends it.", highlight=False)
     sys.stdout.flush()
     # One server process is enough for one user, and starts sooner than the default of four. Its log of every request
     # would push the addresses off the screen. Without a lifespan task (which removes containers of MLflow's assistant)

@@ -154,9 +154,11 @@ class Tracker:
     def finish(self, status: str) -> None:
         """Send the remaining metrics and the run's files, and close it as FINISHED, FAILED, KILLED or PREEMPTED."""
         self._delivery.mark_ended(status, self._last_tags)
+        upload = self._delivery.card.log_model  # of a model, which has no time limit
+        if upload and (self._folder / "model").is_dir():
+            print_to_stderr("sending the model to MLflow")
         for sender in self._senders:
             sender.finish(status)
-        upload = self._delivery.card.log_model  # of a model, which has no time limit
         failed = [one for one in self._senders if not one.join(unlimited=upload and one is self._mlflow)]
         for sender in failed:
             warn(
@@ -209,4 +211,9 @@ def build_tracker(tracking: Tracking, card: TrackingRecord, folder: Path, *, res
 
 def warn(text: str) -> None:
     """Print a warning on the error stream."""
-    Terminal(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
+    print_to_stderr(text, style="yellow")
+
+
+def print_to_stderr(text: str, style: str = "none") -> None:
+    """Print a line on the error stream."""
+    Terminal(stderr=True, highlight=False, soft_wrap=True).print(text, style=style, markup=False)

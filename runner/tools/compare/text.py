@@ -183,6 +183,8 @@ def remarks(block: Block) -> Iterator[str]:
         yield f"Baseline: {block.baseline_note}."
     if len(block.rows) > 1:
         yield f"Equivalence margin: {block.margin.text}."
+    if any(row.metric.interval(DIFFERENCE_LEVEL).known for row in block.rows):
+        yield f"±: half of the {100 * DIFFERENCE_LEVEL:g}% confidence interval of the mean over seeds."
     yield from _comparability(block)
     yield from _wide_margin(block)
     yield from _few_seeds(block)

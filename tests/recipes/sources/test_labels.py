@@ -41,7 +41,7 @@ def test_lists(tmp_path: Path) -> None:
     expected = LabelledText(TEXTS, NUMBERS)
     named = several("names.jsonl", json_lines(SETS))
     assert (named.train.texts, named.train.labels, named.label_names) == (TEXTS, NUMBERS, ("a", "b", "c"))
-    assert any("a = 0, b = 1, c = 2" in note for note in named.notes)
+    assert any("'a' is class 0, 'b' is class 1, 'c' is class 2" in note for note in named.notes)
     features = Features({"text": Value("string"), "genres": List(ClassLabel(names=["x", "y", "z"]))})
     rows = Dataset.from_dict({"text": TEXTS, "genres": [list(row) for row in NUMBERS]}, features=features)
     rows.to_parquet("typed.parquet")

@@ -241,7 +241,7 @@ def test_labels_are_inferred(here: Path, labels: list[str], names: tuple[str, ..
     """They are numbered in their order, numbers by value, and the mapping is stated unless it changes nothing."""
     corpus = read(table(text=LONG, label=labels), suffix=".csv")
     assert (corpus.label_names, corpus.train.labels) == (names, numbers)
-    stated = ", ".join(f"{name} = {number}" for number, name in enumerate(names))
+    stated = ", ".join(f"'{name}' is class {number}" for number, name in enumerate(names))
     assert any(stated in note for note in corpus.notes) is (names != ("0", "1"))
 
 
@@ -357,7 +357,7 @@ def test_a_file_to_predict_for_names_its_columns(here: Path, suffix: str) -> Non
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("s\t1\t\tfive\tcolumns", "line 4"),  # pandas' own message
+        ("s\t1\t\tfive\tcolumns", "line 4 has 5 columns, and the first line has 4"),
         ("s\t1\tthree columns", "line 4 has no text in recipe.data.text_column=3"),
         ("s\tyes\t\ttext", "line 4 has the label 'yes' in recipe.data.label_column=1"),
         ("s\t1.0\t\ttext", "line 4 has the label '1.0'"),
