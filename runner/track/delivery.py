@@ -13,7 +13,7 @@ from typing import Any
 from runner.errors import RunFailed, UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
-from runner.folder.reading import files_below, read_json, read_settings
+from runner.folder.reading import files_below, read_json
 from runner.track.card import DIGEST_TAG, KEY_TAG, TrackingRecord
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
@@ -233,8 +233,7 @@ class Delivery:
             files_below(model)  # refuses links
             with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=self._folder) as draft:
                 as_mlflow_model = Path(draft) / "model"
-                recipe = read_settings(self._folder / "config.yaml").get("recipe", {})
-                saved = save_mlflow_model(model, as_mlflow_model, recipe)
+                saved = save_mlflow_model(model, as_mlflow_model, self._folder / "config.yaml")
                 self._client.log_artifacts(self.run_id, str(as_mlflow_model if saved else model), "model")
         self.update_card(delivered=True)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from runner.folder.reading import read_json
+from runner.folder.reading import read_json, read_settings
 from runner.track.store import set_up_mlflow
 
 #: The end of a model's class name, or PEFT's name of an adapter's task -> transformers' name of the pipeline for it, or
@@ -32,13 +30,15 @@ _SETTINGS = {
 }
 
 
-def save_mlflow_model(model: Path, folder: Path, recipe: Mapping[str, Any]) -> bool:
+def save_mlflow_model(model: Path, folder: Path, config: Path) -> bool:
     """Write the model as an MLflow model to the new `folder`; False if it is of no task that can be served.
 
-    `recipe`: the settings that it was trained with.
+    `config`: the `config.yaml` of its run. Raises UserError if the task needs the recipe's settings and it is damaged.
     """
     task = _task_of(model)
-    if task is None or not all(name in recipe for name in _SETTINGS.get(task, ())):
+    names = _SETTINGS.get(task, ()) if task is not None else ()
+    recipe = read_settings(config).get("recipe", {}) if names else {}
+    if task is None or not all(name in recipe for name in names):
         return False
     set_up_mlflow()
     import mlflow.pyfunc  # takes seconds
@@ -50,7 +50,7 @@ def save_mlflow_model(model: Path, folder: Path, recipe: Mapping[str, Any]) -> b
         folder,
         python_model=str(Path(__file__).with_name("served_model.py")),
         artifacts={"model": str(model)},
-        model_config={"task": task, **{name: recipe[name] for name in _SETTINGS.get(task, ())}},
+        model_config={"task": task, **{name: recipe[name] for name in names}},
         # MLflow would load the model to find them out. No index has a local version, such as torch for CPUs.
         pip_requirements=[f"{package}=={version(package).partition('+')[0]}" for package in packages],
     )

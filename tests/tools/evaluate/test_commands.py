@@ -28,7 +28,6 @@ from recipes.synthetic.grammar import generate
 from runner import cli
 from runner.tools.compare.from_folders import read_folders
 from runner.tools.compare.from_mlflow import ExistingStore
-from runner.folder.reading import read_settings
 from runner.track.mlflow_model import save_mlflow_model
 from tests.recipes import labelled, writers, zoo
 from tests.runs import TRACKED, read, run, store, stored_runs
@@ -318,7 +317,7 @@ def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_transformers.config.id2label == loaded.config.id2label
     assert torch.allclose(by_transformers(**tokens).logits, loaded(**tokens).logits, atol=1e-6)
     (best,) = pipeline("text-classification", "run/model")("this film is very good 3")
-    assert save_mlflow_model(here / "run" / "model", here / "mlflow", {})
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow", here / "run" / "config.yaml")
     table = mlflow.pyfunc.load_model(here / "mlflow").predict(["this film is very good 3", "bad"])
     assert [*table] == ["label", *sorted(loaded.config.id2label.values(), key=lambda name: -table[name][0])]
     assert (table["label"][0], table[best["label"]][0]) == (best["label"], best["score"])
@@ -367,8 +366,7 @@ def test_questions(here: Path) -> None:
     contexts = [one["context"] for one in asked["data"][0]["paragraphs"] for _ in one["qas"]]
     assert all(answer in context for answer, context in zip(table.answer, contexts, strict=True))
 
-    recipe = read_settings(here / "run" / "config.yaml")["recipe"]
-    assert save_mlflow_model(here / "run" / "model", here / "mlflow", recipe)
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow", here / "run" / "config.yaml")
     questions = pandas.DataFrame({"question": table.question, "context": contexts})
     served = mlflow.pyfunc.load_model(here / "mlflow").predict(questions)
     assert served.answer.tolist() == table.answer.tolist()
@@ -452,7 +450,7 @@ def test_replies_of_a_chat_adapter(here: Path) -> None:
     tokens = model.double().generate(**ids, max_new_tokens=8, do_sample=False, eos_token_id=ends)[0]
     reply = tokenizer.decode(tokens[ids["input_ids"].shape[1] :], skip_special_tokens=True)
     assert tables[0].generated[1] == reply.strip()
-    assert save_mlflow_model(here / "run" / "model", here / "mlflow", {})
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow", here / "run" / "config.yaml")
     assert isinstance(mlflow.pyfunc.load_model(here / "mlflow").predict(["Where does the owl live?"])[0], str)
 
 
@@ -474,8 +472,7 @@ def test_texts_of_a_sequence_to_sequence_model(here: Path) -> None:
     assert list(table.columns) == ["input", "generated", "reference", "loss", "perplexity"]
     assert table.reference.tolist() == [row["translation"]["de"] for row in writers.pairs(6)]
 
-    recipe = read_settings(here / "run" / "config.yaml")["recipe"]
-    assert save_mlflow_model(here / "run" / "model", here / "mlflow", recipe)
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow", here / "run" / "config.yaml")
     assert mlflow.pyfunc.load_model(here / "mlflow").predict(table.input.tolist()) == table.generated.tolist()
 
 
