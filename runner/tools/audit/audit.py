@@ -17,18 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from runner.tools.audit.findings import find
-from runner.tools.audit.gradients import GradientRecorder, Loss
-from runner.tools.audit.loader import RecordingSampler, data_loader, fingerprint
-from runner.tools.audit.records import Batch, Finding, GradientCheck, ProcessRecord, StepRecord, TailCheck
-from runner.tools.audit.sample_findings import EpochCoverage
-from runner.tools.audit.schedulers import Schedulers
 from runner.errors import UserError, printable
 from runner.folder.files import strict_json
 from runner.tools.audit.findings import find
 from runner.tools.audit.gradients import GradientRecorder, Loss
 from runner.tools.audit.loader import RecordingSampler, data_loader, fingerprint
-from runner.tools.audit.records import Batch, Finding, GradientCheck, ProcessRecord, StepRecord
+from runner.tools.audit.records import Batch, Finding, GradientCheck, ProcessRecord, StepRecord, TailCheck
 from runner.tools.audit.sample_findings import EpochCoverage
 from runner.tools.audit.schedulers import Schedulers
 

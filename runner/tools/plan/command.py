@@ -65,12 +65,13 @@ def plan(arguments: Sequence[str], console: Console) -> int:
 def _rank(options: HydraOptions, started: float, console: Console) -> int:
     with reading_data() as progress:
         setups = rank(options, started, progress, console)
-    print_ranking(setups, console)
+    worth = worth_of(setups)
+    print_ranking(setups, worth, console)
     if (path := setups[0].experiment.config.plan.csv) is not None:
         write_csv(setups, path)
     if (path := setups[0].experiment.config.plan.plot) is not None:
-        if found := worth_of(setups):
-            write_plot(found, is_predicted(setups), path)
+        if worth:
+            write_plot(worth, is_predicted(setups), path)
         else:
             console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
     return 0

@@ -127,7 +127,7 @@ def test_a_folder_with_a_link(here: Path, capsys: pytest.CaptureFixture[str]) ->
     (here / "precious").write_text("kept")
     (here / "results").mkdir()
     (here / "results" / "branches.jsonl").symlink_to(here / "precious")
-    assert scale_main([*SMALL, "--folder", "results"]) == 2
+    assert run_tool("scale", [*SMALL, "--folder", "results"]) == 2
     assert "branches.jsonl is a link" in capsys.readouterr().err
     assert (here / "precious").read_text() == "kept"
 
