@@ -51,7 +51,7 @@ class ServedModel(PythonModel):
 
     def _answer(self, question: str, context: str) -> tuple[str, float]:
         """The span of the context with the highest start score plus end score, in any window of it; and that sum."""
-        import torch
+        import torch  # MLflow reads this file to log a model, without running it
 
         encoded = self._tokenizer(
             self._shortened(question),
