@@ -38,7 +38,7 @@ run-xla: .venv-xla/installed
 test-xla: .venv-xla/installed
 	$(XLA_BIN)/python $(PYTEST) tests/xla
 
-# Two workers and one worker on CoLA or SQuAD, with sync policies for slow links: docs/results/sync-frontier. It takes
+# Two workers and one worker on CoLA or SQuAD, with sync policies for slow links: benchmarks/results/sync-frontier. It takes
 # hours, can be stopped at any time and resumes. TASK: cola or squad; TRAIN and DEV: its raw files; MINUTES: start no run
 # after that time; OPTIONS: see `python -m benchmarks.sync_frontier run --help`.
 .PHONY: bench-sync-frontier
@@ -46,7 +46,7 @@ bench-sync-frontier: .venv/installed
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.sync_frontier run $(TASK) $(TRAIN) $(DEV) \
 	  $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
 
-# One worker at 1/4 to 16 times the reference batch under every scaling rule: docs/results/scaling-rules. It takes hours, can
+# One worker at 1/4 to 16 times the reference batch under every scaling rule: benchmarks/results/scaling-rules. It takes hours, can
 # be stopped at any time and resumes. TASK: cola, names or squad; TRAIN and DEV: its raw files (names: those of squad);
 # MINUTES and OPTIONS as above.
 .PHONY: bench-scaling-rules
@@ -59,7 +59,7 @@ bench-scaling-rules: .venv/installed
 bench-slow-link: .venv/installed
 	$(BIN)/python -m benchmarks.slow_link --train $(TRAIN) --dev $(DEV) $(OPTIONS)
 
-# The same training with the runner, Accelerate, the Trainer and a plain loop, and the machine's limit: docs/results/peers.
+# The same training with the runner, Accelerate, the Trainer and a plain loop, and the machine's limit: benchmarks/results/peers.
 # Needs an idle machine for half an hour, can be stopped at any time and resumes. TRAIN and DEV: CoLA's raw files; SQUAD: a
 # file in SQuAD's format; MODEL: an encoder's folder, by default MiniLM; MINUTES: start no run after that time;
 # OPTIONS: see `python -m benchmarks.peers run --help`.
@@ -68,7 +68,7 @@ bench-peers: .venv/installed
 	$(BIN)/python -m benchmarks.peers run --train $(TRAIN) --dev $(DEV) --squad $(SQUAD) \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(MINUTES),--minutes $(MINUTES)) $(OPTIONS)
 
-# Faults injected into small runs: docs/results/faults. It takes hours, can be stopped at any time and resumes. Needs
+# Faults injected into small runs: benchmarks/results/faults. It takes hours, can be stopped at any time and resumes. Needs
 # Linux and Debian's package strace; `hosts` needs root and iproute2. EXPERIMENTS: some of `saves kills signals hosts time`,
 # of which `time` needs OPTIONS="--train TRAIN --dev DEV"; MINUTES: start no trial after that time.
 EXPERIMENTS ?= saves kills signals hosts

@@ -24,7 +24,7 @@ from scipy.stats import spearmanr
 from side_by_side import run_once
 
 _MIB = 2**20
-_RESULTS = Path(__file__).parents[1] / "docs" / "results" / "planner"
+_RESULTS = Path(__file__).parent / "results" / "planner"
 _COLA, _SQUAD, _BUILT_IN = "recipe=cola batch.global_batch={}", "recipe=squad", "recipe=acceptability epochs=1"
 _C32 = _COLA.format(32)
 

@@ -5,7 +5,7 @@
 Two workers with one core each synchronise a part of 22.7 million fp32 weights (MiniLM) over gloo on this machine, with
 the classes that training uses and with overlap: each call applies the average that the previous one started, and starts
 the next. Chunks of several sizes (numbers that are processed together, `_CHUNK` in `runner/sync/telemetry.py`; 0: all
-of them) take turns within a round. Prints medians with ranges over rounds, as docs/results/sync-parts.md has them:
+of them) take turns within a round. Prints medians with ranges over rounds, as results/sync-parts.md has them:
 processor time, since other processes may use the machine.
 """
 

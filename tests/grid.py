@@ -1,6 +1,7 @@
 """Setups that must end alike: world sizes × accumulation, for two model shapes and two optimizers.
 
-`python -m tests.grid [fp64|fp32]` prints the tables of docs/equivalence.md; tests/train/test_grid.py checks bounds.
+`python -m tests.grid [fp64|fp32]` prints the tables of benchmarks/results/equivalence.md;
+tests/train/test_grid.py checks bounds.
 """
 
 from __future__ import annotations

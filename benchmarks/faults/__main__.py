@@ -38,7 +38,7 @@ _EXPERIMENTS = ("saves", "kills", "signals", "hosts", "time")
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("experiments", nargs="+", choices=_EXPERIMENTS, metavar="|".join(_EXPERIMENTS))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/faults"), help="trials and tables")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/faults"), help="trials and tables")
     parser.add_argument("--work", type=Path, default=Path("outputs/faults"), help="folder for the runs")
     parser.add_argument("--minutes", type=float, help="start no trial after this time")
     parser.add_argument("--seed", type=int, default=0)

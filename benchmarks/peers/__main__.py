@@ -21,7 +21,7 @@ from benchmarks.peers.cells import LIMIT, OURS, PRECISIONS, SHORT_STEPS, TASKS, 
 from benchmarks.peers.plot import draw
 from benchmarks.peers.table import markdown
 
-_RESULTS = Path(__file__).parents[2] / "docs" / "results" / "peers"
+_RESULTS = Path(__file__).parents[1] / "results" / "peers"
 _MEASUREMENTS = "measurements.jsonl"
 
 

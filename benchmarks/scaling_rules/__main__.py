@@ -22,7 +22,7 @@ from benchmarks.sync_frontier.plan import digest_of
 from benchmarks.sync_frontier.rows import Row, append_row, read_rows
 from benchmarks.sync_frontier.train import ROOT, Material, run_job
 
-RESULTS = ROOT / "docs" / "results" / "scaling-rules"
+RESULTS = ROOT / "benchmarks" / "results" / "scaling-rules"
 COLUMNS = (
     *("task", "ratio", "rule", "lr", "seed", "status", "metric", "eval_loss", "train_loss", "optimizer_steps"),
     *("samples_seen", "samples_per_s", "wall_s", "certificate", "machine", "data", "digest", "commit", "finished_at"),

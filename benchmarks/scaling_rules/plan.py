@@ -18,7 +18,8 @@ class Task:
     """A recipe that one worker clearly learns.
 
     `margin`: points of the metric within which batches count as equivalent. `rates`: learning rates of which the best
-    mean over the tuning seeds is taken at the reference batch; a single one was tuned for docs/results/sync-frontier.
+    mean over the tuning seeds is taken at the reference batch; a single one was tuned for
+    benchmarks/results/sync-frontier.
     `reference_batch`: samples. `recipe`: overrides without data and model. `held_out`: every n-th line of CoLA's
     training data is evaluated instead of trained: with few evaluated samples a metric is noise.
     """

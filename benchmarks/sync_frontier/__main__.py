@@ -3,7 +3,7 @@
 `python -m benchmarks.sync_frontier run TASK TRAIN DEV` first chooses the learning rate of each setup, with seeds that
 are used for nothing else, and then trains other seeds of each. It can be stopped at any time; the same command
 continues.
-`report` writes table and plot: the metric against one worker's, over the speed of docs/results/slow-link.
+`report` writes table and plot: the metric against one worker's, over the speed of benchmarks/results/slow-link.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.sync_frontier.report import write_report
 from benchmarks.sync_frontier.rows import append_row, read_rows
 from benchmarks.sync_frontier.train import ROOT, Material, run_job
 
-RESULTS = ROOT / "docs" / "results" / "sync-frontier"
+RESULTS = ROOT / "benchmarks" / "results" / "sync-frontier"
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:

@@ -22,7 +22,7 @@ from runner.tools.compare.text import number, row_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SPEEDS = Path(__file__).parents[2] / "docs" / "results" / "streaming" / "measurements.csv"
+_SPEEDS = Path(__file__).parents[1] / "results" / "slow-link" / "measurements.csv"
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:

@@ -50,7 +50,7 @@ PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
 #: Read when a process starts, unless the user has set them. By glibc: large blocks are mapped anew in each step, which
 #: takes no longer in huge pages. By GNU OpenMP: a thread that waits for the others would keep its core for 300,000
-#: turns, in which they cannot have it where another program is running (docs/results/busy-machine.md).
+#: turns, in which they cannot have it where another program is running (benchmarks/results/busy-machine.md).
 _ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "GOMP_SPINCOUNT": "1000"}
 
 #: Of a child whose forkserver has ended, so that its own exit code cannot be known.

@@ -25,7 +25,7 @@ _ONCE_ERROR = 0.3
 #: Widens the interval for each factor of e by which a run leaves the measured range of tokens.
 _OUTSIDE_ERROR = 0.2
 #: Memory counts as fitting up to this share of what there is: runs have needed up to a tenth more than was predicted
-#: (docs/results/planner.md).
+#: (benchmarks/results/planner.md).
 _FITS = 0.9
 
 

@@ -7,7 +7,7 @@ from runner.config.schema import Config
 from runner.plan.plan import Plan
 from runner.plan.scaling import scaling_samples
 
-#: The largest κ for which a rule kept the metric of the reference batch under AdamW (docs/results/scaling-rules.md).
+#: The largest κ for which a rule kept the reference batch's metric under AdamW (benchmarks/results/scaling-rules.md).
 _KEPT_UP_TO = {ScalingRule.sqrt: 4.0, ScalingRule.sde: 8.0}
 #: Fewer are too few: `sde` kept the metric with 153 of 1,203; with 25 of 193 and 78 of 1,203 no rule did.
 _FEWEST_STEPS = 100

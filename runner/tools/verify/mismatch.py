@@ -30,7 +30,7 @@ class Tolerance:
     noise: float
 
 
-#: Measured, with a margin (see docs/equivalence.md). Mistakes are larger by far.
+#: Measured, with a margin (see benchmarks/results/equivalence.md). Mistakes are larger by far.
 TOLERANCES = {
     PrecisionName.fp64: Tolerance(loss=1e-12, gradient=1e-10, weight=1e-12, noise=1e-14),
     PrecisionName.fp32: Tolerance(loss=1e-5, gradient=1e-3, weight=1e-5, noise=1e-6),
