@@ -1,4 +1,4 @@
-"""`table.md` and `plot.png`: the metric of each setup against one worker's, over its speed on a slow link."""
+"""`table.md`, and a plot for each task: the metric of each setup against one worker's, and its speed on a slow link."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks.slow_link import records
 from benchmarks.slow_link.table import ratios
@@ -19,14 +18,11 @@ from runner.tools.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns,
 from runner.tools.compare.statistics import deviation
 from runner.tools.compare.text import number, row_text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _SPEEDS = Path(__file__).parents[1] / "results" / "slow-link" / "measurements.csv"
 
 
 def write_report(rows: Sequence[Row], folder: Path) -> None:
-    """Write both files for the tasks of which one worker has run, with the planned runs on each task's newest data."""
+    """Write them for the tasks of which one worker has run, with the planned runs on each task's newest data."""
     rows = [row for row in rows if is_planned(row)]
     newest = {row["task"]: row["data"] for row in rows if row["status"] == FINISHED}
     rows = [row for row in rows if row["data"] == newest.get(row["task"])]
@@ -37,7 +33,8 @@ def write_report(rows: Sequence[Row], folder: Path) -> None:
     speeds = {rate: _speeds(rate) for rate in ("1gbit", "100mbit")}
     parts = [_section(TASKS[name], block, rows, speeds) for name, block in blocks.items()]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    _plot(blocks, speeds, folder / "plot.png")
+    for name, block in blocks.items():
+        _plot(TASKS[name], block, speeds, folder / f"{name}.png")
     print(f"{folder / 'table.md'}")
 
 
@@ -110,39 +107,29 @@ def _tuning(task: Task, rows: Sequence[Row]) -> str:
     return f"{task.metric} of two other seeds, by learning rate:\n\n{table}"
 
 
-def _plot(blocks: Mapping[str, Block], speeds: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    with plot_file(path, 1.0 + 4.4 * len(blocks), 4.0, len(blocks)) as panels:
-        for (name, block), axes in zip(blocks.items(), panels, strict=True):
-            _draw(axes, TASKS[name], block, speeds)
-
-
-def _draw(axes: Axes, task: Task, block: Block, speeds: Mapping[str, Mapping[str, float]]) -> None:
-    """A filled point for each setup at 1 Gbit/s, an open one at 100 Mbit/s."""
-    axes.axhspan(-task.margin, task.margin, color="#eef3f7", zorder=0, label=f"margin of {task.margin:g}")
-    axes.axhline(0, color="#111418", lw=0.8)
-    places: dict[str, list[float]] = {"1gbit": [], "100mbit": []}
-
-    def place(link: str, name: str) -> float:
-        """The setup's speed, moved to the right if others at this link are as fast, so that all points are visible."""
-        x = speeds[link][name]
-        places[link].append(x)
-        return x + 0.03 * sum(abs(other - x) < 0.02 for other in places[link][:-1])
-
-    for result in block.rows:
-        name = result.setup.name
-        if name not in speeds["1gbit"]:
-            continue
-        value, low, high = 0.0, 0.0, 0.0
-        if result.difference is not None:
-            interval = result.difference.interval(0.9)
-            value = result.difference.value
+def _plot(task: Task, block: Block, speeds: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """A line for each setup but the baseline: at the left what it is and how fast, its interval, its verdict."""
+    compared = [result for result in block.rows if result.difference is not None]
+    with plot_file(path, 7.6, 1.1 + 0.4 * len(compared)) as (axes,):
+        axes.axvspan(-task.margin, task.margin, color="#e3ecf4", zorder=0)
+        axes.axvline(0, color="#111418", lw=0.8)
+        for line, result in enumerate(compared):
+            value, interval = result.difference.value, result.difference.interval(0.9)
             low, high = (interval.low, interval.high) if math.isfinite(interval.low) else (value, value)
-        error = [[value - low], [high - value]]
-        drawn = axes.errorbar([place("1gbit", name)], [value], yerr=error, fmt="o", capsize=3, label=name)
-        if name in speeds["100mbit"] and name != ONE:
-            style = {"fmt": "o", "mfc": "white", "color": drawn.lines[0].get_color(), "capsize": 3, "alpha": 0.6}
-            axes.errorbar([place("100mbit", name)], [value], yerr=error, **style)
-    axes.set_xlabel("samples/s against one worker: 1 Gbit/s, and open 100 Mbit/s")
-    axes.set_ylabel(f"{task.metric} minus one worker's, 90% interval")
-    axes.set_title(task.name)
-    axes.legend(loc="upper left")
+            axes.errorbar([value], [line], xerr=[[value - low], [high - value]], fmt="o", capsize=3, color="#1b6ca8")
+            verdict = row_text(block, result).verdict
+            axes.annotate(verdict, (1, line), (6, 0), ("axes fraction", "data"), "offset points", va="center")
+        axes.set_yticks(range(len(compared)), [_label(result.setup.name, speeds) for result in compared])
+        axes.set_ylim(len(compared) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.set_title(f"{task.name}: {task.metric}, difference to one worker")
+        axes.set_xlabel(f"points, 90% interval; shaded: margin of {task.margin:g}")
+
+
+def _label(name: str, speeds: Mapping[str, Mapping[str, float]]) -> str:
+    """The setup as its settings, and its speed at 1 Gbit/s."""
+    setup = SETUPS[name]
+    settings = " ".join(setup.overrides[1:]).replace("sync=streaming ", "streaming ").replace("sync.", "")
+    rate = "at bf16's learning rate, " if setup.rate_of else ""
+    speed = f"{speeds['1gbit'][name]:.2f} × one worker's speed" if name in speeds["1gbit"] else "speed not measured"
+    return f"{settings}\n{rate}{speed}"

@@ -67,7 +67,7 @@ def test_report_compares_with_one_worker(tmp_path: Path) -> None:
     ]
     assert "27.9 ± " in line
     assert "different: worse" in line
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    assert (tmp_path / "cola.png").stat().st_size > 10_000
 
 
 def test_an_interrupted_benchmark_continues_with_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
