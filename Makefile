@@ -4,15 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 5000
 XLA_BIN := .venv-xla/bin
+DOCS_BIN := .venv-docs/bin
 # Test files are run by this many processes: on two cores half of the time of two was waiting. Files start in alphabetical
 # order, so that the slow ones come early.
 WORKERS ?= 3
 PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
-LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --no-annotate --quiet \
-	--custom-compile-command "make lock"
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --quiet --custom-compile-command "make lock"
+LOCK := $(COMPILE) pyproject.toml --extra dev
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run ui test test-all coverage run-xla test-xla bench-slow-link lint types lock clean
+.PHONY: run ui test test-all coverage run-xla test-xla docs bench-slow-link lint types lock clean
 
 run: .venv/installed
 	$(BIN)/python -m runner
@@ -37,6 +38,10 @@ run-xla: .venv-xla/installed
 
 test-xla: .venv-xla/installed
 	$(XLA_BIN)/python $(PYTEST) tests/xla
+
+# The documentation as a site, in build/site; a broken link is an error. Its tools are in .venv-docs.
+docs: .venv-docs/installed
+	$(DOCS_BIN)/mkdocs build --strict
 
 # Two workers and one worker on CoLA or SQuAD, with sync policies for slow links: benchmarks/results/sync-frontier. It takes
 # hours, can be stopped at any time and resumes. TASK: cola or squad; TRAIN and DEV: its raw files; MINUTES: start no run
@@ -87,6 +92,7 @@ types: .venv/installed
 lock: .venv/installed
 	$(LOCK) --constraint constraints.in --output-file constraints.txt
 	$(LOCK) --constraint constraints-xla.in --extra tpu --output-file constraints-xla.txt
+	$(COMPILE) --group pyproject.toml:docs --output-file constraints-docs.txt
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -98,5 +104,11 @@ lock: .venv/installed
 	$(XLA_BIN)/python $(INSTALL) -c constraints-xla.txt -e '.[dev,tpu]'
 	touch $@
 
+.venv-docs/installed: pyproject.toml constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS_BIN)/python $(INSTALL) 'pip>=25.1' # knows --group
+	$(DOCS_BIN)/python $(INSTALL) -c constraints-docs.txt --group docs
+	touch $@
+
 clean:
-	rm -rf .venv .venv-xla outputs
+	rm -rf .venv .venv-xla .venv-docs build outputs

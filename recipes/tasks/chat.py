@@ -376,7 +376,7 @@ class ChatTokenizer:
         if self._tokenizer.chat_template is None:
             raise UserError(
                 "the tokenizer of recipe.model has no chat template: set recipe.chat_template=FILE (one is in "
-                "docs/recipes.md), or give rows with the columns prompt and completion"
+                "docs/data.md), or give rows with the columns prompt and completion"
             )
         try:
             template: str = self._tokenizer.get_chat_template()

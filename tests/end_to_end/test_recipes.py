@@ -1,4 +1,4 @@
-"""Recipes for files of the user, and the examples of docs/recipes.md, run through the command line."""
+"""Recipes for files of the user, and the examples of docs/own-recipe.md, run through the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.recipes import zoo
 from tests.runs import only_folder, read
 from tests.tiny_models import save_bert
 
-GUIDE = Path(__file__).parents[2] / "docs" / "recipes.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "own-recipe.md"
 LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -100,7 +100,7 @@ def test_plan_without_data_weights_or_gpu(capsys: pytest.CaptureFixture[str]) ->
     assert "recipe.model.name=bert-large-uncased" in printed
 
 
-# --- docs/recipes.md ----------------------------------------------------------------------------------------
+# --- docs/own-recipe.md -------------------------------------------------------------------------------------
 
 
 def blocks(language: str, part: str) -> str:
