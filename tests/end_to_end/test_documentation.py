@@ -1,4 +1,4 @@
-"""README and docs/from-trainer.md: their commands and code blocks run, and what they print is what they show."""
+"""README, docs/commands.md and docs/from-trainer.md: their commands are valid, and the last one's blocks run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.processes import ROOT, TIMEOUT_S, output, start
 from tests.runs import only_folder, read
 from tests.tiny_models import save_bert
 
-README, FROM_TRAINER = ROOT / "README.md", ROOT / "docs" / "from-trainer.md"
+README, COMMANDS, FROM_TRAINER = (ROOT / name for name in ("README.md", "docs/commands.md", "docs/from-trainer.md"))
 #: Rows of the CSV files: three optimizer steps an epoch at a batch of 32, the last of them smaller.
 TRAIN_ROWS, DEV_ROWS = 80, 20
 
@@ -35,11 +35,11 @@ def commands(page: Path) -> list[list[str]]:
 
 def composable(overrides: list[str]) -> list[str]:
     """Without flags and without what continues another run; of what a sweep varies, the first value."""
-    settings = [one for one in overrides if "=" in one and not one.startswith(("-", "resume="))]
-    return [one.partition(",")[0] for one in settings]
+    settings = [one for one in overrides if "=" in one and not one.startswith(("-", "resume"))]
+    return [one if "[" in one else one.partition(",")[0] for one in settings]
 
 
-@pytest.mark.parametrize("page", [README, FROM_TRAINER], ids=["readme", "from_trainer"])
+@pytest.mark.parametrize("page", [README, COMMANDS, FROM_TRAINER], ids=["readme", "commands", "from_trainer"])
 def test_every_command_has_valid_settings(page: Path) -> None:
     trained = [arguments for tool, *arguments in commands(page) if tool in ("runner", "runner.plan")]
     assert trained
