@@ -88,8 +88,11 @@ def script_folder(here: Path) -> Path:
 def test_from_trainer(script_folder: Path) -> None:
     """The script, followed by the audit, and the commands after it; both make the same number of steps."""
 
+    # One thread: two wait for each other where other tests use the cores.
+    environment = {"HF_DATASETS_CACHE": str(script_folder / "cache"), "OMP_NUM_THREADS": "1"}
+
     def run(*command: str) -> str:
-        process = start(script_folder, *command, HF_DATASETS_CACHE=str(script_folder / "cache"))
+        process = start(script_folder, *command, **environment)
         assert process.wait(timeout=TIMEOUT_S) == 0, output(script_folder)
         return output(script_folder)
 
