@@ -20,7 +20,6 @@ from runner.folder.files import check_folder
 from runner.tools.compare.from_csv import read_csv
 from runner.tools.compare.from_folders import read_folders, run_folders
 from runner.tools.compare.from_mlflow import RUN_ID, ExistingStore, store_exists, store_uri
-from runner.tools.compare.predictions import OPTION, named_cells, predict
 from runner.tools.compare.runs import FoundRuns, newest_of_each_seed
 from runner.track.secrets import masked
 
@@ -39,8 +38,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--experiment", metavar="NAME", help="all runs of an MLflow experiment")
     parser.add_argument("--sweep", metavar="ID", help="all runs of a sweep: the name of its folder in outputs/sweeps")
     parser.add_argument("--csv", metavar="FILE", type=Path, help="published runs from a CSV file")
-    parser.add_argument("--predict-from", metavar="CELLS", help="predict the times of each series in the CSV file from "
-                        "these cells, such as k=1,k=16 or accumulation=1,accumulation=16")  # fmt: skip
     parser.add_argument("--baseline", metavar="SETUP", help="the setup to compare with, named as in the table "
                         "(default: one worker, no accumulation, fp32)")  # fmt: skip
     parser.add_argument("--metric", metavar="NAME", help="a metric other than the runs' own objective")
@@ -65,15 +62,12 @@ def compare(arguments: Sequence[str], console: Console) -> int:
     # These need scipy, and a wrong option should be reported without waiting for it.
     from runner.tools.compare.comparison import compare_runs
     from runner.tools.compare.report import logged_metrics, logged_tags, write_report  # likewise
-    from runner.tools.compare.terminal import print_comparison, print_predictions  # likewise
+    from runner.tools.compare.terminal import print_comparison  # likewise
 
     comparison = compare_runs(found, options.baseline, options.margin, options.family_wise)
-    predictions = predict(comparison.blocks, options.predict_from) if options.predict_from is not None else None
     print_comparison(comparison, console)
-    if predictions is not None:
-        print_predictions(predictions, console)
     out.mkdir(parents=True, exist_ok=True)
-    write_report(comparison, out, masked("python -m runner.compare " + shlex.join(arguments)), predictions)
+    write_report(comparison, out, masked("python -m runner.compare " + shlex.join(arguments)))
     console.print(Text(f"report: {os.path.relpath(out / 'report.html')}"), soft_wrap=True)
     if not options.no_log:
         metrics, tags = logged_metrics(comparison), logged_tags(comparison)
@@ -109,9 +103,6 @@ def _check(options: argparse.Namespace) -> None:
     require(margin is None or (math.isfinite(margin) and margin > 0), "--margin", margin, "use a number above 0")
     only = "use it without --csv: a file has one metric, in the column 'metric'"
     require(options.csv is None or options.metric in (None, "metric"), "--metric", options.metric, only)
-    if options.predict_from is not None:
-        named_cells(options.predict_from)
-        require(options.csv is not None, OPTION, options.predict_from, "name the table to predict with --csv FILE")
     for name in ("experiment", "sweep", "baseline", "metric"):
         require(getattr(options, name) != "", f"--{name}", "''", "give a name, or leave out the option")
 

@@ -1,4 +1,4 @@
-"""Write a comparison: `runs.csv`, `setups.csv`, `predictions.csv`, plots, `report.html`, and Markdown for MLflow."""
+"""Write a comparison: `runs.csv`, `setups.csv`, plots, `report.html`, and Markdown for MLflow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 
 from runner import __version__
 from runner.tools.compare.plots import write_plots
-from runner.tools.compare.predictions import Predictions, prediction_rows
-from runner.tools.compare.published_layout import published_tables
 from runner.tools.compare.results import Block, RunComparison, SetupResult
 from runner.tools.compare.runs import prediction_error
 from runner.tools.compare.statistics import SINGLE_VALUE, Interval, standard_error
@@ -56,14 +54,12 @@ class Image:
     caption: str
 
 
-def write_report(comparison: RunComparison, folder: Path, command: str, predictions: Predictions | None = None) -> None:
+def write_report(comparison: RunComparison, folder: Path, command: str) -> None:
     """Write all files. `command`: as typed, without credentials."""
     _write_csv(folder / "runs.csv", run_rows(comparison))
     _write_csv(folder / "setups.csv", setup_rows(comparison))
-    if predictions is not None:
-        _write_csv(folder / "predictions.csv", prediction_rows(predictions))
     images = [_image(path) for path in write_plots(comparison, folder)]
-    (folder / "report.html").write_text(_html(comparison, images, command, predictions), encoding="utf-8")
+    (folder / "report.html").write_text(_html(comparison, images, command), encoding="utf-8")
 
 
 def _image(path: Path) -> Image:
@@ -71,7 +67,7 @@ def _image(path: Path) -> Image:
     return Image(path.name, f"data:image/png;base64,{content}", _CAPTIONS[path.name])
 
 
-def _html(comparison: RunComparison, images: list[Image], command: str, predictions: Predictions | None) -> str:
+def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
     """The report. Everything is escaped: its names come from files and stores that others may have written."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -87,8 +83,6 @@ def _html(comparison: RunComparison, images: list[Image], command: str, predicti
         runs=sum(len(row.setup.runs) for block in blocks for row in block.rows),
         setups=sum(len(block.rows) for block in blocks),
         blocks=blocks,
-        tables=published_tables(blocks),
-        predictions=predictions,
         images=images,
         notices=list(filter(None, (nothing_compared(comparison), skipped_sentence(comparison)))),
         rule=rule("the margin given below each table"),

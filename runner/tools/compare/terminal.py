@@ -9,8 +9,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runner.tools.compare.predictions import Predictions, PredictionTable
-from runner.tools.compare.published_layout import PublishedTable, published_tables
 from runner.tools.compare.results import Block, RunComparison
 from runner.tools.compare.text import (
     RowText,
@@ -32,11 +30,9 @@ _STYLES = {"equivalent": "green", "better": "green", "different": "red", "undeci
 
 
 def print_comparison(comparison: RunComparison, console: Console) -> None:
-    """Tables, verdicts and flags, block by block; then the published layout of the blocks that have this shape."""
+    """Tables, verdicts and flags, block by block."""
     for block in comparison.blocks:
         console.print(_block(block, console.width))
-    for table in published_tables(comparison.blocks):
-        console.print(_published(table, console.width))
     for sentence in filter(None, (nothing_compared(comparison), skipped_sentence(comparison))):
         console.print(Text(sentence, style="yellow"))
         console.print()
@@ -112,61 +108,3 @@ def _hanging(label: str, text: Text) -> Table:
     grid.add_column(overflow="fold")
     grid.add_row(label, text)
     return grid
-
-
-def print_predictions(predictions: Predictions, console: Console) -> None:
-    """Table by table, each with the fits and the cells that contradict them; then the errors of all."""
-    console.print()
-    for table in predictions.tables:
-        console.print(Text(f"{table.title}: seconds measured, predicted, and the error", style="bold"))
-        count = _columns_that_fit(table, console.width)
-        for first in range(0, len(table.steps), count):
-            console.print(_prediction_table(table, range(len(table.steps))[first : first + count]))
-        for series in table.rows:
-            console.print(_hanging("·", Text(series.summary, style="dim")))
-            for flag in series.flags:
-                console.print(_hanging("*", Text.assemble(("contradiction: ", "yellow"), flag)))
-        console.print()
-    for note in predictions.notes:
-        console.print(Text(note, style="yellow"))
-    console.print(Text(predictions.summary, style="bold"))
-
-
-def _columns_that_fit(table: PredictionTable, width: int) -> int:
-    """One at least. There is a blank on both sides of each column."""
-    samples = max(len("samples"), *(len(f"{series.key.total_samples:,}") for series in table.rows))
-    seconds = max(len(text) for series in table.rows for texts in table.texts(series) for text in texts)
-    return max(1, (width - samples - 2) // (seconds + 2))
-
-
-def _prediction_table(table: PredictionTable, columns: range) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    drawn.add_column("samples", justify="right", no_wrap=True)
-    for column in columns:
-        drawn.add_column(str(table.steps[column]), justify="right", no_wrap=True)
-    for series in table.rows:
-        texts = table.texts(series)
-        drawn.add_row(f"{series.key.total_samples:,}", *["\n".join(texts[column]) for column in columns])
-    return drawn
-
-
-def _published(table: PublishedTable, width: int) -> RenderableType:
-    title = Text(f"{table.title}: metric (top) and speed-up (bottom)", style="bold")
-    fits = 10 + 8 * len(table.columns) <= width
-    parts = [table] if fits else [table.only("accumulation"), table.only("k")]
-    footnote = [Text("* at least one seed collapsed or has an outlier time (see flags)", style="dim")]
-    return Group(title, *map(_published_part, parts), *(footnote if table.has_doubtful else []), "")
-
-
-def _published_part(table: PublishedTable) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    drawn.add_column("samples", justify="right", vertical="bottom")
-    previous = ""
-    for method, step in table.columns:
-        label = "acc" if method == "accumulation" else method
-        heading = "one" if not method else str(step) if method == previous else f"{label} {step}"
-        previous = method
-        drawn.add_column(heading, justify="right", no_wrap=True)
-    for samples, _ in table.rows:
-        drawn.add_row(f"{samples:,}", *[f"{metric}\n{speed_up}" for metric, speed_up in table.texts(samples)])
-    return drawn

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UserError
+from runner.tools.compare.comparison import compare_runs
 from runner.tools.compare.from_csv import COLUMNS, read_csv
+from tests.tools.compare.make import published_file
 
 HEADER = ",".join(COLUMNS)
 GOOD = "e,qa,,,1,10,single,1,0,80.1,40"
@@ -52,3 +54,18 @@ def test_files_from_spreadsheets_are_read(tmp_path: Path) -> None:
     (one,) = read_csv(path).runs
     assert (one.metric, one.seconds, one.source, one.setup) == (80.1, None, "line 2", "1 GPU")
     assert one.block.conditions == ("qa", "", "")
+
+
+def test_one_block_per_condition(tmp_path: Path) -> None:
+    """Experiment, task, precision, learning rate and samples make a block; its single run is the baseline."""
+    blocks = compare_runs(read_csv(published_file(tmp_path))).blocks
+    assert [one.title for one in blocks] == [
+        "new · qa · bf16 · learning rate 2e-5 · 1,000 samples",
+        "old · qa · 1,000 samples",
+        "old · qa · 9,000 samples",
+    ]
+    assert {(one.baseline.name, one.baseline_note) for one in blocks} == {("1 GPU", "")}
+    names = ["1 GPU", "4 GPUs · accumulation 1", "4 GPUs · accumulation 2", "4 GPUs · k = 1", "4 GPUs · k = 2"]
+    assert [row.setup.name for row in blocks[1].rows] == names
+    kinds = [[flag.kind for flag in one.flags] for one in blocks]
+    assert kinds == [[], ["timing outlier", "collapsed", "twins"], ["no time"]]
