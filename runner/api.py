@@ -72,9 +72,9 @@ def sweep(*overrides: str, config_dir: str | Path | None = None) -> DataFrame:
         start_forkserver(several_jobs=True)
         import pandas
 
+        from runner.tools.compare.columns import run_rows  # as above
         from runner.tools.compare.comparison import compare_runs  # after the forkserver has started, like the following
         from runner.tools.compare.from_folders import read_folders, run_folders  # as above
-        from runner.tools.compare.report import run_rows  # as above
         from runner.tools.sweep.command import run_sweep  # as above
         from runner.tools.sweep.preflight import prepare_sweep  # as above
 
@@ -106,9 +106,9 @@ def compare(
     """
     import pandas
 
+    from runner.tools.compare.columns import setup_rows  # as above
     from runner.tools.compare.command import finished_runs, parsed  # this function only, like the following
     from runner.tools.compare.comparison import compare_runs  # as above
-    from runner.tools.compare.report import setup_rows  # as above
 
     given = {"baseline": baseline, "metric": metric, "margin": margin}
     options = parsed([*map(str, runs), *(f"--{name}={value}" for name, value in given.items() if value is not None)])

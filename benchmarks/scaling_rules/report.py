@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from benchmarks.scaling_rules.plan import BASELINE, RULES, TASKS, Task
 from benchmarks.sync_frontier.plan import TUNING_SEEDS
 from benchmarks.sync_frontier.rows import FINISHED, Row
+from runner.tools.compare.columns import cells_of
 from runner.tools.compare.comparison import compare_runs
 from runner.tools.compare.plots import plot_file
 from runner.tools.compare.results import Block, SetupResult
 from runner.tools.compare.runs import ACCUMULATION, BlockKey, FoundRuns, Run, newest_of_each_seed
-from runner.tools.compare.text import row_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,13 +80,13 @@ def _section(task: Task, block: Block, failed: Counter[str]) -> str:
     lines = [heads, ["--:", "---", *("--:" for _ in heads[2:])]]
     for result in sorted(block.rows, key=lambda result: _place(result.setup.name)):
         ratio, rule = _place(result.setup.name)
-        shown = row_text(block, result)
-        difference = " ".join(part for part in shown.difference if part) if result.difference else ""
+        shown = cells_of(block, result)
+        difference = shown["difference"].in_one_line if result.difference else ""
         name = BASELINE if result.setup.name == BASELINE else f"`{RULES[rule]}`"
         batch = f"{int(task.reference_batch * ratio)}"
         runs = failed[result.setup.name]
-        verdict = f"{runs} run{'s' * (runs > 1)} failed" if runs else shown.verdict
-        lines.append([batch, name, shown.seeds, _metric(result), difference, verdict])
+        verdict = f"{runs} run{'s' * (runs > 1)} failed" if runs else shown["verdict"].text
+        lines.append([batch, name, shown["seeds"].text, _metric(result), difference, verdict])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"## {task.name}\n\n{text}"
 

@@ -11,12 +11,12 @@ from benchmarks.slow_link import records
 from benchmarks.slow_link.table import ratios
 from benchmarks.sync_frontier.plan import ONE, SETUPS, TASKS, TUNING_SEEDS, Task, is_planned
 from benchmarks.sync_frontier.rows import FINISHED, Row
+from runner.tools.compare.columns import cells_of, number
 from runner.tools.compare.comparison import compare_runs
 from runner.tools.compare.plots import plot_file
 from runner.tools.compare.results import Block, SetupResult
 from runner.tools.compare.runs import ACCUMULATION, SINGLE, BlockKey, FoundRuns, K, Run, newest_of_each_seed
 from runner.tools.compare.statistics import deviation
-from runner.tools.compare.text import number, row_text
 
 _SPEEDS = Path(__file__).parents[1] / "results" / "slow-link" / "measurements.csv"
 
@@ -79,12 +79,13 @@ def _section(task: Task, block: Block, rows: Sequence[Row], speeds: Mapping[str,
     heads += ["speed at 1 Gbit/s", "at 100 Mbit/s"]
     lines = [heads, ["---", *("--:" for _ in heads[1:])]]
     for result in block.rows:
-        name, shown = result.setup.name, row_text(block, result)
+        name, shown = result.setup.name, cells_of(block, result)
         rates = {f"{float(row['lr']):g}" for row in rows if row["task"] == task.name and row["setup"] == name
                  and int(row["seed"]) in task.seeds}  # fmt: skip
         at = [f"{found[name]:.2f}" if name in found else "" for found in speeds.values()]
-        difference = " ".join(part for part in shown.difference if part) if result.difference else ""
-        cells = [f"`{name}`", ", ".join(sorted(rates)), shown.seeds, _metric(result), difference, shown.verdict, *at]
+        difference = shown["difference"].in_one_line if result.difference else ""
+        seeds, verdict = shown["seeds"].text, shown["verdict"].text
+        cells = [f"`{name}`", ", ".join(sorted(rates)), seeds, _metric(result), difference, verdict, *at]
         lines.append(cells)
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"## {task.name}\n\n{text}\n\n{_tuning(task, rows)}"

@@ -13,22 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from runner import __version__
+from runner.tools.compare.columns import COLUMNS, NOTHING, cells_of, run_rows, setup_rows, table_of
 from runner.tools.compare.plots import write_plots
 from runner.tools.compare.results import Block, RunComparison, SetupResult
-from runner.tools.compare.runs import prediction_error
-from runner.tools.compare.statistics import SINGLE_VALUE, Interval, standard_error
-from runner.tools.compare.text import (
-    NOTHING,
-    direction,
-    nothing_compared,
-    remarks,
-    row_text,
-    shows_predictions,
-    shows_use_of_devices,
-    skipped_sentence,
-    summary,
-)
-from runner.tools.compare.verdict import DIFFERENCE_LEVEL, DIFFERENT, EQUIVALENCE_LEVEL, rule
+from runner.tools.compare.text import direction, notices, remarks, summary
+from runner.tools.compare.verdict import DIFFERENT, rule
 from runner.track.card import git_commit
 from runner.track.description import DIFFERENCE, NOTE_TAG, SPEED_UP, VERDICT_TAG
 
@@ -36,6 +25,8 @@ from runner.track.description import DIFFERENCE, NOTE_TAG, SPEED_UP, VERDICT_TAG
 MAX_TAG_CHARACTERS = 5_000
 #: A space at which a line does not break: each row of a table is one line.
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+#: The columns of MLflow's description: what decides comes first.
+_MARKDOWN = ("setup", "verdict", "speed-up", "metric", "difference")
 _CAPTIONS = {
     "metric_vs_speed.png": "Metric against speed-up, one point per setup. Setups that differ in one number only are "
     "connected and labelled with it. Setups that were rehearsed or not timed are not drawn.",
@@ -84,16 +75,15 @@ def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
         setups=sum(len(block.rows) for block in blocks),
         blocks=blocks,
         images=images,
-        notices=list(filter(None, (nothing_compared(comparison), skipped_sentence(comparison)))),
+        notices=list(notices(comparison)),
         rule=rule("the margin given below each table"),
         command=command,
         date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=f"{__version__}, commit {commit[:12]}" if commit else __version__,
+        names=[column.name for column in COLUMNS],
+        table_of=table_of,
         direction=direction,
         remarks=remarks,
-        row_text=row_text,
-        shows_predictions=shows_predictions,
-        shows_use_of_devices=shows_use_of_devices,
         summary=summary,
     )
 
@@ -113,8 +103,8 @@ def logged_tags(comparison: RunComparison) -> dict[str, str]:
     """Verdicts with speed-ups in one line, for the list of runs, and the tables for the page of a sweep's run."""
     verdicts = []
     for name, (block, row) in _compared(comparison).items():
-        speed_up, _ = row_text(block, row).speed_up
-        verdicts.append(f"{name}: {_word(row)}{f', {speed_up}' if row.speed_up is not None else ''}")
+        speed_up = f", {cells_of(block, row)['speed-up'].text}" if row.speed_up is not None else ""
+        verdicts.append(f"{name}: {_word(row)}{speed_up}")
     return {VERDICT_TAG: "; ".join(verdicts)[:MAX_TAG_CHARACTERS] or NOTHING, NOTE_TAG: markdown(comparison)}
 
 
@@ -150,13 +140,13 @@ def markdown(comparison: RunComparison) -> str:
 
 
 def _markdown_table(block: Block) -> str:
-    rows = [["setup", "verdict", "speed-up", block.key.metric, "difference"], ["---"] * 5]
-    for row, result in ((row_text(block, one), one) for one in block.rows):
-        metric, difference, speed_up = (
-            " ".join(filter(None, pair)) for pair in (row.metric, row.difference, row.speed_up)
-        )
-        rows.append([f"{row.setup} ({row.seeds} seeds)", _word(result), speed_up, metric, difference])
-    lines = [" | ".join(_escaped(cell).replace(" ", _NO_BREAK) for cell in cells) for cells in rows]
+    columns, cells = table_of(block, _MARKDOWN)
+    rows = [[column.heading(block) for column in columns], ["---"] * len(columns)]
+    for result, row in zip(block.rows, cells, strict=True):
+        texts = {column.name: cell.in_one_line for column, cell in zip(columns, row, strict=True)}
+        texts |= {"setup": f"{result.setup.name} ({len(result.setup.runs)} seeds)", "verdict": _word(result)}
+        rows.append(list(texts.values()))
+    lines = [" | ".join(_escaped(cell).replace(" ", _NO_BREAK) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
@@ -178,88 +168,3 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(file, tuple(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def run_rows(comparison: RunComparison) -> list[dict[str, Any]]:
-    """One row per run. Runs that are not compared have only a source and a flag."""
-    rows = []
-    for block in comparison.blocks:
-        for row in block.rows:
-            for run in row.setup.runs:
-                rows.append(
-                    {
-                        "source": run.source,
-                        "block": block.title,
-                        "setup": row.setup.name,
-                        "seed": run.seed,
-                        "metric_name": block.key.metric,
-                        "metric": run.metric,
-                        "train_seconds": run.seconds,
-                        "workers": run.workers,
-                        "accumulation_steps": run.accumulation,
-                        "k": run.k,
-                        "precision": run.precision,
-                        "rehearsed": run.rehearsed,
-                        "machine": run.machine,
-                        "jobs_at_once": run.jobs_at_once,
-                        "busy": run.busy,
-                        "tokens_per_s": run.tokens_per_s,
-                        "model_flops_utilization": run.model_flops_utilization,
-                        "peak_memory_bytes": run.peak_memory_bytes,
-                        "predicted_seconds": run.predicted_seconds,
-                        "prediction_error": prediction_error(run),
-                        "mlflow_run_id": run.mlflow_run_id,
-                        "baseline": row.setup is block.baseline,
-                        "flags": "; ".join(flag.kind for flag in block.flags if run.source in flag.runs),
-                    }
-                )
-    return rows + [{"source": one.source, "flags": f"not compared: {one.reason}"} for one in comparison.skipped]
-
-
-def setup_rows(comparison: RunComparison) -> list[dict[str, Any]]:
-    """One row per setup with all its numbers; None: unknown."""
-    return [_setup_row(block, row) for block in comparison.blocks for row in block.rows]
-
-
-def _setup_row(block: Block, row: SetupResult) -> dict[str, Any]:
-    difference, speed = row.difference, row.speed_up
-    narrow = difference.interval(EQUIVALENCE_LEVEL) if difference is not None else None
-    wide = difference.interval(DIFFERENCE_LEVEL) if difference is not None else None
-    error, df = standard_error(difference.how, difference.spreads, difference.sizes) if difference else (None, None)
-    sampling = difference.sampling if difference is not None else None
-    spread = difference is not None and difference.how != SINGLE_VALUE
-    return {
-        "block": block.title,
-        "setup": row.setup.name,
-        "baseline": block.baseline.name,
-        "seeds": " ".join(map(str, row.setup.seeds)),
-        "metric_name": block.key.metric,
-        "metric_mean": row.metric.value,
-        **_bounds("metric", row.metric.interval(DIFFERENCE_LEVEL), "95"),
-        "metric_sd": row.metric.spreads[0] if len(row.setup.runs) > 1 else None,
-        "difference": difference.value if difference is not None else None,
-        "difference_by": difference.how if difference is not None else None,
-        "difference_df": df if spread else None,
-        "difference_standard_error": error if spread else None,
-        "evaluation_rows": sampling.rows if sampling else None,
-        "rows_standard_error": sampling.error if sampling else None,
-        **_bounds("difference", narrow, "90"),
-        **_bounds("difference", wide, "95"),
-        "verdict": row.verdict.text if row.verdict is not None else None,
-        "train_seconds": row.seconds,
-        "speed_up": speed.value if speed is not None else None,
-        **_bounds("speed_up", speed.interval if speed is not None else None, "95"),
-        "speed_up_unreliable": block.uncertain_speed(row) if speed is not None else None,
-        "comparability": row.comparability.text if row.comparability is not None else None,
-        "findings": " ".join(str(flag.number) for flag in block.flags_of(row.setup)),
-        "margin": block.margin.value,
-        "margin_unit": block.margin.unit,
-        "margin_source": block.margin.source,
-    }
-
-
-def _bounds(name: str, interval: Interval | None, level: str) -> dict[str, float | None]:
-    return {
-        f"{name}_low_{level}": interval.low if interval is not None and interval.known else None,
-        f"{name}_high_{level}": interval.high if interval is not None and interval.known else None,
-    }

@@ -1,142 +1,20 @@
-"""Table cells and sentences, the same in the terminal, the report and MLflow."""
+"""Sentences about a comparison, the same in the terminal, the report and MLflow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 from runner.tools.compare.results import Block, RunComparison, SetupResult
-from runner.tools.compare.runs import prediction_error
 from runner.tools.compare.statistics import t_quantile
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL, UNKNOWN
 
-NOTHING = "–"
 FEW_SEEDS = 5
 #: Share of the baseline's metric above which a margin is called wide; 1 point of accuracy is one or two percent.
 WIDE_MARGIN = 0.1
-
-
-@dataclass(frozen=True)
-class RowText:
-    """A row of the table as text. Pairs are (value, interval), the second may be empty. `style`: a CSS class.
-
-    `tokens_per_s`: with the model FLOPs utilization. `memory`: the peak of a worker, in GiB. `predicted`: seconds, with
-    the mean error.
-    """
-
-    setup: str
-    seeds: str
-    metric: tuple[str, str]
-    difference: tuple[str, str]
-    verdict: str
-    style: str
-    seconds: str
-    speed_up: tuple[str, str]
-    notes: str
-    tokens_per_s: tuple[str, str]
-    memory: str
-    predicted: tuple[str, str]
-
-
-def row_text(block: Block, row: SetupResult) -> RowText:
-    digits = decimals(block)
-    verdict = row.verdict.text if row.verdict is not None else "baseline"
-    better = row.verdict is not None and row.verdict.better
-    return RowText(
-        setup=row.setup.name,
-        seeds=str(len(row.setup.runs)),
-        metric=_mean(row, digits),
-        difference=_difference(row, digits),
-        verdict=verdict,
-        style="better" if better else verdict.partition(":")[0].replace(" ", "-"),
-        seconds=_seconds(row),
-        speed_up=_speed_up(block, row),
-        notes=", ".join(str(flag.number) for flag in block.flags_of(row.setup)),
-        tokens_per_s=_tokens_per_s(row),
-        memory=_memory(row),
-        predicted=_predicted(row),
-    )
-
-
-def _mean(row: SetupResult, digits: int) -> tuple[str, str]:
-    interval = row.metric.interval(DIFFERENCE_LEVEL)
-    return (number(row.metric.value, digits), f"± {number(interval.half_width, digits)}" if interval.known else "")
-
-
-def _difference(row: SetupResult, digits: int) -> tuple[str, str]:
-    if row.difference is None or math.isnan(row.difference.value):
-        return (NOTHING, "")
-    interval, value = row.difference.interval(EQUIVALENCE_LEVEL), number(row.difference.value, digits, "+")
-    bounds = f"[{number(interval.low, digits, '+')}, {number(interval.high, digits, '+')}]"
-    return (value, bounds if interval.known else "")
-
-
-def _seconds(row: SetupResult) -> str:
-    if row.setup.rehearsed:
-        return "rehearsed"
-    if row.seconds is None:
-        return "not timed"
-    text = _short(row.seconds)
-    return f"({text})" if row.setup.uncertain_time else text
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
-
-
-def _predicted(row: SetupResult) -> tuple[str, str]:
-    errors = [error for run in row.setup.runs if (error := prediction_error(run)) is not None]
-    predicted = row.setup.mean_of("predicted_seconds")
-    return (_short(predicted), f"{mean(errors):+.0%}".replace("-", "−")) if predicted and errors else (NOTHING, "")
-
-
-def shows_predictions(block: Block) -> bool:
-    """Whether a run's time was predicted."""
-    return any(_predicted(row) != (NOTHING, "") for row in block.rows)
-
-
-def _speed_up(block: Block, row: SetupResult) -> tuple[str, str]:
-    if row.speed_up is None:
-        return (NOTHING, "")
-    value, interval = f"{_factor(row.speed_up.value)}×", row.speed_up.interval
-    bounds = f"[{_factor(interval.low)}, {_factor(interval.high)}]" if interval.known else ""
-    return (f"({value})", bounds and f"({bounds})") if block.uncertain_speed(row) else (value, bounds)
-
-
-def _tokens_per_s(row: SetupResult) -> tuple[str, str]:
-    if row.setup.rehearsed or (rate := row.setup.mean_of("tokens_per_s")) is None:
-        return (NOTHING, "")
-    share = row.setup.mean_of("model_flops_utilization")
-    return (f"{rate:,.0f}", f"{share:.0%}" if share is not None else "")
-
-
-def _memory(row: SetupResult) -> str:
-    peak = row.setup.mean_of("peak_memory_bytes")
-    return NOTHING if peak is None else f"{peak / 2**30:,.3g}"
-
-
-def shows_use_of_devices(block: Block) -> bool:
-    """Whether a row has tokens per second or a peak of memory: older runs have none."""
-    cells = [(text.tokens_per_s[0], text.memory) for text in (row_text(block, row) for row in block.rows)]
-    return any(cell != (NOTHING, NOTHING) for cell in cells)
-
-
-def _factor(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def decimals(block: Block) -> int:
-    """Decimals of the metric: two for a percentage, more for a small number such as a loss or a fraction."""
-    size = abs(block.rows[0].metric.value)
-    return 2 if not size or not math.isfinite(size) else max(2, min(8, 3 - math.floor(math.log10(size))))
-
-
-def number(value: float, digits: int, sign: str = "") -> str:
-    return "NaN" if math.isnan(value) else f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def direction(block: Block) -> str:
@@ -152,18 +30,19 @@ def summary(block: Block) -> str:
     return f"Compared with {block.baseline.name}: {counts}."
 
 
-def skipped_sentence(comparison: RunComparison) -> str:
-    """Such as `3 runs are not compared: a: FAILED; …`; empty if there are none."""
-    skipped = comparison.skipped
-    reasons = "; ".join(f"{one.source}: {one.reason}" for one in skipped)
-    return f"{len(skipped)} run{'s are' if len(skipped) > 1 else ' is'} not compared: {reasons}" if skipped else ""
+def notices(comparison: RunComparison) -> Iterator[str]:
+    """What was not compared, and why."""
+    yield from _nothing_compared(comparison)
+    if skipped := comparison.skipped:
+        reasons = "; ".join(f"{one.source}: {one.reason}" for one in skipped)
+        yield f"{len(skipped)} run{'s are' if len(skipped) > 1 else ' is'} not compared: {reasons}"
 
 
-def nothing_compared(comparison: RunComparison) -> str:
-    """Why there is no verdict where each of several blocks has one setup; empty in other cases."""
+def _nothing_compared(comparison: RunComparison) -> Iterator[str]:
+    """Why there is no verdict where each of several blocks has one setup."""
     keys = [block.key for block in comparison.blocks]
     if len(keys) < 2 or any(len(block.rows) > 1 for block in comparison.blocks):
-        return ""
+        return
     properties: dict[str, set[Any]] = {
         "recipe or experiment": {key.experiment for key in keys},
         "data": {key.data for key in keys},
@@ -171,7 +50,7 @@ def nothing_compared(comparison: RunComparison) -> str:
         "metric": {key.metric for key in keys},
     }
     differ = [name for name, values in properties.items() if len(values) > 1] or ["what the headings name"]
-    return (
+    yield (
         "Nothing was compared: only runs with the same recipe, data, number of samples and metric are compared, and "
         f"these {len(keys)} tables differ in {', '.join(differ)}."
     )

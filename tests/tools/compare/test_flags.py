@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from runner.tools.compare.report import run_rows, setup_rows
+from runner.tools.compare.columns import cells_of, run_rows, setup_rows
 from runner.tools.compare.results import Block, Flag
-from runner.tools.compare.text import remarks, row_text
+from runner.tools.compare.text import remarks
 from tests.tools.compare.make import BASE, KEY, block, certificate, compared, run, runs
 
 
@@ -222,7 +222,7 @@ def test_speed_ups_of_a_busy_machine_are_unreliable() -> None:
         assert kinds(found) == ["busy machine"]
         assert (set(found.flags[0].setups), found.flags[0].runs) == (unreliable, (f"{busy}/1",))
         assert "unreliable" in found.flags[0].text
-        in_parentheses = {row.setup.name for row in found.rows if row_text(found, row).speed_up[0].startswith("(")}
+        in_parentheses = {row.setup.name for row in found.rows if cells_of(found, row)["speed-up"].text.startswith("(")}
         assert in_parentheses == unreliable - {"one"}
         in_csv = {row["setup"]: row["speed_up_unreliable"] for row in setup_rows(comparison)}
         assert in_csv == {"one": None, "two": "two" in unreliable, "four": "four" in unreliable}
@@ -233,7 +233,7 @@ def test_times_that_are_not_measurements() -> None:
     """Shared machines, rehearsals and runs too short to time; the metric is compared in all cases."""
     shared = block(BASE, runs("four", [80.1, 80.3], [200.0, 201.0], workers=4, jobs_at_once=2))
     assert "2 runs shared the machine with other jobs (up to 2 at once)" in only(shared, "side by side").text
-    assert row_text(shared, shared.rows[1]).speed_up[0].startswith("(")
+    assert cells_of(shared, shared.rows[1])["speed-up"].text.startswith("(")
     rehearsed = block(BASE, runs("tpu8", [80.1, 80.3], [2000.0, 100.0], workers=8, rehearsed=True))
     assert kinds(rehearsed) == ["rehearsed"]  # neither a spread nor slower than one
     assert (rehearsed.rows[1].seconds, rehearsed.rows[1].speed_up) == (None, None)
@@ -248,7 +248,7 @@ def test_flags_are_numbered_through_all_blocks() -> None:
     slow = runs("four", [80.1, 80.3, 80.2], [200.0, 420.0, 202.0], workers=4)
     comparison = compared(BASE, slow, [replace(one, block=other) for one in [*BASE, *slow]])
     assert [flag.number for one in comparison.blocks for flag in one.flags] == [1, 2]
-    assert [row_text(one, row).notes for one in comparison.blocks for row in one.rows] == ["", "1", "", "2"]
+    assert [cells_of(one, row)["notes"].text for one in comparison.blocks for row in one.rows] == ["", "1", "", "2"]
 
 
 def remarks_on(*groups: list, **options: object) -> str:  # type: ignore[type-arg]

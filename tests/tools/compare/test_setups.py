@@ -11,7 +11,7 @@ from runner.errors import UserError
 from runner.tools.compare.comparison import choose_baseline
 from runner.tools.compare.runs import FoundRuns, Run, newest_of_each_seed
 from runner.tools.compare.setups import setups_by_block
-from runner.tools.compare.text import nothing_compared, remarks
+from runner.tools.compare.text import notices, remarks
 from tests.tools.compare.make import BASE, KEY, block, compared, run, runs
 
 
@@ -200,11 +200,11 @@ def test_why_nothing_was_compared() -> None:
 
     named = compared(of_data("a/x.csv", "aaaaaaaa"), of_data("a/y.csv", "bbbbbbbb"))
     assert [one.title.rpartition(" · ")[2] for one in named.blocks] == ["data x.csv", "data y.csv"]
-    assert nothing_compared(named).endswith("differ in data.")
+    assert next(notices(named)).endswith("differ in data.")
     alike = compared(of_data("a/x.csv", "aaaaaaaa"), of_data("b/x.csv", "bbbbbbbb"))
     assert [one.title.rpartition(" · ")[2] for one in alike.blocks] == ["data aaaaaa", "data bbbbbb"]
-    assert nothing_compared(compared(BASE)) == ""
-    assert nothing_compared(compared(BASE, runs("four", [1.0], workers=4), of_data("x", "aaaaaaaa"))) == ""
+    assert not [*notices(compared(BASE))]
+    assert not [*notices(compared(BASE, runs("four", [1.0], workers=4), of_data("x", "aaaaaaaa")))]
 
 
 def test_of_a_repeated_run_the_newest_counts() -> None:
