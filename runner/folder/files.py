@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,21 @@ def check_folder(setting: str, folder: str | Path, size: int = 0) -> None:
     except OSError as error:
         reason = f"{existing} is a file" if existing.is_file() else error.strerror or first_line(error)
         raise UserError(f"{setting}={folder} cannot be written to ({reason}): choose another folder") from error
+
+
+def check_output(option: str, file: Path, overwrite: bool = True, endings: Sequence[str] = ()) -> None:
+    """Refuse an output file that cannot be written, or has none of these `endings`, if there are any.
+
+    Raises UserError, also for a file that exists, unless `overwrite`.
+    """
+    folder = file.absolute().parent
+    if endings and file.suffix.lower() not in endings:
+        raise UserError(f"{option}={file} has another ending than {' or '.join(endings)}: choose it")
+    check_folder(option, folder)
+    if file.is_dir() or not folder.is_dir():
+        raise UserError(f"{option}={file} cannot be written: name a file in a folder that exists")
+    if file.exists() and not overwrite:
+        raise UserError(f"{option}={file} exists: choose another file, or add --overwrite")
 
 
 def is_from_disk(error: Exception, folder: Path) -> bool:

@@ -24,7 +24,7 @@ from runner.config.schema import Tracking
 from runner.data.cache import Cache
 from runner.data.recipe import Prepared
 from runner.errors import UserError, require
-from runner.folder.files import check_folder, strict_json
+from runner.folder.files import check_output, strict_json
 from runner.folder.phase_progress import phase_under_way
 from runner.launch.local import launch, temporary_folder
 from runner.launch.signals import handle_signals, signals_ignored
@@ -56,7 +56,7 @@ def predict(arguments: Sequence[str], console: Console) -> int:
     spreadsheet = "put a ' before texts of a .csv file that a spreadsheet would take for formulas"
     parser.add_argument("--spreadsheet", action="store_true", help=spreadsheet)
     options = parser.parse_intermixed_args(list(arguments))
-    _check_output(options.output, options.overwrite)
+    check_output("--output", options.output, options.overwrite, _FORMATS)
     csv = options.output.suffix.lower() == ".csv"
     require(csv or not options.spreadsheet, "--spreadsheet", options.output, "no spreadsheet opens it; use a .csv file")
     return _run(options, console, options.output, options.input)
@@ -88,16 +88,6 @@ def _parser(program: str, description: str) -> ArgumentParser:
     return parser
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
-    if output.suffix.lower() not in _FORMATS:
-        raise UserError(f"--output={output} is neither {' nor '.join(_FORMATS)}: choose one of these endings")
-    check_folder("--output", str(output.parent))
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output={output} cannot be written: name a file in a folder that exists")
-    if output.exists() and not overwrite:
-        raise UserError(f"--output={output} exists: choose another file, or add --overwrite")
-
-
 def _run(options: Namespace, console: Console, output: Path | None = None, file: str | None = None) -> int:
     if is_external():
         raise UserError("runner.evaluate and runner.predict start their workers themselves: call them without torchrun")
@@ -110,9 +100,7 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
         console.print(banner)
     with temporary_folder() as work:
         with _progress(Path(work), console):
-            result = launch(
-                run_launched, evaluation_job(evaluation, Path(work), output).as_json(), evaluation.placement.workers
-            )
+            result = launch_evaluation(evaluation, Path(work), output)
         with signals_ignored():
             if output is not None:
                 table = _table(evaluation, np.load(Path(work) / PREDICTIONS))
@@ -126,10 +114,13 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
     return 0
 
 
-def evaluation_job(evaluation: Evaluation, work: Path, output: Path | None) -> EvaluationJob:
-    """`work`: a folder for files of the workers. `output`: of predictions, if they are to be kept."""
+def launch_evaluation(evaluation: Evaluation, work: Path, output: Path | None = None) -> dict[str, Any]:
+    """Evaluate with the workers: `metrics` and `seconds`.
+
+    `work`: a folder for files of the workers. `output`: of predictions, if they are to be kept.
+    """
     placement = evaluation.placement
-    return EvaluationJob(
+    job = EvaluationJob(
         # Workers need no tracker, and so no address with its credentials.
         config=dataclasses.replace(evaluation.config, tracking=Tracking()),
         facts=evaluation.facts,
@@ -141,6 +132,8 @@ def evaluation_job(evaluation: Evaluation, work: Path, output: Path | None) -> E
         file=evaluation.file,
         keeps_predictions=output is not None,
     )
+    found: dict[str, Any] = launch(run_launched, job.as_json(), placement.workers)
+    return found
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from rich.text import Text
 from runner.config.arguments import ArgumentParser, config_dirs
 from runner.config.environment import is_external
 from runner.errors import UserError, require
-from runner.folder.files import check_folder, strict_json
+from runner.folder.files import check_output, strict_json
 from runner.launch.signals import handle_signals
 from runner.plan.tables import plain_table
 from runner.tools.evidence.bundle import make_bundle, unpack
@@ -45,13 +45,7 @@ def _make(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the output file if it exists")
     options = parser.parse_intermixed_args(list(arguments))
     output: Path = options.output
-    if output.suffix.lower() != ".zip":
-        raise UserError(f"--output={output} is no .zip file: choose this ending")
-    check_folder("--output", output.parent)
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output={output} cannot be written: name a file in a folder that exists")
-    if output.exists() and not options.overwrite:
-        raise UserError(f"--output={output} exists: choose another file, or add --overwrite")
+    check_output("--output", output, options.overwrite, (".zip",))
     digest = make_bundle(options.runs, output, options.with_models)
     runs = f"{len(options.runs)} run{'s' * (len(options.runs) > 1)}"
     console.print(f"{escape(str(output))}: {runs}, {output.stat().st_size:,} bytes", soft_wrap=True)
@@ -87,9 +81,7 @@ def _verify(arguments: Sequence[str], console: Console) -> int:
     if is_external():
         raise UserError("runner.evidence starts its workers itself: call it without torchrun")
     if options.json is not None:
-        check_folder("--json", options.json.absolute().parent)
-        if options.json.is_dir() or not options.json.absolute().parent.is_dir():
-            raise UserError(f"--json={options.json} cannot be written: give a file in a folder that exists")
+        check_output("--json", options.json)
     from runner.tools.evidence.recomputed import check_places, recomputed  # imports torch
 
     check_places(options.overrides)

@@ -23,8 +23,7 @@ from runner.folder.reading import read_json
 from runner.launch.local import WorkerFailed, launch
 from runner.plan.experiment import Experiment, prepare
 from runner.run.earlier import saved_settings
-from runner.tools.evaluate import worker as evaluation_worker
-from runner.tools.evaluate.command import evaluation_job
+from runner.tools.evaluate.command import launch_evaluation
 from runner.tools.evaluate.prepared import prepare as prepare_evaluation
 from runner.tools.evidence import replay
 from runner.tools.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, close
@@ -122,8 +121,7 @@ def _result(run: Recorded, model: Path, overrides: Sequence[str], config_dirs: S
         folder = f"hydra.run.dir={Path(work) / 'evaluation'}"
         try:
             evaluation = prepare_evaluation(str(run.folder), ["tracking=none", folder, *used], config_dirs, None)
-            job = evaluation_job(evaluation, Path(work), None)
-            found = launch(evaluation_worker.run_launched, job.as_json(), evaluation.placement.workers)["metrics"]
+            found = launch_evaluation(evaluation, Path(work))["metrics"]
         except (UserError, RunFailed, WorkerFailed) as error:
             return Finding("result", CLAIMED, f"it cannot be computed here ({first_line(error)})")
     claimed = run.summary["eval"]

@@ -23,7 +23,7 @@ from runner.config.compose import compose, settings
 from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.errors import UserError, require
-from runner.folder.files import check_folder, strict_json
+from runner.folder.files import check_output, strict_json
 from runner.launch.local import launch
 from runner.launch.signals import handle_signals
 from runner.plan.certificate import certify
@@ -61,9 +61,7 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     options = _parser().parse_intermixed_args(list(arguments))
     require(options.steps >= 1, "--steps", options.steps, "use at least 1 optimizer step")
     if options.json is not None:
-        if options.json.is_dir() or not options.json.absolute().parent.is_dir():
-            raise UserError(f"--json={options.json} cannot be written: give a file in a folder that exists")
-        check_folder("--json", options.json.parent)
+        check_output("--json", options.json)
     if is_external():
         raise UserError("runner.verify starts the workers of both setups itself: call it without torchrun")
     dirs = config_dirs(options.config_dir)
