@@ -23,7 +23,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from benchmarks.peers.cells import Task
-from recipes.models.trained_tokenizer import special_ids, trained_tokenizer
+from benchmarks.peers.trained_tokenizer import special_ids, trained_tokenizer
 from runner.config.compose import compose, settings
 from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache

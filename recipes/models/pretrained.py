@@ -19,15 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipes.models.published_shapes import SHAPES, published_shape
-from recipes.models.trained_tokenizer import KINDS, special_ids, trained_tokenizer
 from recipes.sources.hub import go_offline_if_unreachable
 from runner.backends.memory import is_out_of_memory
 from runner.errors import Unavailable, UserError, first_line, require
 
 #: By which a folder with an adapter is known, as PEFT writes it. It names the model that the adapter belongs to.
 _ADAPTER_CONFIG = "adapter_config.json"
-#: What a local folder must contain, as file patterns; for random weights the configuration is enough.
+#: What a local folder must contain, as file patterns; for random weights no weights.
 _MODEL_FILES = {
     "a configuration": ("config.json", _ADAPTER_CONFIG),
     "weights": ("*.safetensors", "pytorch_model*.bin"),
@@ -44,8 +42,6 @@ _ADAPTER_TASKS = {
     "TOKEN_CLS": "AutoModelForTokenClassification",
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
 }
-#: Tokenizer files on the Hub, where patterns cannot be used.
-_HUB_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 #: Settings of a model that are the size of some weight in most architectures, but not in all.
 _USUALLY_A_DIMENSION = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "d_ff", "type_vocab_size")
 #: The same for models that learn a vector for each position. Rotary ones compute it.
@@ -74,10 +70,9 @@ class Pretrained:
     """A transformers model by its name.
 
     `name`: a folder that `from_pretrained` can read, with an adapter of PEFT or a whole model, or a model's name on the
-    Hub. `init`: `pretrained` loads the weights. `random` draws them and needs only the configuration, for which the
-    published sizes of a few well-known models are known; a missing tokenizer is trained on the training texts. Such
-    runs are for timing only. `complete`: the model is used as it is saved, in the number format of its file; a weight
-    that is missing there is an error instead of a new one.
+    Hub. `init`: `pretrained` loads the weights; `random` draws them and needs only configuration and tokenizer.
+    `complete`: the model is used as it is saved, in the number format of its file; a weight that is missing there is an
+    error instead of a new one.
     """
 
     name: str
@@ -99,17 +94,8 @@ class Pretrained:
         return self.init == "random"
 
     @property
-    def _trains_tokenizer(self) -> bool:
-        return self._random and self._tokenizer_file() is None
-
-    @property
     def notes(self) -> list[str]:
-        if not self._random:
-            return []
-        notes = [f"weights of {self.name} are random (recipe.model.init=random): timing only"]
-        if self._trains_tokenizer:
-            notes.append(f"the tokenizer of {self.name} is not available: one was trained on the training texts")
-        return notes
+        return [f"weights of {self.name} are random (recipe.model.init=random): timing only"] if self._random else []
 
     @property
     def has_dropout(self) -> bool:
@@ -122,11 +108,11 @@ class Pretrained:
     def check(self) -> None:
         folder = self._folder
         if folder is not None:
-            for what in ("a configuration",) if self._random else tuple(_MODEL_FILES):
-                if _first(folder, _MODEL_FILES[what]) is None:
+            for what, patterns in _MODEL_FILES.items():
+                if not (self._random and what == "weights") and _first(folder, patterns) is None:
                     raise UserError(
                         f"recipe.model.name={self.name} is a folder without {what} "
-                        f"({' or '.join(_MODEL_FILES[what])}): give a folder that from_pretrained can read"
+                        f"({' or '.join(patterns)}): give a folder that from_pretrained can read"
                     )
             if not self._random:
                 self._check_weights(folder)
@@ -136,8 +122,6 @@ class Pretrained:
         else:
             self._config_file()
         self._check_model_type()
-        if self._trains_tokenizer:
-            self._trained_kind()
 
     @property
     def _base(self) -> str | None:
@@ -257,71 +241,40 @@ class Pretrained:
         require(ok, "recipe.model.name", self.name, rule)
 
     def _known(self) -> dict[str, Any]:
-        """The content of config.json, or the published sizes; empty if neither is available."""
+        """The content of config.json; empty if it is not available."""
         try:
             file = self._config_file()
         except Unavailable:
             return {}
-        if file is None:
-            return published_shape(self.name) or {}
         if not file.exists():
             return {}  # `check` refuses the folder
         return self._read_json(file)
 
-    def _config_file(self) -> Path | None:
-        """config.json in the folder or the Hub's cache; None if random weights use the published sizes instead."""
+    def _config_file(self) -> Path:
+        """config.json in the folder or the Hub's cache. Raises Unavailable."""
         folder = self._folder
         if folder is not None:
             file, base = folder / "config.json", self._base
             return file if file.exists() or base is None else Pretrained(base, self.init)._config_file()
-        try:
-            return self._hub_file("config.json")
-        except Unavailable:
-            if self._random and published_shape(self.name):
-                return None
-            raise
-
-    def _hub_file(self, file: str) -> Path:
-        """A file of the model in the Hub's cache, downloaded if necessary. Raises Unavailable."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
         go_offline_if_unreachable()
         try:
-            return Path(hf_hub_download(self.name, file))
+            return Path(hf_hub_download(self.name, "config.json"))
         except (HFValidationError, EntryNotFoundError, HfHubHTTPError, OSError) as error:
-            if self._random:
-                other = f"give a folder with config.json, or one of {', '.join(SHAPES)}"
-            else:
-                other = "give a folder with config.json, weights and tokenizer"
-                other += "; recipe.model.init=random needs none, for timing" if published_shape(self.name) else ""
+            needed = "config.json and tokenizer" if self._random else "config.json, weights and tokenizer"
             known = isinstance(error, (EntryNotFoundError, HFValidationError))
             why = "" if known else f" ({first_line(error)})"
             raise Unavailable(
                 f"recipe.model.name={self.name} is neither a local folder nor available from the Hugging Face Hub"
-                f"{why}: check the name, go online, or {other}"
+                f"{why}: check the name, go online, or give a folder with {needed}"
             ) from error
-
-    def _tokenizer_file(self) -> Path | None:
-        """A file of the model's tokenizer; None if there is none here or on the Hub."""
-        folder = self._folder
-        if folder is not None:
-            return _first(folder, _MODEL_FILES["a tokenizer"])
-        for name in _HUB_TOKENIZERS:
-            try:
-                return self._hub_file(name)
-            except Unavailable:
-                continue  # no model has all of these files
-        return None
 
     def tokenizer_identity(self) -> str:
         folder = self._folder
-        if self._trains_tokenizer:
-            model_type, vocabulary = self._trained_kind()
-            return f"made from the training texts for {model_type}, of at most {vocabulary} tokens"
         if folder is None:
-            file = self._tokenizer_file() if self._random else None
-            return f"{self.name} at {(file or self._hub_file('config.json')).parent.name}"
+            return f"{self.name} at {self._config_file().parent.name}"
         digest = hashlib.sha256()
         for one in sorted(folder.iterdir()):
             if one.suffix in _TOKENIZER_SUFFIXES:
@@ -331,8 +284,6 @@ class Pretrained:
     def tokenizer(self, texts: Sequence[str]) -> Any:
         from transformers import AutoTokenizer
 
-        if self._trains_tokenizer:
-            return trained_tokenizer(*self._trained_kind(), texts)
         try:
             tokenizer = AutoTokenizer.from_pretrained(self._location, trust_remote_code=False)
         except Exception as error:
@@ -351,24 +302,12 @@ class Pretrained:
     def _location(self) -> str:
         return str(self._folder or self.name)
 
-    def _trained_kind(self) -> tuple[str, int]:
-        """Model type and vocabulary size of the tokenizer to train. Raises Unavailable for other model types."""
-        config = self._config()
-        if config.model_type not in KINDS:
-            raise Unavailable(
-                f"recipe.model.name={self.name} has no tokenizer here, and recipe.model.init=random can train one only "
-                f"for {', '.join(KINDS)}, not for {config.model_type}: give a folder that contains one"
-            )
-        return config.model_type, config.vocab_size
-
     def _config(self) -> Any:
         """transformers' configuration of the model. Raises UserError, Unavailable."""
         from transformers import AutoConfig
 
         file = self._config_file()
         try:
-            if file is None:
-                return AutoConfig.for_model(**(published_shape(self.name) or {}))
             return AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False)
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
@@ -427,7 +366,7 @@ class Pretrained:
         try:
             if self._random:
                 config = self._config()
-                config.update({**(special_ids(config.model_type) if self._trains_tokenizer else {}), **settings})
+                config.update(settings)
                 model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
                 model.name_or_path = ""  # where the configuration is from, which has not these weights
             else:

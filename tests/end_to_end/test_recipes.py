@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
+from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from recipes.synthetic.grammar import generate
 from runner import cli
 from runner.folder.evaluation_rows import read_rows
@@ -35,12 +36,13 @@ def write_pairs(path: Path, seed: int, count: int) -> None:
 
 
 def test_mnli_on_two_workers(here: Path) -> None:
-    """Files as MultiNLI has them, a model from a configuration only, padding to max_length."""
+    """Files as MultiNLI has them, a model without weights, padding to max_length."""
     write_pairs(here / "train.jsonl", 0, 45)
     write_pairs(here / "dev.jsonl", 1, 12)
     BertConfig(
         vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     ).save_pretrained(here / "shape")
+    trained_tokenizer("bert", 400, [row.sentence for row in generate(0, 200, 2)[0]]).save_pretrained(here / "shape")
     data = ["train=train.jsonl", "eval=dev.jsonl", "text_column=sentence1", "pair_column=sentence2"]
     overrides = [
         "recipe=mnli",

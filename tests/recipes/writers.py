@@ -19,7 +19,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from recipes.models.trained_tokenizer import trained_tokenizer
+from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from tests.recipes.zoo import ANIMALS, PLACES
 
 _TURN = "<|im_start|>{{ message.role }}\n"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from recipes.models.pretrained import Pretrained
 from recipes.synthetic.acceptability import SmallTransformer
 from recipes.tasks import classification
@@ -405,6 +406,7 @@ def test_texts_without_tokens(tmp_path: Path) -> None:
     (gpt2 / "config.json").write_text(
         '{"model_type": "gpt2", "vocab_size": 300, "n_embd": 8, "n_layer": 1, "n_head": 1}'
     )
+    trained_tokenizer("gpt2", 300, ["a dog"]).save_pretrained(gpt2)
     recipe = SequenceClassification(Given(["a dog", "", "ran"]), Pretrained(str(gpt2), "random"), 16)
     with pytest.raises(UserError, match=r"recipe\.data\.train has a text without a single token"):
         prepare(recipe, tmp_path / "cache")

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
+from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from recipes.models.pretrained import Pretrained
-from recipes.models.trained_tokenizer import trained_tokenizer
 from recipes.tasks.token_classification import (
     Sentences,
     TaggedCorpus,

@@ -24,6 +24,7 @@ from transformers import (
     pipeline,
 )
 
+from benchmarks.peers.trained_tokenizer import special_ids, trained_tokenizer
 from recipes.synthetic.grammar import generate
 from runner import cli
 from runner.tools.compare.from_folders import read_folders
@@ -379,7 +380,9 @@ def test_text_and_perplexity(here: Path) -> None:
     (here / "dev.txt").write_text("\n".join(lines[40:]))
     data = ["recipe.data.train=train.txt", "recipe.data.eval=dev.txt", "recipe.packing=documents", "max_steps=2"]
     model = ["recipe.model.name=shape", "recipe.model.init=random", "recipe.block_size=16"]
-    GPT2Config(vocab_size=400, n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained("shape")
+    shape = GPT2Config(vocab_size=400, n_embd=16, n_layer=1, n_head=2, n_positions=32, **special_ids("gpt2"))
+    shape.save_pretrained("shape")
+    trained_tokenizer("gpt2", 400, lines).save_pretrained("shape")
     assert run("hydra.run.dir=run", "device=cpu", *data, *model, base=["recipe=causal_lm", "tracking=none"]) == 0
     own = read(here / "run", "summary.json")["eval"]
     assert evaluated(here / "run")["eval"] == own

@@ -1,12 +1,10 @@
-"""Tokenizers trained on the training texts, for models whose own is not available. Equal texts give equal tokens."""
+"""Tokenizers trained on given texts, for models without one. Equal texts give equal tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-
-from runner.errors import UserError
 
 #: Model type -> kind of tokenizer.
 KINDS = {"gpt2": "byte-level BPE", "bert": "WordPiece", "distilbert": "WordPiece"}
@@ -24,17 +22,14 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def trained_tokenizer(model_type: str, vocabulary: int, texts: Sequence[str]) -> Any:
     """A transformers tokenizer for a model type in `KINDS`, with a pad token and at most `vocabulary` tokens.
 
-    Raises UserError if the vocabulary is too small for the kind.
+    Raises ValueError if the vocabulary is too small for the kind.
     """
     from transformers import PreTrainedTokenizerFast
 
     train = {"byte-level BPE": _byte_level, "WordPiece": _word_piece}[KINDS[model_type]]
     tokenizer, special = train(vocabulary, texts)
     if tokenizer.get_vocab_size() > vocabulary:
-        raise UserError(
-            f"recipe.model has a vocabulary of {vocabulary} tokens, but a {KINDS[model_type]} tokenizer trained on the "
-            f"training texts needs {tokenizer.get_vocab_size()}: give a model folder that contains a tokenizer"
-        )
+        raise ValueError(f"a vocabulary of {vocabulary} tokens is too small: {tokenizer.get_vocab_size()} are needed")
     types = ["token_type_ids"] if model_type == "bert" else []
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_input_names=["input_ids", *types, "attention_mask"], **special

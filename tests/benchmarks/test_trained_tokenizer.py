@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from recipes.models.trained_tokenizer import KINDS, special_ids, trained_tokenizer
+from benchmarks.peers.trained_tokenizer import KINDS, special_ids, trained_tokenizer
 from recipes.synthetic.grammar import generate
-from runner.errors import UserError
 
 TEXTS = [row.sentence for row in generate(0, 600, 2)[0]]
 #: Run by a process: a digest of everything that the tokenizer is.
 DIGEST = """
 import hashlib
-from recipes.models.trained_tokenizer import trained_tokenizer
+from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from recipes.synthetic.grammar import generate
 texts = [row.sentence + " Ünïcode's, déjà-vu 42%!" for row in generate(0, 600, 2)[0]]
 for kind in ("gpt2", "bert"):
@@ -28,7 +27,7 @@ for kind in ("gpt2", "bert"):
 
 def test_the_same_in_every_process() -> None:
     """Workers and later runs must get the same ids, with other hash seeds and thread counts."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     found = set()
     for number in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": number, "RAYON_NUM_THREADS": number}
@@ -72,5 +71,5 @@ def test_word_piece(model_type: str) -> None:
 
 @pytest.mark.parametrize(("model_type", "vocabulary"), [("gpt2", 200), ("bert", 6)])
 def test_vocabulary_that_is_too_small(model_type: str, vocabulary: int) -> None:
-    with pytest.raises(UserError, match=f"vocabulary of {vocabulary} tokens"):
+    with pytest.raises(ValueError, match=f"vocabulary of {vocabulary} tokens"):
         trained_tokenizer(model_type, vocabulary, TEXTS)
