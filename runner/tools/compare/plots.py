@@ -44,10 +44,6 @@ _RADII = (6, 12, 20, 30, 42, 56)
 _ANGLES = (35, 145, -35, -145, 90, -90, 0, 180)
 #: From this distance on, a thin line connects the label with its point.
 _NEAR = 12
-#: How far a bar reaches at most on either side of its point, as a share of the panel: sideways, and up and down. An
-#: arrowhead marks a cut end.
-_LONGEST_BAR = (0.15, 0.3)
-_BAR = "bar"
 #: Errors of a prediction whose bands are drawn.
 _ERRORS = (0.25, 0.1)
 _STYLE = Path(__file__).with_name("plots.mplstyle")
@@ -161,9 +157,8 @@ def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
         axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=series)
     _speed_axis(axes, [1.0, *(speed_up for _, speed_up in _timed(block))])
     _metric_axis(axes, [base, *(row.metric.value for row in rows)], margin)
+    _draw_intervals(axes, block)
     notes = ["bars: 95% intervals"]
-    if _draw_bars(axes, block):
-        notes.append("arrows: longer ones")
     if any(map(block.uncertain_speed, rows)):
         notes.append("hollow: unreliable, other jobs or programs ran at the same time")
     axes.set_xlabel(f"speed-up over the baseline ({'; '.join(notes)})")
@@ -172,36 +167,16 @@ def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
         axes.legend(loc="best", handlelength=1.2)
 
 
-def _draw_bars(axes: Axes, block: Block) -> bool:
-    """Draw the intervals of metric and speed-up; whether one was cut. The limits of the axes must be final."""
+def _draw_intervals(axes: Axes, block: Block) -> None:
+    """Bars for the intervals of metric and speed-up; a longer one ends at the edge of the panel."""
     points = [(1.0, block.rows[0], _BASELINE)]
     points += [(speed_up, row, colour) for colour, _, members in _families(block) for row, speed_up in members]
-    cut = False
-    for speed_up, row, colour in points:
-        x, y = speed_up, row.metric.value
+    style: dict[str, Any] = {"lw": 0.8, "alpha": 0.4, "zorder": 1}
+    for x, row, colour in points:
         if (interval := row.metric.interval(DIFFERENCE_LEVEL)).known:
-            cut |= _draw_bar(axes, (x, y), (x, interval.low), "v", colour)
-            cut |= _draw_bar(axes, (x, y), (x, interval.high), "^", colour)
+            axes.vlines(x, interval.low, interval.high, color=colour, **style)
         if row.speed_up is not None and (interval := row.speed_up.interval).known:
-            cut |= _draw_bar(axes, (x, y), (interval.low, y), "<", colour)
-            cut |= _draw_bar(axes, (x, y), (interval.high, y), ">", colour)
-    return cut
-
-
-def _draw_bar(axes: Axes, start: tuple[float, float], end: tuple[float, float], head: str, colour: str) -> bool:
-    """Draw one side of an interval, cut before it leaves the panel or crosses much of it; whether it was cut."""
-    in_panel = axes.transData + axes.transAxes.inverted()
-    at, full = in_panel.transform([start, end])
-    axis = int(head in "v^")
-    length = float(abs(full[axis] - at[axis]))
-    longest = min(_LONGEST_BAR[axis], float(at[axis] if full[axis] < at[axis] else 1 - at[axis]))
-    cut = length > longest
-    stop = at + (full - at) * (longest / length) if cut else full
-    line = np.array([at, stop])
-    style: dict[str, Any] = {"color": colour, "lw": 0.8, "alpha": 0.6, "ms": 3.5, "mew": 0, "gid": _BAR}
-    marker = head if cut else ""
-    axes.plot(*line.T, transform=axes.transAxes, marker=marker, markevery=[1], **style)
-    return cut
+            axes.hlines(row.metric.value, interval.low, interval.high, color=colour, **style)
 
 
 def _speed_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -237,7 +212,7 @@ def _label_setups(axes: Axes, block: Block) -> None:
 
 
 def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Place labels so that they cover neither each other nor a point or a bar. The limits of the axes must be final.
+    """Place labels so that they cover neither each other nor a point. The limits of the axes must be final.
 
     `labels`: (x, y, text, colour), in data coordinates.
     """
@@ -251,7 +226,6 @@ def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) ->
     frame = axes.get_window_extent()
     pixels = axes.transData.transform([(x, y) for x, y, *_ in labels])
     taken = [Bbox.from_bounds(x - 4 * unit, y - 4 * unit, 8 * unit, 8 * unit) for x, y in pixels]
-    taken += [line.get_window_extent() for line in axes.lines if line.get_gid() == _BAR]
     angles = [math.radians(angle) for angle in _ANGLES]
     offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in _RADII for angle in angles]
     for (x, y, text, colour), (pixel_x, pixel_y) in zip(labels, pixels, strict=True):

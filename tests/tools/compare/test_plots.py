@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -68,20 +69,16 @@ def test_labels_do_not_move_the_points() -> None:
     assert axes.get_window_extent().extents == pytest.approx(before)
 
 
-def test_wide_intervals_are_cut() -> None:
-    """Times from 2 to 14 s: a bar ends near its point with an arrowhead, and no label is on a bar."""
+def test_wide_intervals_do_not_hide_the_points() -> None:
+    """Times from 2 to 14 s: the interval is drawn, and reaches beyond the panel, which still fits the points."""
     four = runs("four", [80.0, 80.1, 80.2], [2.0, 7.0, 14.0], workers=4)
-    others = [runs(f"k={k}", [80.0, 80.1, 80.2], [4.0, 4.1, 4.2], workers=4, k=k) for k in (2, 4)]
-    figure = metric_vs_speed(compared(runs("one", [80.0, 80.4, 80.2], [5.0, 5.1, 5.2]), four, *others))
+    figure = metric_vs_speed(compared(runs("one", [80.0, 80.4, 80.2], [5.0, 5.1, 5.2]), four))
     assert figure is not None
     (axes,) = figure.axes
-    bars = [line for line in axes.lines if line.get_gid() == "bar"]
-    lengths = [float(abs(np.diff(bar.get_xydata(), axis=0)).max()) for bar in bars]
-    assert {bar.get_marker() for bar in bars} >= {"", "<", ">"}
-    assert max(lengths) <= 0.3 + 1e-9
-    assert "arrows" in axes.get_xlabel()
-    labels = [Text.get_window_extent(one) for one in axes.texts if one.get_text()]
-    assert not [box for box in labels if box.count_overlaps([bar.get_window_extent() for bar in bars])]
+    bars = [line for one in axes.collections if isinstance(one, LineCollection) for line in one.get_segments()]
+    assert len(bars) == 3  # two of the metric, one of the speed-up
+    low, high = axes.get_xlim()
+    assert min(bar[0][0] for bar in bars) < low < 0.83 < 1 < high < max(bar[1][0] for bar in bars)
 
 
 def test_every_timed_setup_is_labelled_and_no_rehearsed_one() -> None:
