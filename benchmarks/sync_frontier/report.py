@@ -118,7 +118,7 @@ def _plot(task: Task, block: Block, speeds: Mapping[str, Mapping[str, float]], p
             value, interval = result.difference.value, result.difference.interval(0.9)
             low, high = (interval.low, interval.high) if math.isfinite(interval.low) else (value, value)
             axes.errorbar([value], [line], xerr=[[value - low], [high - value]], fmt="o", capsize=3, color="#1b6ca8")
-            verdict = row_text(block, result).verdict
+            verdict = result.verdict.text if result.verdict is not None else "baseline"
             axes.annotate(verdict, (1, line), (6, 0), ("axes fraction", "data"), "offset points", va="center")
         axes.set_yticks(range(len(compared)), [_label(result.setup.name, speeds) for result in compared])
         axes.set_ylim(len(compared) - 0.5, -0.5)
