@@ -223,11 +223,14 @@ def test_a_file_of_an_older_version() -> None:
 
 
 def test_wrong_plain_data() -> None:
-    """A missing field, an unknown enum member and a value against the rules are errors."""
+    """A missing field, an unknown enum member, a value of another type or against the rules are errors."""
     plain = to_plain(configured())
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="seed"):
         from_plain(Config, {key: value for key, value in plain.items() if key != "seed"})
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="fp12"):
         from_plain(Config, {**plain, "precision": {"name": "fp12"}})
+    for wrong in ("0", 0.5, True, None, [0]):
+        with pytest.raises(ValueError, match=r"^seed is "):
+            from_plain(Config, {**plain, "seed": wrong})
     with pytest.raises(UserError, match=r"^sync\.k=0"):
         from_plain(Config, {**plain, "sync": {**plain["sync"], "k": 0}})
