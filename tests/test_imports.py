@@ -30,6 +30,7 @@ CORE = (
     ("data",),
     ("folder",),
     ("config",),
+    ("log",),
     ("errors",),
 )
 #: Modules that only run a tool, or name what users import.
@@ -130,7 +131,7 @@ def test_an_import_inside_a_function_says_why(name: str) -> None:
 
 def test_top_level_of_the_package() -> None:
     files = {path.stem for path in (ROOT / "runner").glob("*.py")}
-    assert files == {"__init__", "__main__", "api", "audit", "cli", "errors", *ENTRIES}
+    assert files == {"__init__", "__main__", "api", "audit", "cli", "errors", "log", *ENTRIES}
     folders = {*(ROOT / "runner").glob("*/__init__.py"), *(ROOT / "runner" / "tools").glob("*/__init__.py")}
     names = {".".join(path.parent.relative_to(ROOT / "runner").parts) for path in folders}
-    assert names == {name for layer in (*TOOLS, *CORE) for name in layer} - {"errors"} | {"tools", "tools.audit"}
+    assert names == {name for layer in (*TOOLS, *CORE) for name in layer} - {"errors", "log"} | {"tools", "tools.audit"}

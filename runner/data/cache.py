@@ -8,15 +8,15 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError, first_line, printable
+from runner.errors import UserError, first_line
 from runner.folder.files import checksums, damage, is_from_disk
+from runner.log import LOG
 
 #: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
 LAYOUT_VERSION = 3
@@ -96,7 +96,7 @@ class Cache:
                 f"cache_dir={self.root} has a damaged entry, {entry.name}, that cannot be replaced ({error.strerror}): "
                 "remove it, or set another cache_dir"
             ) from error
-        sys.stderr.write(printable(f"warning: the cache entry {entry} was damaged ({problem}) and has been rebuilt\n"))
+        LOG.warning(f"the cache entry {entry} was damaged ({problem}) and has been rebuilt")
 
     def _remove_abandoned(self) -> None:
         for folder in (*self.root.glob(f"{_DRAFT}*"), *self.root.glob(f"{_DAMAGED}*")):

@@ -8,15 +8,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import RunFailed, printable
+from runner.errors import RunFailed
 from runner.folder.files import strict_json, write_text
 from runner.folder.lock import LOCK_FILE, inode
 from runner.folder.reading import opened
+from runner.log import LOG
 
 FILE_NAME = "metrics.jsonl"
 
@@ -108,8 +108,8 @@ class MetricsLog:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                reason = f"{FILE_NAME} cannot be written ({error.strerror})"
-                sys.stderr.write(printable(f"warning: {reason}: the run continues, and tries again with each metric\n"))
+                what = f"{FILE_NAME} cannot be written ({error.strerror})"
+                LOG.warning(f"{what}: the run continues, and tries again with each metric")
 
     def warning(self) -> str | None:
         """One sentence if values are missing in the file."""

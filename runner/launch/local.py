@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.errors import OutOfMemory, Preempted, RunFailed, UserError, printable
+from runner.errors import OutOfMemory, Preempted, RunFailed, UserError
 from runner.folder.lock import LOCK_FILE, is_locked, locked_inside
 from runner.launch.cleanup import FOLDER
 from runner.launch.signals import (
@@ -34,6 +34,7 @@ from runner.launch.signals import (
     requests,
     signals_ignored,
 )
+from runner.log import LOG
 
 #: What every worker imports. The forkserver imports it once, while the parent composes the configuration.
 PRELOADED = [
@@ -323,7 +324,7 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             break
         if not forwarded:
             forwarded = True
-            sys.stderr.write(printable("preempted: the workers save their state; a second signal ends them at once\n"))
+            LOG.info("preempted: the workers save their state; a second signal ends them at once")
             for worker in running:
                 worker.signal(signal.SIGUSR1)
     for worker in workers:

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from runner.errors import Preempted, UserError, printable
+from runner.errors import Preempted, UserError
 from runner.folder.lock import LOCK_FILE, lock_owner
 from runner.launch.local import WorkerFailed, WorkerLost
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, requests
 from runner.launch.worker import run
+from runner.log import LOG
 from runner.train.build import Job
 from runner.train.result import RunResult
 
@@ -81,7 +82,7 @@ class ExternalWorld:
 
 
 def _give_up(why: str) -> None:
-    sys.stderr.write(printable(f"error: {why}\n"))
+    LOG.error(why)
     sys.stderr.flush()
     os._exit(1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from runner.errors import printable
+from runner.log import LOG
 from runner.train.loop import Loop
 
 #: Seconds between two looks; without progress, until a worker looks for the others; and in which they have to answer.
@@ -103,8 +102,7 @@ class Watchdog:
                 blame, speaker = self._blame()
                 said = blame is not None
                 if blame is not None and speaker == self._rank:
-                    warning = f"warning: {blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends\n"
-                    sys.stderr.write(printable(warning))
+                    LOG.warning(f"{blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends")
 
     def _blame(self) -> tuple[str | None, int]:
         """Which workers the others wait for, as the start of a sentence if it is known; and who says so."""

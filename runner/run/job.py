@@ -27,6 +27,7 @@ from runner.launch.local import WorkerLost, launch
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld, belongs_to_this_torchrun
 from runner.launch.worker import run_launched
+from runner.log import LOG
 from runner.plan.experiment import Experiment
 from runner.plan.tables import brief_tables, certificate_table, plan_tables
 from runner.run.earlier import summary_of_run
@@ -58,7 +59,7 @@ from runner.run.summary import (
 from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
-from runner.track.tracker import build_tracker, warn
+from runner.track.tracker import build_tracker
 from runner.train.build import Job
 from runner.train.checkpoint import saved_folders
 from runner.train.result import RunResult
@@ -254,7 +255,7 @@ def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Ex
         summary = closer.close(status, result, failure)
     except Exception as error:
         if status != FINISHED:  # how training ended is the reason that counts
-            warn(masked(one_line(error)))
+            LOG.warning(one_line(error))
         else:
             status, failure = FAILED, error
             raise

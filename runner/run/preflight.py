@@ -14,6 +14,7 @@ from runner.config.compose import compose, settings
 from runner.data.cache import Progress
 from runner.errors import Terminal, UserError, require
 from runner.folder.files import check_folder
+from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan.experiment import Experiment, prepare, prepare_for_plan
 from runner.run.progress import progress_bar
@@ -36,7 +37,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
         experiment = prepare(config, progress, varied, typed)
-        experiment = with_fitting_micro_batches(experiment, started, progress, print_to_stderr)
+        experiment = with_fitting_micro_batches(experiment, started, progress, LOG.info)
     folder = Path(cfg.hydra.run.dir)
     check_folder("hydra.run.dir", str(folder), size=_FILES_SIZE)
     refuse_used_folder(folder)
@@ -50,11 +51,6 @@ def prepare_run_for_plan(options: HydraOptions, progress: Progress) -> Experimen
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     return prepare_for_plan(settings(cfg), progress)
-
-
-def print_to_stderr(text: str) -> None:
-    """Print what happens before a run begins, where the output of the command does not go."""
-    Terminal(stderr=True).print(text, style="dim", soft_wrap=True, markup=False)
 
 
 def refuse_used_folder(folder: Path) -> None:

@@ -27,6 +27,7 @@ from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics, damage_of_metrics
 from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
 from runner.folder.reading import files_below, read_json
+from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
@@ -35,7 +36,7 @@ from runner.plan.experiment import Experiment, check_profile, prepare_resumed
 from runner.run.earlier import folder_of_mlflow_run, plan_of_run, saved_settings, summary_of_run
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import earlier_environments
-from runner.run.preflight import print_to_stderr, reading_data
+from runner.run.preflight import reading_data
 from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
@@ -134,7 +135,7 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
     with reading_data() as progress:
         experiment = prepare_resumed(config, plan, changed, progress)
         if changed:
-            experiment = with_fitting_micro_batches(experiment, started, progress, print_to_stderr)
+            experiment = with_fitting_micro_batches(experiment, started, progress, LOG.info)
     if saved is not None:
         _check(experiment, folder, saved)
         check_profile(config, plan, saved.step)

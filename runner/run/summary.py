@@ -18,11 +18,11 @@ from runner.config.schema import AUTO
 from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.launch.local import WorkerFailed
+from runner.log import LOG
 from runner.measure.predicted import prediction_words
 from runner.plan.experiment import Experiment
 from runner.speed.figures import efficiency_words, utilization_words
 from runner.track.secrets import masked
-from runner.track.tracker import warn
 from runner.train.result import RunResult
 
 #: How a run ended. PREEMPTED: it was asked to make room, and can be resumed.
@@ -140,7 +140,7 @@ def note_failure(folder: Path, error: Exception) -> None:
     try:
         write_summary(folder, {**summary, **failure_of(error)})
     except RunFailed as problem:  # the failure itself is reported by whoever caught it
-        warn(str(problem))
+        LOG.warning(str(problem))
 
 
 def one_line(error: Exception) -> str:

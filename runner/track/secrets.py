@@ -6,17 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# `user:password@` up to the last @ of the line, since a password may hold an @, a slash or a blank; but not beyond the
-# next URL, and not from a port. Or a user name or token alone.
-_USERINFO = re.compile(r"(\w[\w+.-]*://)(?:[^\s/:@]+:(?!\d{1,5}(?:\s|$))(?:(?!\w[\w+.-]*://).)*|[^\s/]*)@")
-# Parts of names that are clear anywhere in a name, and short ones that must be a whole word of it.
-_QUERY = re.compile(
-    r"([?&;#](?:[^=&;\s]*(?:passw|pwd|secret|token|key|credential|signature|authorization|odbc_connect)[^=&;\s]*"
-    r"|(?:[^=&;\s]*[^a-z=&;\s])?(?:auth|code|pass|sig)(?:[^a-z=&;\s][^=&;\s]*)?)=)[^&\s]+",
-    re.IGNORECASE,
-)
-#: In place of a credential.
-MASK = "***"
+from runner.log import MASK, masked
+
 _SECRET_KEY = re.compile(
     r"(^|[_-])(passw(or)?d|passphrase|pwd|secret|credential|auth(orization)?|dsn|(api|access|private|secret)[_-]?key)s?$"
     r"|(auth|access|api|bearer)_?tokens?$|^tokens?$"
@@ -24,11 +15,6 @@ _SECRET_KEY = re.compile(
     r"|^(?!.*(bos|cls|end|eos|eot|image|mask|max|pad|sep|special|start|stop|turn|unk)_token$).*[_-]token$",
     re.IGNORECASE,
 )
-
-
-def masked(text: str) -> str:
-    """`text` with `***` for the user part of every URL and for secrets in its query."""
-    return _QUERY.sub(rf"\1{MASK}", _USERINFO.sub(rf"\1{MASK}@", text))
 
 
 def names_a_secret(key: str) -> bool:

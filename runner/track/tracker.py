@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.config.schema import Tracking
-from runner.errors import Terminal
+from runner.log import LOG
 from runner.track.card import TrackingRecord
 from runner.track.delivery import Delivery
 from runner.track.store import check_installed, error_summary, how_to_sync, store_of
@@ -82,7 +82,7 @@ class _Sender:
         except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training
             if self.error is None and not self._finishing.is_set():
                 name, reason = self.destination.name, error_summary(error)
-                warn(f"{name} cannot be reached ({reason}): the run continues, and keeps metrics.jsonl")
+                LOG.warning(f"{name} cannot be reached ({reason}): the run continues, and keeps metrics.jsonl")
             self.error = error
             return False
         self.error = None
@@ -156,12 +156,12 @@ class Tracker:
         self._delivery.mark_ended(status, self._last_tags)
         upload = self._delivery.card.log_model  # of a model, which has no time limit
         if upload and (self._folder / "model").is_dir():
-            print_to_stderr("sending the model to MLflow")
+            LOG.info("sending the model to MLflow")
         for sender in self._senders:
             sender.finish(status)
         failed = [one for one in self._senders if not one.join(unlimited=upload and one is self._mlflow)]
         for sender in failed:
-            warn(
+            LOG.warning(
                 f"{sender.destination.name} did not receive everything ({error_summary(sender.error)}); "
                 f"the run's folder has it: {how_to_sync(self._folder, self._uri)} sends what is missing"
             )
@@ -169,7 +169,7 @@ class Tracker:
             missing = [name for name, sender in self._local.items() if sender in failed]
             self._delivery.update_card(undelivered=missing)
         if self._delivery.card_error is not None:
-            warn(self._delivery.card_error)
+            LOG.warning(self._delivery.card_error)
 
     def how_to_open(self) -> Sequence[str]:
         """Lines that say how to open the run in its trackers."""
@@ -207,13 +207,3 @@ def build_tracker(tracking: Tracking, card: TrackingRecord, folder: Path, *, res
     card = dataclasses.replace(card, undelivered=tracking.local)
     card.write(folder)
     return Tracker(card, folder, store_of(tracking), resumed=resumed)
-
-
-def warn(text: str) -> None:
-    """Print a warning on the error stream."""
-    print_to_stderr(text, style="yellow")
-
-
-def print_to_stderr(text: str, style: str = "none") -> None:
-    """Print a line on the error stream."""
-    Terminal(stderr=True, highlight=False, soft_wrap=True).print(text, style=style, markup=False)

@@ -15,7 +15,6 @@ import json
 import math
 import re
 import shutil
-import sys
 import threading
 import time
 import warnings
@@ -33,9 +32,10 @@ from runner.config.choices import ShardingKind
 from runner.config.plain import to_plain
 from runner.config.schema import Checkpoint as CheckpointConfig
 from runner.config.schema import Sharding, Sync
-from runner.errors import Diverged, UserError, first_line, printable
+from runner.errors import Diverged, UserError, first_line
 from runner.folder.files import Checksums, checksums, damage, digest_of, require_space, sync_folder, write_json
 from runner.folder.reading import read_json
+from runner.log import LOG
 from runner.train.sharding import is_sharded, laid_out_as, local
 
 FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json", "shards"
@@ -219,8 +219,7 @@ class Checkpoints:
             # Worker 0 has given it up, and removed the folder for the next one.
             given_up = isinstance(error, FileNotFoundError) and not draft.exists()
             if not self._failures and not given_up and not isinstance(error, _OtherFailed):
-                text = f"warning: a checkpoint could not be written ({reason}): training continues\n"
-                sys.stderr.write(printable(text))
+                LOG.warning(f"a checkpoint could not be written ({reason}): training continues")
             self._failures.append(reason)
             shutil.rmtree(draft / _worker(self._rank), ignore_errors=True)  # a full disk needs the space
             with contextlib.suppress(OSError):  # otherwise worker 0 waits for its time-out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ from torch import Tensor
 from runner.backends import Backend
 from runner.config.choices import PrecisionName
 from runner.config.schema import Config
-from runner.errors import Diverged, printable
+from runner.errors import Diverged
+from runner.log import LOG
 from runner.train.sharding import local
 from runner.train.throughput import StepRecord
 
@@ -60,9 +60,7 @@ class FiniteNumbers:
         if self._first_problem is None:
             self._first_problem = first
             if limit > 1 and self._backend.rank == 0:
-                sys.stderr.write(
-                    printable(f"warning: {first}: the run ends after {limit} such steps (nonfinite_steps)\n")
-                )
+                LOG.warning(f"{first}: the run ends after {limit} such steps (nonfinite_steps)")
         if self._bad_steps >= limit:
             raise Diverged(f"{self._first_problem}: {self._advice()}")
 

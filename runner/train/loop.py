@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,8 +22,9 @@ from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Batch, Prepared, Recipe, label_counts
 from runner.data.unpadded import known_places
-from runner.errors import OutOfMemory, Preempted, first_line, printable
+from runner.errors import OutOfMemory, Preempted, first_line
 from runner.exact import DropoutStreams
+from runner.log import LOG
 from runner.plan import Plan
 from runner.plan.experiment import unmeasured_noise
 from runner.plan.order import DataOrder
@@ -285,7 +285,7 @@ class Loop:
         self.backend.restore_random_state(on_device)
         self._repeated = True
         self.order.accumulation_steps = min(2 * self.order.accumulation_steps, self.plan.replica_batch)
-        sys.stderr.write(printable(f"warning: {what}: the step is repeated with smaller ones\n"))
+        LOG.warning(f"{what}: the step is repeated with smaller ones")
 
     def _retry_snapshot(self) -> tuple[torch.Tensor, torch.Tensor | int | None, list[int]]:
         """Random states of host and device, which can be restored, and the versions of buffers, which cannot."""

@@ -11,11 +11,12 @@ from rich.markup import escape
 from runner.config.arguments import HydraOptions
 from runner.config.hydra_main import show
 from runner.errors import UserError, require
+from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import Measuring, hardware_estimate, predicted, unsupported_reason
 from runner.measure.tables import prediction_table
 from runner.plan.tables import absent_notes, certificate_table, plan_tables
-from runner.run.preflight import prepare_run_for_plan, print_to_stderr, reading_data
+from runner.run.preflight import prepare_run_for_plan, reading_data
 from runner.tools.plan.ranking import is_predicted, print_ranking, rank, worth_of, write_csv
 from runner.tools.plan.worth import write_plot
 
@@ -31,7 +32,7 @@ def plan(arguments: Sequence[str], console: Console) -> int:
     with reading_data() as progress:
         experiment = prepare_run_for_plan(options, progress)
         experiment = with_fitting_micro_batches(
-            experiment, started, progress, print_to_stderr, measures=experiment.config.measure
+            experiment, started, progress, LOG.info, measures=experiment.config.measure
         )
     reason, measures = unsupported_reason(experiment), experiment.config.measure
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"

@@ -22,6 +22,7 @@ from runner.config.schema import Sync
 from runner.data.cache import Progress
 from runner.errors import UserError, require
 from runner.folder.files import check_folder
+from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import Measuring, predicted, unsupported_reason
 from runner.measure.tables import gib, seconds_words
@@ -31,7 +32,6 @@ from runner.plan.prediction import Prediction, Quantity
 from runner.plan.sample_cost import SampleCost, read_sample_cost
 from runner.plan.scaling_range import rule_of
 from runner.plan.tables import plain_table
-from runner.run.preflight import print_to_stderr
 from runner.tools.compare.runs import grouped
 from runner.tools.plan.worth import Times, Worth, worth_of_workers, worth_words
 from runner.tools.sweep.grid import grid_of
@@ -162,7 +162,7 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
         try:
             experiment = prepare_for_plan(settings(compose(job, options.config_dirs)), progress)
             experiment = with_fitting_micro_batches(
-                experiment, started, progress, print_to_stderr, measures=experiment.config.measure
+                experiment, started, progress, LOG.info, measures=experiment.config.measure
             )
         except UserError as error:
             raise UserError(f"{error} (setup {varied})") from error

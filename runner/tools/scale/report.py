@@ -14,6 +14,7 @@ from rich.table import Table
 from runner.folder.files import write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
+from runner.log import LOG
 from runner.plan.experiment import Experiment
 from runner.plan.tables import plain_table
 from runner.run.summary import FINISHED
@@ -25,7 +26,6 @@ from runner.track.delivery import Delivery
 from runner.track.description import NOTE_TAG
 from runner.track.secrets import masked
 from runner.track.store import error_summary, store_of
-from runner.track.tracker import warn
 
 #: The tag with a digest of the result.
 _RESULT_TAG = "scale.result"
@@ -173,7 +173,7 @@ def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[s
         delivery.mark_ended(FINISHED, {})
         delivery.close()
     except Exception as error:  # noqa: BLE001 - the results are in the folder, whatever happens to the store
-        warn(f"MLflow has not received the test ({error_summary(error)}): the same command sends it again")
+        LOG.warning(f"MLflow has not received the test ({error_summary(error)}): the same command sends it again")
         return []
     return delivery.how_to_open()
 

@@ -20,6 +20,7 @@ from runner.config.schema import Evaluation, Tracking
 from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, signals_ignored
+from runner.log import LOG
 from runner.measure.tables import seconds_words
 from runner.run.progress import Background
 from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
@@ -31,7 +32,7 @@ from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.tools.sweep.sweep import Sweep, attempts
 from runner.track.secrets import masked
 from runner.track.store import error_summary, how_to_sync, store_of
-from runner.track.tracker import how_to_open_jobs, warn
+from runner.track.tracker import how_to_open_jobs
 
 EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 
@@ -136,7 +137,7 @@ def _run_all(options: HydraOptions, sweep: Sweep) -> bool:
         wait_until_unlocked([state.folder for state in started])  # a launcher may raise while other jobs still run
         mark_killed_jobs(folder)
         if not any(state.status == FAILED for state in sweep.states()):
-            warn(f"the sweep did not run to its end: {first_line(error)}")
+            LOG.warning(f"the sweep did not run to its end: {first_line(error)}")
             return sweep.jobs is not None
     return True
 
@@ -146,14 +147,14 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
     if status != FINISHED and not sweep.in_process:
         running = terminate_all([state.folder for state in attempts(folder)])
         if running:
-            warn(f"still running on other machines, end them yourself: {'; '.join(running)}")
+            LOG.warning(f"still running on other machines, end them yourself: {'; '.join(running)}")
     mark_killed_jobs(folder)
     if parent is None:
         return
     try:
         parent.close(status)
     except Exception as error:  # noqa: BLE001 - database, network, disk: the jobs' results matter more
-        warn(
+        LOG.warning(
             f"MLflow did not receive everything ({error_summary(error)}): "
             f"{how_to_sync(Path(os.path.relpath(folder)), parent.uri)} sends what is missing"
         )
@@ -192,4 +193,4 @@ def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
     except Exception as error:  # noqa: BLE001 - the exit code is that of the jobs
         repeat = f"python -m runner.compare {quote(folder)} repeats it"
-        warn(f"the comparison is not complete ({masked(first_line(error))}): {repeat}")
+        LOG.warning(f"the comparison is not complete ({masked(first_line(error))}): {repeat}")

@@ -22,10 +22,10 @@ from runner.errors import RunFailed, Terminal, UserError, printable
 from runner.folder.lock import is_locked, locked
 from runner.launch.local import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals, requests
+from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan.experiment import Experiment, prepare
 from runner.run.job import announce, run
-from runner.run.preflight import print_to_stderr
 from runner.run.resume import Resumption, continuation
 from runner.run.summary import FAILED, SweepContext, note_failure, objective, one_line
 from runner.tools.sweep.progress import sweep_progress
@@ -61,7 +61,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             note_wanted(finished, job_name(overrides))
             return objective(read_summary(finished))
         experiment = with_fitting_micro_batches(
-            experiment, time.monotonic(), silent, print_to_stderr, jobs_at_once=sweep.at_once
+            experiment, time.monotonic(), silent, LOG.info, jobs_at_once=sweep.at_once
         )
     except Exception as error:  # noqa: BLE001 - raised below, once the job has a folder to report it in
         invalid = error

@@ -18,10 +18,11 @@ from runner.config.schema import Config
 from runner.data.cache import Progress
 from runner.errors import UserError
 from runner.folder.files import check_folder
+from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import predicted
 from runner.plan.experiment import Experiment, prepare
-from runner.run.preflight import print_to_stderr, reading_data
+from runner.run.preflight import reading_data
 from runner.tools.sweep.command import SweepRequest
 from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
 from runner.tools.sweep.resume import find_sweep
@@ -112,7 +113,7 @@ def _checked_jobs(
             if known is None:
                 # Here, a measurement is not disturbed by other jobs.
                 known = with_fitting_micro_batches(
-                    prepare(config, progress), started, progress, print_to_stderr, jobs_at_once=launcher.at_once
+                    prepare(config, progress), started, progress, LOG.info, jobs_at_once=launcher.at_once
                 )
                 checked.append((any_seed, known))
             experiments.append(known)

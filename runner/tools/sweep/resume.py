@@ -9,11 +9,11 @@ from pathlib import Path
 from runner.config.arguments import RESUME_SWEEP as KEY
 from runner.errors import RunFailed, UserError, did_you_mean
 from runner.folder.lock import is_locked, locked
+from runner.log import LOG
 from runner.run.summary import KILLED, write_summary
 from runner.tools.sweep.sweep import FILE_NAME, attempts, read_summary
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
-from runner.track.tracker import warn
 
 
 def find_sweep(identifier: str, sweeps: Path) -> Path:
@@ -69,4 +69,4 @@ def mark_killed_jobs(folder: Path) -> None:
                 if card.status is None:
                     card.mark_ended(state.folder, status or KILLED)
         except (UserError, RunFailed) as error:  # the sweep can continue without it
-            warn(f"folder and tracking store will not show how this run ended: {error}")
+            LOG.warning(f"folder and tracking store will not show how this run ended: {error}")
