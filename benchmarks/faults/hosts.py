@@ -25,9 +25,9 @@ from benchmarks.faults.runs import (
     phase,
     problems_of,
     reference,
-    status,
 )
 from benchmarks.slow_link.network import ADDRESSES, INTERFACE, Link
+from runner.folder.record import FINISHED, status_of
 
 KILLED, REPLACED, SHORT_CUT, LONG_CUT = CASES = (
     "a host is killed",
@@ -58,7 +58,7 @@ def hosts(case: str, number: int, seed: int, place: Place) -> Trial:
         problems = list(_disturb(case, link, both, commands))
         seconds = time.monotonic() - disturbed
         problems += [one for processes in both for one in processes.left(0)]
-    ended_itself = status(folder) == "FINISHED"
+    ended_itself = status_of(folder) == FINISHED
     if not ended_itself and case in (REPLACED, SHORT_CUT):
         problems.append("did not go on by itself")
     if not ended_itself:

@@ -20,10 +20,9 @@ from benchmarks.faults.runs import (
     logged,
     phase,
     problems_of,
-    read_json,
     reference,
-    status,
 )
+from runner.folder.record import FINISHED, PREEMPTED, RunRecord, status_of
 from runner.launch.signals import EXIT_PREEMPTED
 
 #: Targets, of a hundred faults. Kills of workers are cheap, since their parent starts others.
@@ -71,8 +70,10 @@ class _Run:
     ) -> None:
         """`expected`: the folder of an uninterrupted run, which says how long a run takes. `most`: faults."""
         self._draw, self._variant, self._folder, self._processes, self._uri = draw, variant, folder, processes, uri
-        usual, times = read_json(expected / "summary.json"), [line["timestamp"] / 1000 for line in logged(expected)]
-        self._train_s, self._whole_s = max(times) - min(times), usual["wall_s"]
+        usual, times = RunRecord.read(expected), [line["timestamp"] / 1000 for line in logged(expected)]
+        assert usual is not None
+        assert usual.wall_s is not None
+        self._train_s, self._whole_s = max(times) - min(times), usual.wall_s
         self._most = min(most, draw.randint(*(2, 4) if variant.torchrun else _FAULTS))
         self._before: set[int] = set()  # the workers of which one was hit
         self.faults: list[dict[str, Any]] = []
@@ -81,7 +82,7 @@ class _Run:
 
     def problems(self) -> Iterator[str]:
         """Run to the end, and yield what was not as required on the way."""
-        while status(self._folder) != "FINISHED":
+        while status_of(self._folder) != FINISHED:
             command, faults = self._processes.start(self._command()), len(self.faults)
             while command.poll() is None:
                 if len(self.faults) < self._most:
@@ -153,8 +154,8 @@ class _Run:
             command.wait()
         elif command.returncode not in (0, 1 if self._variant.torchrun else EXIT_PREEMPTED):
             yield f"exit code {command.returncode} after {number.name} to {role}"
-        elif status(self._folder) not in (None, "PREEMPTED", "FINISHED"):
-            yield f"status {status(self._folder)} after {number.name} to {role}"
+        elif status_of(self._folder) not in (None, PREEMPTED, FINISHED):
+            yield f"status {status_of(self._folder)} after {number.name} to {role}"
 
     def _new_workers(self, command: subprocess.Popen[bytes]) -> bool:
         return any(worker.pid not in self._before for worker in self._processes.by_role(command).get("worker", ()))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.faults.processes import Processes, send, wait_until
 from benchmarks.faults.records import Trial
-from benchmarks.faults.runs import Place, logged, phase, status
+from benchmarks.faults.runs import Place, logged, phase
+from runner.folder.record import FINISHED, status_of
 
 WORKERS, TARGETS = (1, 4), ("worker", "parent")
 #: Optimizer steps: of a run, between two saves, and after which the kill comes, between two saves.
@@ -44,7 +45,7 @@ def lost_time(workers: int, target: str, number: int, train: Path, dev: Path, pl
             running.wait()
             running = processes.start(["-m", "runner", f"resume={folder}"])
         running.wait(_WHOLE_S)
-    problems = [] if status(folder) == "FINISHED" else [f"status {status(folder)}"]
+    problems = [] if status_of(folder) == FINISHED else [f"status {status_of(folder)}"]
     steps = {line["step"]: line["timestamp"] / 1000 for line in logged(folder) if line["key"] == "train/loss"}
     again = {step: at for step, at in steps.items() if at > killed_at}
     stalls = [line["value"] for line in logged(folder) if line["key"] == "checkpoint/stall_seconds"]

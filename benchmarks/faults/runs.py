@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.processes import Processes
+from runner.folder.record import FINISHED, RunRecord, status_of
 from runner.train.checkpoint import FOLDER
 
 #: 42 optimizer steps an epoch, the last of which is smaller.
@@ -109,7 +110,9 @@ def outcome_of(folder: Path) -> Outcome:
 
     losses = {line["step"]: line["value"] for line in logged(folder) if line["key"] == "train/loss"}
     weights = {name: value for path in folder.glob("model/*.safetensors") for name, value in load_file(path).items()}
-    return Outcome(read_json(folder / "ledger.json"), weights, losses, read_json(folder / "summary.json")["eval"])
+    record = RunRecord.read(folder)
+    assert record is not None
+    return Outcome(read_json(folder / "ledger.json"), weights, losses, record.result.eval)
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -117,12 +120,6 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def status(folder: Path) -> str | None:
-    """The status in `summary.json`; None for a run that has not ended."""
-    path = folder / "summary.json"
-    return read_json(path)["status"] if path.exists() else None
 
 
 def phase(folder: Path) -> str:
@@ -141,7 +138,7 @@ def phase(folder: Path) -> str:
 def reference(variant: Variant, place: Place) -> Path:
     """The folder of an uninterrupted run on the first number of workers, which is made if it is not there."""
     folder = place.work / "references" / re.sub("[^a-z0-9]+", "-", variant.name)
-    if status(folder) != "FINISHED":
+    if status_of(folder) != FINISHED:
         shutil.rmtree(folder, ignore_errors=True)
         alone = dataclasses.replace(variant, torchrun=False)
         with Processes(folder.with_suffix(".log"), place.environment) as processes:
@@ -153,8 +150,8 @@ def reference(variant: Variant, place: Place) -> Path:
 
 def problems_of(folder: Path, expected: Path, equal: str) -> Iterator[str]:
     """What is not as required of a run that has ended. `expected`: the folder of the uninterrupted one."""
-    if status(folder) != "FINISHED":
-        yield f"status {status(folder)}"
+    if status_of(folder) != FINISHED:
+        yield f"status {status_of(folder)}"
         return
     ours, theirs = outcome_of(folder), outcome_of(expected)
     if ours.ledger != theirs.ledger:

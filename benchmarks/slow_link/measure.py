@@ -15,6 +15,7 @@ from benchmarks.slow_link.records import Row
 from benchmarks.slow_link.speed import Moment, Speed, runner_moments, stalled_s, steady
 from benchmarks.slow_link.variants import REPLICA_BATCH, Steps, Variant, steps_of
 from benchmarks.slow_link.worlds import Process, run, world
+from runner.folder.record import RunRecord
 
 _HERE = Path(__file__).parent
 _PROBE_PORT = "29399"
@@ -97,15 +98,19 @@ def _command(material: Material, variant: Variant, steps: Steps, seed: int, outp
 
 
 def _read_runner(folder: Path, variant: Variant, steps: Steps, key: tuple[str, int]) -> Row:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    record = RunRecord.read(folder)
+    assert record is not None
+    result = record.result
     metrics = folder / "metrics.jsonl"
     speed = steady(runner_moments(metrics, variant), variant, steps)
-    times = summary["synchronisations"]
-    bytes_each = summary["comm_bytes"] / times if times else None
+    times = result.synchronisations
+    bytes_each = result.comm_bytes / times if times and result.comm_bytes is not None else None
     if variant.k > 1 or not times:
         stall = stalled_s(metrics, variant, speed)
     else:  # of averages in the backward pass only the sum is known
-        stall = summary["comm_stall_s"] / summary["optimizer_steps"]
+        assert result.comm_stall_s is not None
+        assert result.optimizer_steps is not None
+        stall = result.comm_stall_s / result.optimizer_steps
     return _row(variant, speed, key, bytes_each, stall)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 from benchmarks.long_runs import commit
 from benchmarks.sync_frontier.rows import FAILED, FINISHED
+from runner.folder.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 #: Exit codes of a run that was interrupted, or asked to make room.
@@ -80,14 +80,16 @@ def run_job(job: TrainingJob, material: Material) -> tuple[dict[str, Any], str]:
 
 
 def _measured(folder: Path, metric: str) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    sync = summary["sync"] or {}
-    names = ("train_loss", "optimizer_steps", "samples_seen", "samples_per_s", "wall_s", "synchronisations")
+    record = RunRecord.read(folder)
+    assert record is not None
+    result, sync = record.result, record.result.sync or {}
+    names = ("train_loss", "optimizer_steps", "samples_seen", "samples_per_s", "synchronisations", "comm_bytes")
     return {
         "status": FINISHED,
-        "metric": summary["eval"][metric],
-        "eval_loss": summary["eval"].get("loss"),
-        **{name: summary[name] for name in (*names, "comm_bytes", "comm_stall_s", "certificate", "machine")},
+        "metric": result.eval[metric],
+        "eval_loss": result.eval.get("loss"),
+        **{name: getattr(result, name) for name in (*names, "comm_stall_s", "machine")},
+        **{name: getattr(record, name) for name in ("wall_s", "certificate")},
         "drift_mean": (sync.get("drift") or {}).get("mean"),
         "fragments": sync.get("fragments"),
         "delay": sync.get("delay"),

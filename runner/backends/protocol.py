@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,15 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.data.recipe import Batch
-
-
-@dataclass(frozen=True)
-class Compilations:
-    """Programs that this process has compiled, the seconds that took, and programs loaded from the cache on disk."""
-
-    count: int
-    seconds: float
-    from_cache: int
+from runner.folder.record import Compilations
 
 
 class Event(Protocol):

@@ -22,12 +22,12 @@ import torch.distributed as dist
 
 from runner.errors import Preempted, UserError
 from runner.folder.lock import LOCK_FILE, lock_owner
+from runner.folder.record import RunResult
 from runner.launch.local import WorkerFailed, WorkerLost
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, requests
 from runner.launch.worker import run
 from runner.log import LOG
 from runner.train.build import Job
-from runner.train.result import RunResult
 
 _JOB_KEY = "job"
 #: How long the other ranks wait for the job: rank 0 may have to tokenise a whole data set first.

@@ -15,12 +15,12 @@ from runner.backends import Backend
 from runner.backends.memory import enough_for
 from runner.backends.torch_distributed import long_collectives
 from runner.errors import first_line
+from runner.folder.record import RunResult
 from runner.launch.local import WorkerContext, WorkerLost
 from runner.launch.signals import requests
 from runner.launch.watchdog import Watchdog
 from runner.train.build import Job, WorkerJob, connect, train
 from runner.train.loop import Loop
-from runner.train.result import RunResult
 
 
 def rendezvous_store(context: WorkerContext) -> dist.Store:

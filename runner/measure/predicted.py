@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from runner.data.cache import Cache, Progress
 from runner.data.layout import layout
 from runner.data.recipe import Prepared
 from runner.errors import Unavailable, UserError, require
+from runner.folder.record import FINISHED, PredictionScores, RunRecord, Score
 from runner.launch.local import WorkerContext, launch
 from runner.measure.measuring import measure
 from runner.measure.store import load, measurement_path, save, threads_of
@@ -32,7 +33,7 @@ from runner.plan.hardware import (
     mean_work,
     prediction_of,
 )
-from runner.plan.prediction import Measurement, Prediction, predict, score
+from runner.plan.prediction import Measurement, Prediction, predict
 from runner.plan.sync_steps import sync_steps
 from runner.plan.work import Shapes, Work, evaluation_work, planned_work
 
@@ -158,56 +159,53 @@ def _work_elsewhere(experiment: Experiment) -> Work:
     return _work(experiment, train)
 
 
-def scored(experiment: Experiment, summary: Mapping[str, Any], started_at: float) -> dict[str, Any] | None:
+def scored(experiment: Experiment, record: RunRecord, started_at: float) -> PredictionScores | None:
     """The predictions for a run that has finished, against what it took; None if there is none or it was disturbed.
 
-    `summary`: the content of `summary.json`. `started_at`: of the run; later measurements are not used.
+    `started_at`: of the run; later measurements are not used.
     """
-    restarted = summary["resumed_after"] or summary["speed"]["restart_share"]
-    disturbed = summary["jobs_at_once"] > 1 or restarted or summary["stopped_early"]
-    if disturbed or summary["status"] != "FINISHED" or not summary["samples_per_s"]:
+    result, speed = record.result, record.speed
+    disturbed = record.jobs_at_once != 1 or record.resumed_after or speed.restart_share or result.stopped_early
+    if disturbed or record.status != FINISHED or not result.samples_per_s:
         return None
     prediction = predicted(experiment, before=started_at)
     if prediction is None:
         return None
-    memory = summary["speed"]["peak_memory_bytes"]
-    training = prediction.training
-    return {
-        "measured_at": prediction.measured_at,
-        "training_s": {
-            **score(training.value, summary["samples_seen"] / summary["samples_per_s"]),
-            "interval": [training.low, training.high],
-        },
-        "wall_s": {
-            **score(prediction.total.value, summary["wall_s"]),
-            "interval": [prediction.total.low, prediction.total.high],
-        },
-        "evaluation_s": score(prediction.evaluation_s, summary["evaluation_s"]),
-        "peak_memory_bytes": score(prediction.memory_bytes, max(memory)) if memory else None,
-    }
+    assert result.samples_seen is not None
+    assert record.wall_s is not None
+    assert result.evaluation_s is not None
+    training, total, memory = prediction.training, prediction.total, result.peak_memory_bytes
+    took_s = result.samples_seen / result.samples_per_s
+    return PredictionScores(
+        measured_at=prediction.measured_at,
+        training_s=Score(training.value, took_s, (training.low, training.high)),
+        wall_s=Score(total.value, record.wall_s, (total.low, total.high)),
+        evaluation_s=Score(prediction.evaluation_s, result.evaluation_s),
+        peak_memory_bytes=Score(prediction.memory_bytes, max(memory)) if memory else None,
+    )
 
 
-def prediction_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of `scored` that are logged as metrics; errors are shares, positive if too much was predicted."""
-    prediction = summary["prediction"] or {}
-    scores = {name: prediction.get(name) for name in ("training_s", "wall_s", "peak_memory_bytes")}
-    figures = {name: own for name, own in scores.items() if own is not None}
+def prediction_metrics(record: RunRecord) -> dict[str, float]:
+    """The predictions that are logged as metrics; errors are shares, positive if too much was predicted."""
+    found = record.prediction
     metrics: dict[str, float] = {}
-    for name, own in figures.items():
-        metrics[f"prediction/{name}"] = own["predicted"]
-        metrics[f"prediction/{name.removesuffix('_s').removesuffix('_bytes')}_error"] = own["error"]
+    for name in ("training_s", "wall_s", "peak_memory_bytes") if found is not None else ():
+        if (own := getattr(found, name)) is not None:
+            metrics[f"prediction/{name}"] = own.predicted
+            metrics[f"prediction/{name.removesuffix('_s').removesuffix('_bytes')}_error"] = own.error
     return metrics
 
 
-def prediction_words(summary: Mapping[str, Any]) -> str | None:
+def prediction_words(record: RunRecord) -> str | None:
     """How good the prediction was, in a line; None without one."""
-    if summary["prediction"] is None:
+    if record.prediction is None:
         return None
-    own = summary["prediction"]["training_s"]
-    low, high = own["interval"]
+    own = record.prediction.training_s
+    assert own.interval is not None
+    low, high = own.interval
     return (
-        f"training took {own['measured']:,.1f} s, predicted were {own['predicted']:,.1f} ({low:,.1f} to {high:,.1f}): "
-        f"{own['error']:+.0%}"
+        f"training took {own.measured:,.1f} s, predicted were {own.predicted:,.1f} ({low:,.1f} to {high:,.1f}): "
+        f"{own.error:+.0%}"
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -207,8 +206,3 @@ def predict(
         outside=outside,
         measured_at=measured.measured_at,
     )
-
-
-def score(predicted: float, measured: float) -> dict[str, Any]:
-    """A prediction against what was measured; `error`: the share by which it was too high."""
-    return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1}

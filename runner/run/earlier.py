@@ -14,13 +14,6 @@ from runner.plan.plan import digest_of_numbers
 from runner.track.card import FILE_NAME as CARD_FILE
 
 
-def summary_of_run(folder: Path) -> dict[str, Any]:
-    """The content of `summary.json`; empty if the run has not ended, or was killed. Raises UserError."""
-    path = folder / "summary.json"
-    summary: dict[str, Any] = read_json(path) if path.exists() else {}
-    return summary
-
-
 def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:
     """The folder below `outputs` of the run with this id in MLflow."""
     for card in sorted(outputs.rglob(CARD_FILE)):

@@ -3,74 +3,82 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from runner.config.schema import AUTO
+from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
+from runner.folder.reading import read_json
+from runner.folder.record import FAILED, FILE_NAME, DataSize, RunRecord, RunResult, amend
+from runner.launch.local import WorkerFailed
+from runner.log import LOG
 from runner.measure.predicted import prediction_metrics, scored
 from runner.plan.certificate import after_stopping, after_training, ended_at, split_at, with_segments
 from runner.plan.experiment import Experiment, baseline_of
 from runner.plan.levels import NOT_COMPARABLE
-from runner.run.summary import FAILED, SweepContext, failure_of, summary_of, write_summary
-from runner.speed.figures import speed_metrics, speed_of
+from runner.run.context import RunContext
+from runner.speed.figures import speed_metrics, with_speed
 from runner.speed.run_numbers import Restarts
 from runner.track.description import NOTE_TAG, run_description
+from runner.track.secrets import masked
 from runner.track.tracker import Tracker
-from runner.train.result import RunResult
 
 
 @dataclass(frozen=True)
 class RunCloser:
-    """Records how a run ended, in its folder, in the tracking store and on the terminal.
-
-    `started_at`: when the run's command started, in seconds since the epoch.
-    """
+    """Records how a run ended, in its folder, in the tracking store and on the terminal."""
 
     experiment: Experiment
     folder: Path
-    started_at: float
-    console: Console
-    role: SweepContext
+    context: RunContext
     tracker: Tracker
     restarts: Restarts
 
-    def close(self, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
+    def close(self, status: str, result: RunResult | None, failure: Exception | None) -> RunRecord:
         """Write `summary.json` and return its content. `result`: None if training did not reach its end.
 
         `failure`: why it failed. Raises RunFailed if the disk does not take the file.
         """
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
-        run_id = self.tracker.wait_until_open(status)
-        summary = summary_of(status, experiment, result, self.started_at, run_id, self.role, self.restarts.sentences)
+        record = self._record(status, experiment, result)
         if failure is not None:
-            summary |= failure_of(failure)
-        summary |= speed_of(experiment, result, summary["wall_s"], self.folder, self.role.at_once, self.restarts)
-        summary["prediction"] = scored(experiment, summary, self.started_at)
-        if not _ledger_is_sound(self.folder):
-            summary["certificate"] = NOT_COMPARABLE
-            _withdraw_certificate(self.folder)
-            self.tracker.tag("certificate", NOT_COMPARABLE)
-            self.console.print(
-                "[bold red]The ledger does not match the plan[/]: see ledger.json; this run is not comparable."
-            )
-        if summary["notes"]:
-            self.tracker.tag("notes", "; ".join(summary["notes"]))
-        if result.weights_digest:
-            self.tracker.tag("weights.digest", result.weights_digest)
-        if result.machine:
-            self.tracker.tag("machine", result.machine)
-        self._log_speed(summary)
-        self.tracker.tag(NOTE_TAG, run_description(experiment, summary))
-        write_summary(self.folder, summary)
-        return summary
+            record = dataclasses.replace(record, **failure_of(failure))
+        record = with_speed(record, experiment, self.folder, self.restarts)
+        record = dataclasses.replace(record, prediction=scored(experiment, record, self.context.started_at))
+        self._tag(record, experiment)
+        self._log_speed(record)
+        record.write(self.folder)
+        return record
+
+    def _record(self, status: str, experiment: Experiment, result: RunResult) -> RunRecord:
+        """Everything but the figures of `runner.speed` and how good predictions were."""
+        evaluation, sweep = experiment.config.evaluation, self.context.sweep
+        return RunRecord(
+            status=status,
+            setup=experiment.setup_name,
+            setup_digest=experiment.setup_digest,
+            seed=experiment.config.seed,
+            varied=dict(sweep.varied),
+            metric=evaluation.metric,
+            goal=evaluation.goal.name,
+            rehearsed=experiment.placement.rehearsed,
+            data=DataSize(**{one.name: getattr(experiment.facts, one.name) for one in dataclasses.fields(DataSize)}),
+            wall_s=time.time() - self.context.started_at,
+            result=result,
+            jobs_at_once=sweep.at_once,
+            resumed_after=tuple(segment.after_step for segment in experiment.certificate.segments[1:]),
+            notes=(*experiment.notes, *self.restarts.sentences, *_surprises(experiment, result)),
+            certificate=experiment.certificate.level if self._ledger_is_sound() else NOT_COMPARABLE,
+            mlflow_run_id=self.tracker.wait_until_open(status),
+        )
 
     def _update_certificate(self, result: RunResult) -> Experiment:
         """Add what is known only after the model was built and trained."""
@@ -96,31 +104,93 @@ class RunCloser:
         self.tracker.tag("certificate", certificate.level)
         return dataclasses.replace(experiment, certificate=certificate)
 
-    def _log_speed(self, summary: Mapping[str, Any]) -> None:
-        """Log the figures and the diagnosis; print the latter for a run that failed, which gets no report."""
-        if metrics := speed_metrics(summary["speed"]) | prediction_metrics(summary):
+    def _ledger_is_sound(self) -> bool:
+        """Whether the ledger, as far as it was written, found the planned samples; if not, withdraw the certificate."""
+        ledger, certificate = self.folder / "ledger.json", self.folder / "certificate.json"
+        if not ledger.exists() or read_json(ledger)["sound"]:
+            return True
+        reason = "the ledger does not match the plan"
+        write_json(certificate, {**read_json(certificate), "level": NOT_COMPARABLE, "withdrawn": reason})
+        self.tracker.tag("certificate", NOT_COMPARABLE)
+        self.context.console.print(
+            "[bold red]The ledger does not match the plan[/]: see ledger.json; this run is not comparable."
+        )
+        return False
+
+    def _tag(self, record: RunRecord, experiment: Experiment) -> None:
+        tags = {
+            "notes": "; ".join(record.notes),
+            "weights.digest": record.result.weights_digest,
+            "machine": record.result.machine,
+            "diagnosis": record.diagnosis,
+            NOTE_TAG: run_description(experiment, record),
+        }
+        for name, value in tags.items():
+            if value:
+                self.tracker.tag(name, value)
+
+    def _log_speed(self, record: RunRecord) -> None:
+        """Log the figures; print the diagnosis of a run that failed, which gets no report."""
+        if metrics := speed_metrics(record) | prediction_metrics(record):
+            assert record.result.optimizer_steps is not None
             log = MetricsLog(self.folder)
-            log.write(summary["optimizer_steps"], metrics)
+            log.write(record.result.optimizer_steps, metrics)
             log.close()
-        if summary["diagnosis"] is not None:
-            self.tracker.tag("diagnosis", summary["diagnosis"])
-            if summary["status"] == FAILED:
-                self.console.print(f"[bold]diagnosis:[/] {escape(summary['diagnosis'])}", soft_wrap=True)
-
-
-def _ledger_is_sound(folder: Path) -> bool:
-    """Whether the ledger, as far as it was written, found exactly the planned samples."""
-    path = folder / "ledger.json"
-    return not path.exists() or bool(json.loads(path.read_text())["sound"])
-
-
-def _withdraw_certificate(folder: Path) -> None:
-    path = folder / "certificate.json"
-    reason = "the ledger does not match the plan"
-    write_json(path, {**json.loads(path.read_text()), "level": NOT_COMPARABLE, "withdrawn": reason})
+        if record.diagnosis is not None and record.status == FAILED:
+            self.context.console.print(f"[bold]diagnosis:[/] {escape(record.diagnosis)}", soft_wrap=True)
 
 
 def _partial_result(folder: Path) -> RunResult:
     """How far a run got that did not reach its end, from its metrics."""
     seen = [metric for metric in MetricsReader(folder).read() if metric.key == "train/samples_seen"]
     return RunResult(optimizer_steps=seen[-1].step, samples_seen=int(seen[-1].value)) if seen else RunResult()
+
+
+def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
+    """What was found out during the run and may surprise, in sentences."""
+    for smaller in result.smaller_micro_batches:
+        yield (
+            f"for lack of memory each worker had {smaller.accumulation_steps} smaller micro-batches from step "
+            f"{smaller.after_step + 1:,} on: the same global batches, summed in another order, so that last bits differ"
+        )
+    if result.stopped_early:
+        assert result.best is not None
+        evaluation, steps = experiment.config.evaluation, experiment.plan.optimizer_steps
+        gain = f"gain above {evaluation.min_delta:g}" if evaluation.min_delta else "gain"
+        yield (
+            f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "
+            f"step {result.best['step']:,} (evaluation.patience={evaluation.patience} evaluations)"
+        )
+    sync, chosen = experiment.config.sync, result.sync or {}
+    if sync.delay == AUTO and chosen:
+        if chosen["delay"] is None:
+            yield "sync.delay=auto: the run ended before enough averages were measured; give a number of steps"
+        else:
+            yield f"sync.delay=auto chose {chosen['delay']}: sync.delay={chosen['delay']} repeats it"
+    for truncated in [result.truncated] if isinstance(result.truncated, Mapping) else result.truncated or ():
+        counts = [(name, *truncated[part]) for name, part in (("training", "train"), ("evaluation", "eval"))]
+        found = [f"{count:,} of {total:,} {name} {truncated['what']}" for name, count, total in counts if count]
+        if found:
+            yield f"{' and '.join(found)} were truncated to {truncated['setting']}={truncated['tokens']} tokens"
+
+
+def failure_of(error: Exception) -> dict[str, Any]:
+    """Entries of a `RunRecord` that say why a run failed."""
+    kinds = {"user_error": UserError, "diverged": Diverged}
+    return {"error": masked(one_line(error)), **{name: isinstance(error, kind) for name, kind in kinds.items()}}
+
+
+def note_failure(folder: Path, error: Exception) -> None:
+    """Record in a run's `summary.json` why it failed; the file may not exist yet."""
+    try:
+        if (folder / FILE_NAME).exists():
+            amend(folder, **failure_of(error))
+        else:
+            RunRecord(FAILED, **failure_of(error)).write(folder)
+    except RunFailed as problem:  # the failure itself is reported by whoever caught it
+        LOG.warning(str(problem))
+
+
+def one_line(error: Exception) -> str:
+    """An error in one line; the last line of a worker's traceback."""
+    return str(error).strip().splitlines()[-1] if isinstance(error, WorkerFailed) else first_line(error)

@@ -23,6 +23,7 @@ from runner.config.schema import Tracking
 from runner.errors import Diverged, OutOfMemory, Preempted
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
+from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED, RunRecord, RunResult, status_of
 from runner.launch.local import WorkerLost, launch
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld, belongs_to_this_torchrun
@@ -30,12 +31,13 @@ from runner.launch.worker import run_launched
 from runner.log import LOG
 from runner.plan.experiment import Experiment
 from runner.plan.tables import brief_tables, certificate_table, plan_tables
-from runner.run.earlier import summary_of_run
+from runner.run.context import RunContext
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import environments
-from runner.run.finish import RunCloser
+from runner.run.finish import RunCloser, note_failure, one_line
 from runner.run.preflight import busy_folder, prepare_run, refuse_used_folder
 from runner.run.progress import ProgressDisplay
+from runner.run.report import print_sentence, report
 from runner.run.resume import (
     Resumption,
     changes_execution,
@@ -45,34 +47,31 @@ from runner.run.resume import (
     still_running,
     to_repeat,
 )
-from runner.run.summary import (
-    FAILED,
-    FINISHED,
-    KILLED,
-    PREEMPTED,
-    SweepContext,
-    note_failure,
-    one_line,
-    print_sentence,
-    report,
-)
 from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
 from runner.train.build import Job
 from runner.train.checkpoint import saved_folders
-from runner.train.result import RunResult
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """`result`: what was measured. `summary`: the content of `summary.json`. `how_to_open`: lines for people."""
+    """`how_to_open`: lines for people."""
 
     folder: Path
-    result: RunResult
-    summary: Mapping[str, Any]
+    record: RunRecord
     how_to_open: Sequence[str]
+
+    @property
+    def result(self) -> RunResult:
+        """What was measured."""
+        return self.record.result
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The content of `summary.json`."""
+        return self.record.as_json()
 
 
 def run_single(
@@ -88,7 +87,7 @@ def run_single(
         resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     elif world is not None and (earlier := _run_of_this_torchrun(options.overrides)) is not None:
-        if summary_of_run(earlier).get("status") == FINISHED:  # a worker was killed after that
+        if status_of(earlier) == FINISHED:  # a worker was killed after that
             console.print(f"The run in {escape(str(earlier))} has finished.", soft_wrap=True)
             return None
         repeated = [override.lstrip("+") for override in filter(changes_execution, options.overrides)]
@@ -105,7 +104,7 @@ def run_single(
         try:
             announce(experiment, console)
             train = train_locally if world is None else world.train
-            finished = run(experiment, folder, started_at, console, SweepContext(), train, resumed)
+            finished = run(experiment, folder, RunContext(started_at, console), train, resumed)
         except BaseException as error:
             if isinstance(error, Exception):
                 note_failure(folder, error)
@@ -138,15 +137,13 @@ def train_locally(job: Job) -> RunResult:
 def run(
     experiment: Experiment,
     folder: Path,
-    started_at: float,
-    console: Console,
-    role: SweepContext,
+    context: RunContext,
     train: Callable[[Job], RunResult] = train_locally,
     resumption: Resumption | None = None,
 ) -> FinishedRun:
     """Train in `folder`. `resumption`: of the run in the folder, if it has one."""
     resumed, checkpoint = resumption is not None, resumption.saved if resumption is not None else None
-    config, placement = experiment.config, experiment.placement
+    config, placement, sweep = experiment.config, experiment.placement, context.sweep
     _write_plan(experiment, folder)
     job = Job(
         # Workers need no tracker, and so no address with its credentials.
@@ -156,19 +153,19 @@ def run(
         folder=folder.resolve(),
         device_type=placement.device_type,
         local_workers=placement.local_workers,
-        threads=threads_per_worker(placement.local_workers * role.at_once, config.equivalence.threads),
-        started_at=started_at,
+        threads=threads_per_worker(placement.local_workers * sweep.at_once, config.equivalence.threads),
+        started_at=context.started_at,
         checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
         experiment=recorded_experiment(config, experiment.plan),
     )
-    card = card_of(experiment, role.tags, role.parent_key, role.varied)
+    card = card_of(experiment, sweep.tags, sweep.parent_key, sweep.varied)
     if resumed:
         card = continued(card, folder)
     tracker = build_tracker(config.tracking, card, folder, resumed=resumed)
-    training = _Training(experiment, job, train, console)
+    training = _Training(experiment, job, train, context.console)
     status, result, failure = FAILED, None, None
     try:
-        with ProgressDisplay(folder, experiment, tracker, console, role.progress):
+        with ProgressDisplay(folder, experiment, tracker, context.console, sweep.progress):
             result = training.run()
         status = FINISHED
     except Preempted:
@@ -182,11 +179,11 @@ def run(
         raise
     finally:
         with signals_ignored():
-            closer = RunCloser(training.experiment, folder, started_at, console, role, tracker, training.restarts)
-            summary = _close(closer, status, result, failure)
-    report(summary, training.experiment, folder, console)
-    assert result is not None
-    return FinishedRun(folder, result, summary, tracker.how_to_open())
+            closer = RunCloser(training.experiment, folder, context, tracker, training.restarts)
+            record = _close(closer, status, result, failure)
+    assert record is not None
+    report(record, training.experiment, folder, context.console)
+    return FinishedRun(folder, record, tracker.how_to_open())
 
 
 class _Training:
@@ -245,14 +242,15 @@ class _Training:
         self._job = dataclasses.replace(self._job, plan=plan, checkpoint=checkpoint, started_at=now)
 
 
-def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> dict[str, Any]:
-    """Record the end of a run in its folder and in the tracking store; the content of `summary.json`.
+def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> RunRecord | None:
+    """Record the end of a run in its folder and in the tracking store; None if the folder of a failed run cannot be
+    written.
 
-    The store is told even if the folder cannot be written: it would show the run as running for ever.
+    The store is told even then: it would show the run as running for ever.
     """
-    summary: dict[str, Any] = {}
+    record = None
     try:
-        summary = closer.close(status, result, failure)
+        record = closer.close(status, result, failure)
     except Exception as error:
         if status != FINISHED:  # how training ended is the reason that counts
             LOG.warning(one_line(error))
@@ -265,7 +263,7 @@ def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Ex
             if isinstance(failure, Diverged):
                 closer.tracker.tag(DIVERGED_TAG, "true")
         closer.tracker.finish(status)
-    return summary
+    return record
 
 
 @contextlib.contextmanager

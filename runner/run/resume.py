@@ -27,17 +27,17 @@ from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics, damage_of_metrics
 from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
 from runner.folder.reading import files_below, read_json
+from runner.folder.record import FINISHED, status_of
 from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR, Segment
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, check_profile, prepare_resumed
-from runner.run.earlier import folder_of_mlflow_run, plan_of_run, saved_settings, summary_of_run
+from runner.run.earlier import folder_of_mlflow_run, plan_of_run, saved_settings
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import earlier_environments
 from runner.run.preflight import reading_data
-from runner.run.summary import FINISHED
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
 from runner.track.secrets import masked, masked_keys, names_a_secret, without_credentials
@@ -148,7 +148,7 @@ def prepare_resume(identifier: str, overrides: Sequence[str], config_dirs: Seque
 def continuation(folder: Path, experiment: Experiment) -> Resumption | None:
     """The unfinished run of this experiment in `folder`, if it has a checkpoint to continue from. Raises UserError."""
     files_below(folder)  # refuses links: the run would write through them
-    if summary_of_run(folder).get("status") == FINISHED or not saved_folders(folder) or is_locked(folder):
+    if status_of(folder) == FINISHED or not saved_folders(folder) or is_locked(folder):
         return None
     saved, damaged = newest(folder)
     if saved is None:
@@ -188,7 +188,7 @@ def _accumulation_steps(plan: Plan, saved: Saved | None) -> int:
 
 def _is_unfinished(folder: Path) -> bool:
     try:
-        return summary_of_run(folder).get("status") != FINISHED and not is_locked(folder)
+        return status_of(folder) != FINISHED and not is_locked(folder)
     except UserError:  # a damaged one: the others can still be found
         return False
 
@@ -220,7 +220,7 @@ def still_running(folder: Path) -> UserError:
 
 
 def _refuse_ended(folder: Path) -> None:
-    if summary_of_run(folder).get("status") == FINISHED:
+    if status_of(folder) == FINISHED:
         known = TrackingRecord.read(folder) if (folder / CARD_FILE).exists() else None
         store = known.store if known is not None and not known.delivered else None
         to_send = "" if store is None else f"; {how_to_sync(folder, store)} sends what its tracking store is missing"

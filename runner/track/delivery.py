@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunFailed, UserError
-from runner.folder.files import write_json
 from runner.folder.metrics_log import Metric, MetricsReader
-from runner.folder.reading import files_below, read_json
+from runner.folder.reading import files_below
+from runner.folder.record import note_mlflow_run
 from runner.track.card import DIGEST_TAG, KEY_TAG, TrackingRecord
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.description import NOTE_TAG, OBJECTIVE_TAG, experiment_tags
@@ -257,11 +257,7 @@ def deliver(folder: Path, uri: str, status: str | None = None) -> TrackingRecord
     """
     delivery = Delivery(TrackingRecord.read(folder), folder, uri, resumed=True)
     delivery.open()
-    summary_file = folder / "summary.json"
-    if summary_file.exists():
-        summary = read_json(summary_file)
-        if "mlflow_run_id" in summary and not summary["mlflow_run_id"]:  # it was not known at the end of the run
-            write_json(summary_file, {**summary, "mlflow_run_id": delivery.run_id})
+    note_mlflow_run(folder, delivery.run_id)
     delivery.send_metrics()
     if delivery.card.status is None and status is not None:
         delivery.mark_ended(status, {})

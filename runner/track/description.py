@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from runner.folder.record import RunRecord
 
 if TYPE_CHECKING:  # it imports torch
     from runner.plan.experiment import Experiment
@@ -60,16 +61,16 @@ def first_chart(metric: str) -> dict[str, Any]:
     return {"compareRunCharts": [{**chart, "isGenerated": True, "deleted": False}], "compareRunSections": [ordered]}
 
 
-def run_description(experiment: Experiment, summary: Mapping[str, Any] | None = None) -> str:
-    """Plan and certificate in a few lines. `summary`: the content of `summary.json` once the run has ended."""
+def run_description(experiment: Experiment, record: RunRecord | None = None) -> str:
+    """Plan and certificate in a few lines. `record`: once the run has ended."""
     certificate = experiment.certificate
     differs = ", ".join(item.name.replace("_", " ") for item in certificate.properties if not item.equal)
-    level = summary["certificate"] if summary else certificate.level
+    level = certificate.level if record is None else record.certificate
     lines = {}
-    if summary is not None:
-        lines[summary["status"].capitalize()] = _result(summary)
-        if summary["diagnosis"] is not None:
-            lines["Diagnosis"] = summary["diagnosis"]
+    if record is not None:
+        lines[record.status.capitalize()] = _result(record)
+        if record.diagnosis is not None:
+            lines["Diagnosis"] = record.diagnosis
     lines["Certificate"] = f"**{level}** to one fp32 worker{f'; differs in {differs}' if differs else ''}"
     if experiment.placement.rehearsed:
         lines["Rehearsed"] = f"on the {experiment.placement.device_type}: the speed says nothing about the named device"
@@ -92,8 +93,9 @@ def _plan(experiment: Experiment) -> str:
     )
 
 
-def _result(summary: Mapping[str, Any]) -> str:
-    metrics = [f"{name} {value:.4g}" for name, value in summary["eval"].items()]
-    speed = [f"{summary['samples_per_s']:,.0f} samples/s"] if summary["samples_per_s"] else []
-    steps = f"{summary['optimizer_steps'] or 0:,} optimizer steps"
-    return ", ".join([*metrics, *speed, steps, f"{summary['wall_s']:.1f} s in total"])
+def _result(record: RunRecord) -> str:
+    result = record.result
+    metrics = [f"{name} {value:.4g}" for name, value in result.eval.items()]
+    speed = [f"{result.samples_per_s:,.0f} samples/s"] if result.samples_per_s else []
+    steps = f"{result.optimizer_steps or 0:,} optimizer steps"
+    return ", ".join([*metrics, *speed, steps, f"{record.wall_s:.1f} s in total"])

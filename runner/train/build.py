@@ -36,6 +36,7 @@ from runner.folder.evaluation_rows import MOST_ROWS, write_rows
 from runner.folder.files import is_from_disk, require_space, write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
+from runner.folder.record import RunResult
 from runner.plan import Plan
 from runner.plan.certificate import PROCESSOR
 from runner.sync import build_sync_policy
@@ -56,7 +57,6 @@ from runner.train.loop import LogMetrics, Loop
 from runner.train.optim import build_optimizer
 from runner.train.precision import Precision
 from runner.train.profile import profiled
-from runner.train.result import RunResult
 from runner.train.seeds import set_seed, worker_seed
 from runner.train.sharding import in_turn, mesh_of, shard
 from runner.train.tokens import Tokens, over_all_workers

@@ -24,6 +24,7 @@ from runner.data.recipe import Batch, Prepared, Recipe, label_counts
 from runner.data.unpadded import known_places
 from runner.errors import OutOfMemory, Preempted, first_line
 from runner.exact import DropoutStreams
+from runner.folder.record import SmallerMicroBatches
 from runner.log import LOG
 from runner.plan import Plan
 from runner.plan.experiment import unmeasured_noise
@@ -41,7 +42,6 @@ from runner.train.ledger import Ledger, LedgerError
 from runner.train.noise import GradientNoise, squared_norm
 from runner.train.optim import LearningRate
 from runner.train.precision import Precision
-from runner.train.result import SmallerMicroBatches
 from runner.train.seeds import random_state, restore_random_state
 from runner.train.sharding import ShardedModel, full
 from runner.train.throughput import Meter, StepLoss, StepRecord

@@ -15,32 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
+from runner.folder.record import NoiseScale
 from runner.sync.telemetry import SyncRecord
 
 #: The share of what is logged that comes from the newest measurement.
 _NEWEST = 0.1
-
-
-@dataclass(frozen=True)
-class NoiseScale:
-    """Over a whole run. `scale`: in samples, with its standard error; None if tr(Σ) or |G|² is within its error of 0.
-
-    `trace`: tr(Σ); `squared_gradient`: |G|²; None for local steps, whose updates are compared in units of the weights.
-    `measurements`: how many.
-    """
-
-    scale: float | None
-    standard_error: float | None
-    trace: float | None
-    squared_gradient: float | None
-    measurements: int
 
 
 class GradientNoise:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,28 +10,7 @@ import torch
 from runner.backends import Backend
 from runner.data.loader import FILLER
 from runner.data.recipe import Batch
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens that a model computed in training, by kind.
-
-    `of_samples`: tokens of samples. The others are padding: `uneven` up to the longest sample of a batch, `beyond` from
-    there to the width of the batch, `fillers` in filler rows.
-    """
-
-    of_samples: int = 0
-    uneven: int = 0
-    beyond: int = 0
-    fillers: int = 0
-
-    @property
-    def padding_share(self) -> float:
-        padding = self.uneven + self.beyond + self.fillers
-        return padding / (self.of_samples + padding)
-
-    def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(*map(sum, zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+from runner.folder.record import Tokens
 
 
 def token_width(batch: Batch) -> int | None:

@@ -13,8 +13,8 @@ from runner import cli
 from runner.config.compose import compose, settings
 from runner.launch.local import start_forkserver
 from runner.plan.experiment import prepare
+from runner.run.context import RunContext, SweepContext
 from runner.run.job import run as run_job
-from runner.run.summary import SweepContext
 from tests.faulty_recipes import LINK_S, ONCE_S, faulty
 from tests.runs import QUICK, TRACKED, read, stored_runs, summary_of
 
@@ -25,9 +25,9 @@ def kinds(summary: dict[str, Any]) -> list[str]:
     return [one["kind"] for one in summary["diagnoses"]]
 
 
-def sentence(summary: dict[str, Any], kind: str) -> str:
-    (found,) = (one["sentence"] for one in summary["diagnoses"] if one["kind"] == kind)
-    return str(found)
+def diagnosis(summary: dict[str, Any], kind: str) -> dict[str, Any]:
+    (found,) = (one for one in summary["diagnoses"] if one["kind"] == kind)
+    return dict(found)
 
 
 def test_loader_without_sharding(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,8 @@ def test_slow_link() -> None:
     """Slow all-reduces: a larger `sync.k` is recommended."""
     summary = summary_of(*faulty("SlowAllReduce"), "device=cpu2", "epochs=26")
     assert summary["comm_s"] / summary["synchronisations"] > 0.9 * LINK_S
-    k = int(sentence(summary, "communication").partition("sync.k=")[2].split()[0])
+    (setting,) = diagnosis(summary, "communication")["settings"]
+    k = int(setting.removeprefix("sync.k="))
     assert k > 1
     assert k & (k - 1) == 0
 
@@ -85,7 +86,7 @@ def test_uneven_rows() -> None:
     """Every fourth sentence is four times as long: the recommended setting avoids padding, for the same operations."""
     uneven = ["recipe.data._target_=tests.faulty_recipes.UnevenCorpus", "trusted_packages=[tests]", "device=cpu"]
     padded = summary_of(*uneven, "recipe.padding=longest")
-    assert "recipe.padding=none" in sentence(padded, "padding")
+    assert diagnosis(padded, "padding")["settings"] == ["recipe.padding=none"]
     unpadded = summary_of(*uneven, "recipe.padding=none")
     assert (padded["speed"]["padding_share"] > 0.3, unpadded["speed"]["padding_share"]) == (True, 0)
     assert padded["speed"]["flops_per_sample"] == unpadded["speed"]["flops_per_sample"]
@@ -121,13 +122,13 @@ def test_two_workers_on_one_core() -> None:
         summary = summary_of("device=cpu2")
     finally:
         os.sched_setaffinity(0, cores)
-    assert "2 workers share one core" in sentence(summary, "cores")
+    assert diagnosis(summary, "cores")["share"] == 0.5
 
 
 def test_two_jobs_at_once(here: Path) -> None:
     experiment = prepare(settings(compose([*QUICK, "device=cpu", "max_steps=2"])))
     (here / "job").mkdir()
-    summary = run_job(experiment, here / "job", 0.0, Console(), SweepContext(at_once=2)).summary
+    summary = run_job(experiment, here / "job", RunContext(0.0, Console(), SweepContext(at_once=2))).summary
     assert "side by side" in kinds(summary)
     assert read(here / "job", "summary.json")["diagnoses"] == summary["diagnoses"]
 

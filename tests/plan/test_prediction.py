@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.plan.prediction import Measurement, Prediction, fitted, predict, score
+from runner.plan.prediction import Measurement, Prediction, fitted, predict
 from runner.plan.work import Work
 
 PHASES = {
@@ -133,7 +133,3 @@ def test_the_fit_ignores_single_slow_steps_and_is_never_negative() -> None:
     assert fitted(features, measured) == pytest.approx([0.01, 1e-3], rel=0.05)
     assert (fitted(features, 2 - features[:, 1] * 1e-3) >= 0).all()
     assert fitted(features, np.zeros(10)).tolist() == [0, 0]
-
-
-def test_score() -> None:
-    assert score(110.0, 100.0) == {"predicted": 110.0, "measured": 100.0, "error": pytest.approx(0.1)}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runner.speed.diagnosis import STANDS_OUT, Diagnosis, diagnose, share_at, smallest_k
-from runner.speed.run_numbers import Baseline, Collectives, RunNumbers, SamplesRead
-from runner.train.tokens import Tokens
+from runner.folder.record import Compilations, Diagnosis, RunResult, Tokens
+from runner.speed.diagnosis import STANDS_OUT, diagnose, share_at, smallest_k
+from runner.speed.run_numbers import Baseline, Restarts, RunNumbers, SamplesRead
 
 
 def step(**seconds: float) -> dict[str, float]:
@@ -39,108 +39,102 @@ USUAL = RunNumbers(
     compiled=False,
     wall_s=200.0,
     training_s=150.0,
-    first_step_s=20.0,
-    evaluation_s=10.0,
-    samples_per_s=400.0,
-    step_s=step(),
-    tokens=Tokens(90, uneven=10),
+    result=RunResult(
+        first_step_s=20.0, evaluation_s=10.0, samples_per_s=400.0, step_s=step(), tokens=Tokens(90, uneven=10)
+    ),
+    restarts=Restarts(),
     reading=SamplesRead(8551, 8551, 8551),
 )
 
 
 def found(**changes: Any) -> list[Diagnosis]:
-    return diagnose(dataclasses.replace(USUAL, **changes))
+    """`changes`: of `USUAL`, or of its result."""
+    measured = {one.name: changes.pop(one.name) for one in dataclasses.fields(RunResult) if one.name in changes}
+    return diagnose(dataclasses.replace(USUAL, result=dataclasses.replace(USUAL.result, **measured), **changes))
 
 
 #: A peak of which a sample's 1e12 operations are 40% at 400 samples/s.
 USE: dict[str, Any] = {"peak_flops_per_s": 1e15}
+COMPILE, GLOBAL_BATCH = "compile=true", "batch.global_batch"
 
-#: Changes; then the kind, a part of the sentence and the lost share of the run's time.
-CASES: list[tuple[dict[str, Any], str, str, float]] = [
-    ({}, "nothing", "95% of a step was computation", 0.0),
-    ({"baseline": Baseline("one", 200.0, 32, None)}, "nothing", "scaling efficiency is 50%", 0.0),
-    ({**USE, "flops_per_sample": 1e12}, "nothing", "model FLOPs utilization 40%", 0.0),
+#: Micro-batches of uneven lengths; of which 0.58 × 90% of 75% of the run's time are lost.
+UNEVEN, PADDED = Tokens(42, uneven=58), (0.58, 0.58 * 0.9 * 0.75)
+#: Changes; then the kind, the share that was measured, the lost share of the run's time, and the settings that help.
+CASES: list[tuple[dict[str, Any], str, float | None, float, tuple[str, ...]]] = [
+    ({}, "nothing", 0.95, 0.0, ()),
+    ({"baseline": Baseline("one", 200.0, 32, None)}, "nothing", 0.95, 0.0, ()),
+    ({**USE, "flops_per_sample": 1e12}, "nothing", 0.95, 0.0, ()),
     # 8% of the peak, 8% ÷ 0.9 of it while forward and backward pass compute, and a tenth of that is padding.
-    ({**USE, "flops_per_sample": 0.2e12}, "utilization", "10% of the devices' peak", (1 - 0.2 * 0.8 / 0.81) * 0.675),
-    ({**USE, "flops_per_sample": 0.2e12, "rehearsed": True}, "rehearsed", "", 0.0),
-    ({"step_s": None}, "nothing", "a step is one compiled program", 0.0),
-    (
-        {"reading": SamplesRead(8551, 4 * 8551, 8551)},
-        "not dealt out",
-        "each worker read all 8,551 samples:",
-        0.75 * 0.75,
-    ),
-    ({"reading": SamplesRead(96, 384, 96)}, "not dealt out", "all 96 samples of the finished steps", 0.75 * 0.75),
-    ({"reading": SamplesRead(1000, 1000, 750)}, "repeats", "250 of 1,000", 0.25 * 0.75),
-    ({"reading": SamplesRead(100, 100, 50), "world_size": 2}, "repeats", "50 of 100", 0.5 * 0.75),
+    ({**USE, "flops_per_sample": 0.2e12}, "utilization", 0.08 / 0.81, (1 - 0.2 * 0.8 / 0.81) * 0.675, (COMPILE,)),
+    ({**USE, "flops_per_sample": 0.2e12, "rehearsed": True}, "rehearsed", None, 0.0, ()),
+    ({"step_s": None}, "nothing", None, 0.0, ()),
+    ({"reading": SamplesRead(8551, 4 * 8551, 8551)}, "not dealt out", 0.75, 0.75 * 0.75, ()),
+    ({"reading": SamplesRead(96, 384, 96)}, "not dealt out", 0.75, 0.75 * 0.75, ()),
+    ({"reading": SamplesRead(1000, 1000, 750)}, "repeats", 0.25, 0.25 * 0.75, ()),
+    ({"reading": SamplesRead(100, 100, 50), "world_size": 2}, "repeats", 0.5, 0.5 * 0.75, ()),
     (
         {"step_s": step(forward=0.1, backward=0.24, optimizer=0.02, data=0.02, communication=0.61, other=0.01)},
-        "communication",
-        "took 61% of a step; sync.k=8 would reduce it to 16%",
-        0.61 * 0.75,
+        *("communication", 0.61, 0.61 * 0.75, ("sync.k=8",)),
     ),
-    ({"rehearsed": True}, "rehearsed", "rehearsal of gpu4", 0.0),
-    ({"step_s": step(data=0.49, forward=0.1, backward=0.3)}, "data", "50% of a step", 0.5 * 0.75),
-    ({"step_s": step(optimizer=0.65, forward=0.1, backward=0.2)}, "optimizer", "65% of a step", 0.65 * 0.75),
-    ({"step_s": step(other=0.41, forward=0.2, backward=0.3)}, "overhead", "41% of a step", 0.41 * 0.75),
-    ({"first_step_s": 140.0, "training_s": 50.0}, "start-up", "140.0 of 200.0 s", 0.7),
-    ({"first_step_s": 140.0, "training_s": 50.0, "first_step_compile_s": 9.0}, "start-up", "9.0 s of them compil", 0.7),
-    ({"training_s": 50.0}, "ending", "120.0 of 200.0 s", 0.6),
-    ({"lost_s": 60.0}, "restarted", "60.0 of 200.0 s", 0.3),
-    ({"compile_s": 80.0}, "compiling", "device.length_buckets", 0.4),
-    ({"compile_s": 80.0, "compiled": True}, "compiling", "compile=true", 0.4),
-    ({"evaluation_s": 50.0}, "evaluation", "evaluation.every_steps", 0.25),
-    ({"cores": 2}, "cores", "4 workers share the 2 cores", 0.75 * 0.9 * 0.75),
-    ({"waited_share": 0.4}, "busy", "40% of the time", 0.4 * 0.75),
-    ({"waited_share": 0.4, **USE, "flops_per_sample": 0.2e12}, "busy", "40% of the time", 0.4 * 0.75),
-    ({"waited_share": 0.4, "cores": 2}, "cores", "4 workers share the 2 cores", 0.75 * 0.9 * 0.75),
-    ({"jobs_at_once": 2}, "side by side", "2 jobs", 0.5 * 0.9 * 0.75),
-    ({"baseline": Baseline("one", 100.0, 128, 0.9 / 64)}, "micro-batch", "2.0 times as long", 0.5 * 0.9 * 0.75),
-    ({"tokens": Tokens(42, uneven=58)}, "padding", "use smaller micro-batches", 0.58 * 0.9 * 0.75),
-    ({"tokens": Tokens(42, uneven=58), "pads_to": "longest"}, "padding", "recipe.padding=none", 0.58 * 0.9 * 0.75),
+    ({"rehearsed": True}, "rehearsed", None, 0.0, ()),
+    ({"step_s": step(data=0.49, forward=0.1, backward=0.3)}, "data", 0.5, 0.5 * 0.75, ("cache_dir",)),
+    ({"step_s": step(optimizer=0.65, forward=0.1, backward=0.2)}, "optimizer", 0.65, 0.65 * 0.75, (GLOBAL_BATCH,)),
+    ({"step_s": step(other=0.41, forward=0.2, backward=0.3)}, "overhead", 0.41, 0.41 * 0.75, ("log_every",)),
+    ({"first_step_s": 140.0, "training_s": 50.0}, "start-up", 0.7, 0.7, ()),
+    ({"first_step_s": 140.0, "training_s": 50.0, "first_step_compile_s": 9.0}, "start-up", 0.7, 0.7, ()),
+    ({"training_s": 50.0}, "ending", 0.6, 0.6, ()),
+    ({"restarts": Restarts((), 0.0, 60.0)}, "restarted", 0.3, 0.3, ()),
+    ({"compilations": Compilations(9, 80.0, 0)}, "compiling", 0.4, 0.4, ("device.length_buckets",)),
+    ({"compilations": Compilations(9, 80.0, 0), "compiled": True}, "compiling", 0.4, 0.4, ()),
+    ({"evaluation_s": 50.0}, "evaluation", 0.25, 0.25, ("evaluation.every_steps", "evaluation.micro_batch")),
+    ({"cores": 2}, "cores", 0.75, 0.75 * 0.9 * 0.75, ()),
+    ({"waited_share": 0.4}, "busy", 0.4, 0.4 * 0.75, ()),
+    ({"waited_share": 0.4, **USE, "flops_per_sample": 0.2e12}, "busy", 0.4, 0.4 * 0.75, ()),
+    ({"waited_share": 0.4, "cores": 2}, "cores", 0.75, 0.75 * 0.9 * 0.75, ()),
+    ({"jobs_at_once": 2}, "side by side", 0.5, 0.5 * 0.9 * 0.75, ()),
+    ({"baseline": Baseline("one", 100.0, 128, 0.9 / 64)}, "micro-batch", 0.5, 0.5 * 0.9 * 0.75, ()),
+    ({"tokens": UNEVEN}, "padding", *PADDED, ("accumulation.steps",)),
+    ({"tokens": UNEVEN, "pads_to": "longest"}, "padding", *PADDED, ("recipe.padding=none",)),
+    ({"tokens": UNEVEN, "pads_to": "longest", "can_unpad": False}, "padding", *PADDED, ("accumulation.steps",)),
     (
-        {"tokens": Tokens(42, uneven=58), "pads_to": "longest", "can_unpad": False},
+        {"tokens": UNEVEN, "length_sorted": False},
         "padding",
-        "use smaller micro-batches",
-        0.58 * 0.9 * 0.75,
-    ),
-    (
-        {"tokens": Tokens(42, uneven=58), "length_sorted": False},
-        "padding",
-        "batch.length_sorted=true",
-        0.58 * 0.9 * 0.75,
+        *PADDED,
+        ("batch.length_sorted=true", "accumulation.steps"),
     ),
     (
         {"tokens": Tokens(42, uneven=8, beyond=50), "pads_to": "max_length"},
-        "padding",
-        "recipe.padding=none",
-        0.58 * 0.9 * 0.75,
+        *("padding", *PADDED, ("recipe.padding=none",)),
     ),
     (
         {"tokens": Tokens(42, uneven=8, beyond=50), "pads_to": "max_length", "can_unpad": False},
-        "padding",
-        "recipe.padding=longest",
-        0.58 * 0.9 * 0.75,
+        *("padding", *PADDED, ("recipe.padding=longest",)),
     ),
-    ({"tokens": Tokens(42, beyond=58), "few_lengths": True}, "padding", "device.length_buckets", 0.58 * 0.9 * 0.75),
-    ({"tokens": Tokens(42, beyond=58)}, "padding", "collate", 0.58 * 0.9 * 0.75),
-    ({"tokens": Tokens(42, uneven=20, fillers=38)}, "padding", "smaller global batch", 0.58 * 0.9 * 0.75),
+    ({"tokens": Tokens(42, beyond=58), "few_lengths": True}, "padding", *PADDED, ("device.length_buckets",)),
+    ({"tokens": Tokens(42, beyond=58)}, "padding", *PADDED, ()),
+    ({"tokens": Tokens(42, uneven=20, fillers=38)}, "padding", *PADDED, (GLOBAL_BATCH,)),
 ]
 
 
-@pytest.mark.parametrize(("changes", "kind", "words", "lost"), CASES)
-def test_each_cause_alone(changes: dict[str, Any], kind: str, words: str, lost: float) -> None:
+@pytest.mark.parametrize(("changes", "kind", "share", "lost", "settings"), CASES)
+def test_each_cause_alone(
+    changes: dict[str, Any], kind: str, share: float | None, lost: float, settings: tuple[str, ...]
+) -> None:
     (one,) = found(**changes)
-    assert one.kind == kind
-    assert words in one.sentence
-    assert one.lost_share == pytest.approx(lost)
+    expected = (share if share is None else pytest.approx(share), pytest.approx(lost))
+    assert (one.kind, one.settings) == (kind, settings)
+    assert (one.share, one.lost_share) == expected
+    assert all(setting in one.sentence for setting in settings if setting != GLOBAL_BATCH)  # which it calls by name
+
+
+COMPILED = {"compilations": Compilations(9, 39.0, 0)}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"reading": SamplesRead(8551, 8551 + 100, 8551)},  # shards that were padded to equal length
-        {"step_s": step(communication=0.24), "evaluation_s": 39.0, "first_step_s": 59.0, "compile_s": 39.0},
+        {"step_s": step(communication=0.24), "evaluation_s": 39.0, "first_step_s": 59.0, **COMPILED},
         {"training_s": 111.0},  # 59 of 200 s are left for the end
         {"step_s": step(communication=0.9), "world_size": 1},
         {"step_s": step(data=0.24)},
@@ -192,23 +186,26 @@ def test_smallest_k_against_brute_force(each: float, largest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "advice"),
+    ("changes", "settings"),
     [
-        ({}, "; sync.k=4 would reduce it to 20%"),
-        ({"largest_k": None}, "of a step"),
-        ({"largest_k": 3}, "; no sync.k up to the 3 steps of this run would reduce it below 20%"),
-        ({"k": 2}, "; sync.k=8 would reduce it to 20%"),  # 1 s per step is 2 s per synchronisation
-        # The backward pass hides 1 of 2 s; local phases would not. 1 GB in 2 s is 4 Gbit/s, times 1.5 in a ring of 4.
-        ({"collectives": Collectives(10, 10 * 10**9, 20.0)}, " (6 Gbit/s); sync.k=8 would reduce it to 20%"),
+        ({}, ("sync.k=4",)),
+        ({"largest_k": None}, ()),
+        ({"largest_k": 3}, ()),
+        ({"k": 2}, ("sync.k=8",)),  # 1 s per step is 2 s per synchronisation
+        # The backward pass hides 1 of 2 s; local phases would not.
+        ({"synchronisations": 10, "comm_bytes": 10**10, "comm_s": 20.0}, ("sync.k=8",)),
         # 64 s in flight per synchronisation are hidden at any k; 16 s are waited for.
-        (
-            {"k": 16, "collectives": Collectives(10, 80 * 10**9, 640.0)},
-            "(1.5 Gbit/s); sync.k=64 would reduce it to 20%",
-        ),
+        ({"k": 16, "synchronisations": 10, "comm_bytes": 80 * 10**9, "comm_s": 640.0}, ("sync.k=64",)),
     ],
 )
-def test_advice_on_k(changes: dict[str, Any], advice: str) -> None:
+def test_advice_on_k(changes: dict[str, Any], settings: tuple[str, ...]) -> None:
     """1 s of communication to 1.01 s of everything else in each step."""
     spent = step(forward=0.3, backward=0.6, optimizer=0.09, data=0.01, other=0.01, communication=1.0)
     (one,) = found(step_s=spent, **changes)
-    assert one.sentence.endswith(advice)
+    assert one.settings == settings
+
+
+def test_the_speed_of_the_link_in_words() -> None:
+    """1 GB in 2 s is 4 Gbit/s, times 1.5 in a ring of 4."""
+    (one,) = found(step_s=step(communication=1.0), synchronisations=10, comm_bytes=10**10, comm_s=20.0)
+    assert " (6 Gbit/s)" in one.sentence

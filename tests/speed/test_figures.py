@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from runner.backends import Compilations
+from runner.folder.record import Compilations, RunRecord, RunResult, SpeedFigures, Tokens
 from runner.plan.experiment import Experiment, prepare
-from runner.speed.figures import efficiency_words, find_baseline, speed_key, speed_metrics, speed_of, utilization_words
+from runner.speed.figures import (
+    efficiency_words,
+    find_baseline,
+    speed_key,
+    speed_metrics,
+    utilization_words,
+    with_speed,
+)
 from runner.speed.run_numbers import Baseline, Restarts
-from runner.train.result import RunResult
-from runner.train.tokens import Tokens
 from tests.configured import configured
 from tests.replicas import TINY
 
@@ -180,6 +185,14 @@ RESULT = RunResult(
 )
 
 
+def measured(
+    experiment: Experiment, folder: Path, *, wall_s: float = 10.0, restarts: Restarts | None = None, **changes: Any
+) -> RunRecord:
+    """The record of a run of this experiment, with its figures."""
+    usual: dict[str, Any] = {"result": RESULT, "jobs_at_once": 1, "wall_s": wall_s}
+    return with_speed(RunRecord("FINISHED", **{**usual, **changes}), experiment, folder, restarts or Restarts())
+
+
 def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     """Each number by hand: 150 samples/s on two workers where one has 100 is an efficiency of 75%."""
     of = experiment("device=cpu2")
@@ -187,39 +200,36 @@ def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     epoch = {"expected": 100, "samples_seen": 100, "unique": 100}
     (tmp_path / "own" / "ledger.json").write_text(json.dumps({"epochs": [{**epoch, "expected": 24}, epoch]}))
-    found = speed_of(of, RESULT, 10.0, tmp_path / "own", 1)
-    speed = found["speed"]
-    assert speed["scaling_efficiency"] == pytest.approx(0.75)
-    assert (speed["baseline"], speed["baseline_samples_per_s"], speed["samples_per_s"]) == ("one", 100.0, 150.0)
-    assert (speed["samples_per_epoch"], speed["samples_per_epoch_planned"]) == (100, 100)
-    assert speed["step_share"] == pytest.approx({phase: 10 * seconds for phase, seconds in STEP.items()})
-    assert speed["compute_s_per_sample"] == pytest.approx(0.06 / 12)
-    assert speed["link_gbit_per_s"] == pytest.approx(2.0)
-    assert (speed["start_up_share"], speed["evaluation_share"]) == (0.1, 0.05)
-    assert speed["ending_share"] == pytest.approx(1 - 0.1 - 0.05 - (200 - 24) / 150 / 10)  # the first step is start-up
-    assert (speed["padding_share"], speed["compile_share"]) == (0.1, None)
-    assert speed["tokens_per_s"] == pytest.approx(900 / 200 * 150)
-    assert speed["model_flops_utilization"] == pytest.approx(2e9 * 150 / 1e12)
-    assert found["speed_key"] == speed_key(of.setup, MACHINE)
-    assert found["diagnosis"] == found["diagnoses"][0]["sentence"]
+    found = measured(of, tmp_path / "own")
+    speed = found.speed
+    assert speed.scaling_efficiency == pytest.approx(0.75)
+    assert (speed.baseline, speed.baseline_samples_per_s) == ("one", 100.0)
+    assert (speed.samples_per_epoch, speed.samples_per_epoch_planned) == (100, 100)
+    assert speed.step_share == pytest.approx({phase: 10 * seconds for phase, seconds in STEP.items()})
+    assert speed.compute_s_per_sample == pytest.approx(0.06 / 12)
+    assert speed.link_gbit_per_s == pytest.approx(2.0)
+    assert (speed.start_up_share, speed.evaluation_share) == (0.1, 0.05)
+    assert speed.ending_share == pytest.approx(1 - 0.1 - 0.05 - (200 - 24) / 150 / 10)  # the first step is start-up
+    assert (speed.padding_share, speed.compile_share) == (0.1, None)
+    assert speed.tokens_per_s == pytest.approx(900 / 200 * 150)
+    assert speed.model_flops_utilization == pytest.approx(2e9 * 150 / 1e12)
+    assert found.speed_key == speed_key(of.setup, MACHINE)
+    assert found.diagnosis == found.diagnoses[0].sentence
     compiling = dataclasses.replace(RESULT, compilations=Compilations(2, 3.0, 0))
-    shares = speed_of(of, compiling, 10.0, tmp_path / "own", 1)["speed"]
-    assert shares["compile_share"] == 0.3
-    assert shares["ending_share"] == pytest.approx(speed["ending_share"] - 0.3)
+    shares = measured(of, tmp_path / "own", result=compiling).speed
+    assert shares.compile_share == 0.3
+    assert shares.ending_share == pytest.approx(speed.ending_share - 0.3)
     # Two of the steps, of 24 samples, were trained by workers that were lost, and kept by a checkpoint.
     continued = dataclasses.replace(of, began_after=2)
-    restarted = speed_of(continued, RESULT, 13.0, tmp_path / "own", 1, Restarts((), 3.0, 1.0))["speed"]
-    assert restarted["restart_share"] == pytest.approx(1 / 13)
-    assert 13 * restarted["ending_share"] == pytest.approx(10 * speed["ending_share"] + 48 / 150)
+    restarted = measured(continued, tmp_path / "own", wall_s=13.0, restarts=Restarts((), 3.0, 1.0)).speed
+    assert restarted.restart_share == pytest.approx(1 / 13)
+    assert restarted.ending_share is not None
+    assert 13 * restarted.ending_share == pytest.approx(10 * speed.ending_share + 48 / 150)
     names = ("scaling_efficiency", "padding_share", "model_flops_utilization", "tokens_per_s")
-    metrics = {f"speed/{name}": speed[name] for name in names}
-    assert speed_metrics(speed) == {**metrics, "speed/peak_memory_bytes": 3 * 2**30}
+    metrics = {f"speed/{name}": getattr(speed, name) for name in names}
+    assert speed_metrics(found) == {**metrics, "speed/peak_memory_bytes": 3 * 2**30}
     for words in ("675 tokens/s", "30% of 1 TFLOP/s", "3 GiB"):
-        assert words in str(utilization_words(speed))
-
-
-def summary_of(found: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"rehearsed": False, "jobs_at_once": 1, **found, **changes}
+        assert words in str(utilization_words(found))
 
 
 def test_efficiency_in_words(tmp_path: Path) -> None:
@@ -227,30 +237,30 @@ def test_efficiency_in_words(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     two, one = experiment("device=cpu2"), experiment()
-    lonely = summary_of(speed_of(two, RESULT, 10.0, own, 1))
+    lonely = measured(two, own)
     advice = efficiency_words(lonely, 2, own)
     assert advice is not None
     assert "setup=one" in advice
-    assert efficiency_words({**lonely, "rehearsed": True}, 2, own) is None
-    assert efficiency_words({**lonely, "jobs_at_once": 2}, 2, own) is None
-    itself = summary_of(speed_of(one, RESULT, 10.0, own, 1))
-    assert (itself["speed"]["scaling_efficiency"], itself["speed"]["baseline"]) == (1.0, "own")
+    assert efficiency_words(dataclasses.replace(lonely, rehearsed=True), 2, own) is None
+    assert efficiency_words(dataclasses.replace(lonely, jobs_at_once=2), 2, own) is None
+    itself = measured(one, own)
+    assert (itself.speed.scaling_efficiency, itself.speed.baseline) == (1.0, "own")
     assert efficiency_words(itself, 1, own) is None
     left(tmp_path, "one", speed_key=key())
-    beside = summary_of(speed_of(two, RESULT, 10.0, own, 1))
+    beside = measured(two, own)
     said = "scaling efficiency 75%: 1.5 times as fast as one worker (100/s) in one"
     assert efficiency_words(beside, 2, own) == said
     left(tmp_path, "hindered", age=-1, speed_key=key(), samples_per_s=60.0)
-    said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
+    said = efficiency_words(measured(two, own), 2, own)
     assert said is not None
     assert said.startswith("scaling efficiency unreliable (measured 125%): 2.5 times as fast")
     assert " in hindered; " in said
     (tmp_path / "hindered" / "job.json").touch()
     with_setup = {"setup": "cpu · s0", **json.loads((tmp_path / "hindered" / "summary.json").read_text())}
     (tmp_path / "hindered" / "summary.json").write_text(json.dumps(with_setup))
-    said = efficiency_words(summary_of(speed_of(two, RESULT, 10.0, own, 1)), 2, own)
+    said = efficiency_words(measured(two, own), 2, own)
     assert " in job hindered (cpu · s0); " in str(said)
-    many = {**beside, "speed": {**beside["speed"], "scaling_efficiency": 0.5}}
+    many = dataclasses.replace(beside, speed=dataclasses.replace(beside.speed, scaling_efficiency=0.5))
     assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
     busy = {**beside, "diagnoses": [{"kind": "busy", "sentence": "", "lost_share": 0.2}]}
     doubted = str(efficiency_words(busy, 2, own))
@@ -265,23 +275,23 @@ def test_no_efficiency_of_a_rehearsal_or_of_simultaneous_jobs(tmp_path: Path, ov
     """Though there is a run of one worker."""
     left(tmp_path, "one", speed_key=speed_key(experiment(*overrides).one_worker, MACHINE))
     (tmp_path / "own").mkdir()
-    speed = speed_of(experiment(*overrides), RESULT, 10.0, tmp_path / "own", jobs)["speed"]
-    assert (speed["scaling_efficiency"], speed["baseline"]) == (None, None)
+    speed = measured(experiment(*overrides), tmp_path / "own", jobs_at_once=jobs).speed
+    assert (speed.scaling_efficiency, speed.baseline) == (None, None)
 
 
 def test_run_interrupted_before_its_first_step(tmp_path: Path) -> None:
     """Nothing is known, so there is no diagnosis."""
-    found = speed_of(experiment("device=cpu2"), RunResult(), 3.0, tmp_path, 1)
-    assert (found["diagnosis"], found["diagnoses"], found["speed_key"]) == (None, [], None)
-    assert set(found["speed"].values()) == {None}
-    assert speed_metrics(found["speed"]) == {}
-    assert utilization_words(found["speed"]) is None
-    assert efficiency_words(summary_of(found), 2, tmp_path) is None
+    found = measured(experiment("device=cpu2"), tmp_path, result=RunResult())
+    assert (found.diagnosis, found.diagnoses, found.speed_key) == (None, (), None)
+    assert found.speed == SpeedFigures()
+    assert speed_metrics(found) == {}
+    assert utilization_words(found) is None
+    assert efficiency_words(found, 2, tmp_path) is None
 
 
 def test_too_short_to_time(tmp_path: Path) -> None:
     """One step has a start-up and no speed, and so no efficiency."""
     result = dataclasses.replace(RESULT, samples_per_s=None, step_s=None, first_step_s=9.0)
-    found = speed_of(experiment("device=cpu2"), result, 10.0, tmp_path, 1)
-    assert [one["kind"] for one in found["diagnoses"]] == ["start-up"]
-    assert found["speed"]["scaling_efficiency"] is None
+    found = measured(experiment("device=cpu2"), tmp_path, result=result)
+    assert [one.kind for one in found.diagnoses] == ["start-up"]
+    assert found.speed.scaling_efficiency is None

@@ -20,6 +20,7 @@ from runner.folder.evaluation_rows import read_rows
 from runner.folder.files import started_ms
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json, read_settings
+from runner.folder.record import FINISHED, RunRecord, RunResult
 from runner.plan.levels import EQUIVALENT, IDENTICAL
 from runner.tools.compare.runs import (
     ACCUMULATION,
@@ -69,7 +70,7 @@ class _RunFiles:
     path: Path
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    record: RunRecord
     certificate: Mapping[str, Any]
     rows: Mapping[str, np.ndarray]
 
@@ -88,11 +89,11 @@ def read_folders(folders: Sequence[tuple[str, Path]], metric: str | None) -> Fou
             files.append(_read(source, path))
         except _NotARun as reason:
             skipped.append(SkippedRun(source, str(reason)))
-    known = sorted({name for one in files for name in one.summary.get("eval") or {}})
+    known = sorted({name for one in files for name in one.record.result.eval})
     if metric is not None and files and metric not in known:
         raise UserError(f"--metric={metric} was not measured in any of the runs{did_you_mean(metric, known)}")
     # Digests written by the runner and digests made here never match: use one kind for all runs.
-    own_digests = all("setup_digest" in one.summary for one in files)
+    own_digests = all(one.record.setup_digest is not None for one in files)
     for one in files:
         try:
             runs.append(_run(one, metric, own_digests))
@@ -105,52 +106,50 @@ def read_folders(folders: Sequence[tuple[str, Path]], metric: str | None) -> Fou
 
 
 def _read(source: str, path: Path) -> _RunFiles:
-    if not (path / "summary.json").is_file():
-        raise _NotARun("no summary.json: still running, or interrupted before it was written")
     try:
-        summary = read_json(path / "summary.json")
-        if "evaluated" in summary:
-            raise _NotARun("an evaluation of a saved model")
-        status = summary.get("status", "no status in summary.json")
-        if status != "FINISHED" and not summary.get("diverged"):
-            raise _NotARun(str(status))
+        record = RunRecord.read(path)
+        if record is None:
+            raise _NotARun("no summary.json: still running, or interrupted before it was written")
+        if record.status != FINISHED and not record.diverged:
+            raise _NotARun(record.status)
         certificate = path / "certificate.json"
         return _RunFiles(
             source,
             path,
             read_settings(path / "config.yaml"),
             read_json(path / "plan.json"),
-            summary,
+            record,
             read_json(certificate) if certificate.exists() else {},
             read_rows(path),
         )
     except UserError as error:
-        raise _NotARun(f"its files cannot be read ({first_line(error)})") from error
+        raise _NotARun(f"it cannot be read as a run ({first_line(error)})") from error
 
 
 def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
     """Raises _NotARun without the metric, and other exceptions for files of another tool."""
-    config, plan, summary = files.config, files.plan, files.summary
+    config, plan, record = files.config, files.plan, files.record
+    result, speed, data, prediction = record.result, record.speed, record.data, record.prediction
     metric, goal = _objective(files, chosen_metric)
-    value, diverged = (summary.get("eval") or {}).get(metric), _divergence(summary, metric)
-    if diverged is not None:
-        value = math.nan
-    if not isinstance(value, (int, float)):
+    if record.setup is None:
+        raise _NotARun("no setup in summary.json")
+    diverged = _divergence(record, metric)
+    value = result.eval.get(metric) if diverged is None else math.nan
+    if value is None:
         raise _NotARun(f"has no metric {metric}")
     settings = {name: setting for name, setting in config.items() if name not in SETUP_DIGEST_EXCLUDES}
     certificate = _properties(files.certificate)
     workers, k = int(plan["world_size"]), int(plan["k"])
-    seconds = _training_seconds(summary)
-    speed, data = summary.get("speed") or {}, summary.get("data") or {}
-    rows, constant = data.get("eval_groups") or data.get("eval_samples"), (data.get("constant") or {}).get(metric)
+    seconds = _training_seconds(result)
+    rows = data.eval_groups or data.eval_samples
     return Run(
         source=files.source,
         block=_block(files, metric, goal),
-        setup=_SEED_SUFFIX.sub("", str(summary["setup"])),
-        digest=str(summary["setup_digest"])
+        setup=_SEED_SUFFIX.sub("", record.setup),
+        digest=str(record.setup_digest)
         if own_digests
         else _digest([settings, certificate.get("recipe"), workers, certificate.get("device")]),
-        seed=int(summary["seed"] if "seed" in summary else config["seed"]),
+        seed=int(config["seed"]) if record.seed is None else record.seed,
         workers=workers,
         # Shards are how `equivalence=identical` computes on any number of workers, and no setup's choice.
         accumulation=1 if plan.get("shards") else int(plan["accumulation_steps"]),
@@ -159,26 +158,26 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         method=SINGLE if workers == 1 else K if k > 1 else ACCUMULATION,
         metric=float(value),
         seconds=seconds,
-        rehearsed=bool(summary.get("rehearsed")),
-        machine=summary.get("machine"),
-        jobs_at_once=summary.get("jobs_at_once"),
-        busy=any(one["kind"] == "busy" for one in summary.get("diagnoses") or ()),
-        varied={str(key): str(value) for key, value in (summary.get("varied") or {}).items() if key != "seed"},
+        rehearsed=record.rehearsed,
+        machine=result.machine,
+        jobs_at_once=record.jobs_at_once,
+        busy=any(cause.kind == "busy" for cause in record.diagnoses),
+        varied={key: value for key, value in record.varied.items() if key != "seed"},
         values=_flat({**settings, "plan": {key: value for key, value in plan.items() if key != "digest"}}),
         certificate=certificate or None,
         withdrawn=files.certificate.get("withdrawn"),
-        phases=_phases(summary, seconds),
+        phases=_phases(record, seconds),
         curve=_curve(files.path),
-        tokens_per_s=speed.get("tokens_per_s"),
-        model_flops_utilization=speed.get("model_flops_utilization"),
-        peak_memory_bytes=max(speed.get("peak_memory_bytes") or (None,)),
-        predicted_seconds=((summary.get("prediction") or {}).get("training_s") or {}).get("predicted"),
+        tokens_per_s=speed.tokens_per_s,
+        model_flops_utilization=speed.model_flops_utilization,
+        peak_memory_bytes=max(result.peak_memory_bytes or (), default=None),
+        predicted_seconds=None if prediction is None else prediction.training_s.predicted,
         diverged=diverged,
-        weights=summary.get("weights_digest"),
+        weights=result.weights_digest,
         eval_rows=int(rows) if rows else None,
         row_metrics=_row_metrics(files.rows.get(metric), float(value), rows),
-        constant=None if constant is None else float(constant),
-        mlflow_run_id=summary.get("mlflow_run_id"),
+        constant=data.constant.get(metric),
+        mlflow_run_id=record.mlflow_run_id,
         order=f"{started_ms(files.path):020d}",
     )
 
@@ -191,14 +190,14 @@ def _row_metrics(values: np.ndarray | None, metric: float, rows: int | None) -> 
     return values if math.isclose(values.mean(), metric, rel_tol=1e-5, abs_tol=1e-6) else None
 
 
-def _divergence(summary: Mapping[str, Any], metric: str) -> str | None:
+def _divergence(record: RunRecord, metric: str) -> str | None:
     """Why a run has no result: what ended it, or, if it is older, a number in its summary that is not finite."""
-    if summary.get("diverged"):
-        return str(summary["error"])
-    metrics = (summary.get("eval") or {}).items()
+    if record.diverged:
+        return record.error
+    metrics = record.result.eval.items()
     numbers = [(name, value) for name, value in metrics if name == metric or LOWER_IS_BETTER.search(name)]
-    for name, value in (("train_loss", summary.get("train_loss")), *numbers):
-        if value is not None and not math.isfinite(float(value)):  # a number, or its name in strict JSON
+    for name, value in (("train_loss", record.result.train_loss), *numbers):
+        if value is not None and not math.isfinite(value):
             return f"{name} is {value}"
     return None
 
@@ -206,10 +205,10 @@ def _divergence(summary: Mapping[str, Any], metric: str) -> str | None:
 def _objective(files: _RunFiles, chosen: str | None) -> tuple[str, str]:
     """Metric and goal: of the run, or of another metric that was chosen."""
     evaluation = files.config.get("evaluation") or {}
-    own = files.summary.get("metric") or evaluation.get("metric")
+    own = files.record.metric or evaluation.get("metric")
     if chosen is not None and chosen != own:
         return chosen, "min" if LOWER_IS_BETTER.search(chosen) else "max"
-    return str(own), str(files.summary.get("goal") or evaluation.get("goal") or "max")
+    return str(own), str(files.record.goal or evaluation.get("goal") or "max")
 
 
 def _block(files: _RunFiles, metric: str, goal: str) -> BlockKey:
@@ -222,20 +221,19 @@ def _block(files: _RunFiles, metric: str, goal: str) -> BlockKey:
     return BlockKey(str(recipe["name"]), conditions, samples, epochs, metric, goal, _digest(data) if data else "")
 
 
-def _training_seconds(summary: Mapping[str, Any]) -> float | None:
-    rate, samples = summary.get("samples_per_s"), summary["samples_seen"]
+def _training_seconds(result: RunResult) -> float | None:
+    rate, samples = result.samples_per_s, result.samples_seen
     if not rate or not math.isfinite(rate) or not samples:
         return None
-    return float(samples) / float(rate)
+    return samples / rate
 
 
-def _phases(summary: Mapping[str, Any], training: float | None) -> Phases | None:
+def _phases(record: RunRecord, training: float | None) -> Phases | None:
     """None for a resumed run too: the training counted is that of all its commands, all else that of the last."""
-    names = ("first_step_s", "wall_s", "comm_stall_s", "step_s", "evaluation_s")
-    first, wall, stalled, step, evaluation = (summary.get(name) for name in names)
-    if training is None or not first or not wall or summary.get("resumed_after"):
+    result, wall = record.result, record.wall_s
+    if training is None or not result.first_step_s or not wall or record.resumed_after:
         return None
-    return Phases(first, training, wall, stalled, step, evaluation)
+    return Phases(result.first_step_s, training, wall, result.comm_stall_s, result.step_s, result.evaluation_s)
 
 
 def _properties(certificate: Mapping[str, Any]) -> dict[str, CertificateProperty]:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from runner.folder.phase_progress import phase_under_way
 from runner.launch.local import launch, temporary_folder
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.run.progress import Background, progress_bar
-from runner.run.summary import print_sentence
+from runner.run.report import print_sentence
 from runner.tools.evaluate.prepared import Evaluation, prepare
-from runner.tools.evaluate.result import card_of, write_result
+from runner.tools.evaluate.result import EvaluationRecord, card_of, write_result
 from runner.tools.evaluate.worker import PREDICTIONS, EvaluationJob, run_launched
 
 _FORMATS = (".csv", ".jsonl")
@@ -108,8 +108,8 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
                     texts = f"{formulas:,} texts begin" if formulas > 1 else "1 text begins"
                     note = f"{texts} like a formula, which a spreadsheet runs: --spreadsheet quotes them"
                     print_sentence(console, f"[bold yellow]note:[/] {note}")
-            summary, how_to_open = write_result(evaluation, card, result, output, started_at)
-    _report(evaluation, card.run_name, summary, output, console)
+            record, how_to_open = write_result(evaluation, card, result, output, started_at)
+    _report(evaluation, card.run_name, record, output, console)
     console.print("\n".join(how_to_open), soft_wrap=True, markup=False)
     return 0
 
@@ -187,19 +187,17 @@ def _write_predictions(table: Any, output: Path, quotes_formulas: bool) -> int:
     return formulas
 
 
-def _report(
-    evaluation: Evaluation, name: str, summary: Mapping[str, Any], output: Path | None, console: Console
-) -> None:
+def _report(evaluation: Evaluation, name: str, record: EvaluationRecord, output: Path | None, console: Console) -> None:
     facts = evaluation.facts
-    metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in summary["eval"].items())
+    metrics = "  ".join(f"{name} [bold]{value:.4g}[/]" for name, value in record.eval.items())
     groups = "" if facts.eval_groups is None else f" of {facts.eval_groups:,} {facts.groups}"
     console.print(f"[bold green]finished[/] {escape(name)}   {metrics}", soft_wrap=True)
     console.print(
-        f"  {facts.eval_samples:,} {facts.unit}{groups}, {summary['samples_per_s']:,.0f} {facts.unit}/s, "
-        f"{summary['wall_s']:.1f} s in total",
+        f"  {facts.eval_samples:,} {facts.unit}{groups}, {record.samples_per_s:,.0f} {facts.unit}/s, "
+        f"{record.wall_s:.1f} s in total",
         soft_wrap=True,
     )
-    for note in summary["notes"]:
+    for note in record.notes:
         console.print(f"  [bold yellow]note:[/] {escape(note)}", soft_wrap=True)
     if output is not None:
         console.print(f"  predictions in {escape(str(output))}", soft_wrap=True)

@@ -5,19 +5,49 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from runner.config.plain import to_plain
+from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog
-from runner.run.summary import FINISHED, write_summary
+from runner.folder.record import FILE_NAME, FINISHED, VERSION
 from runner.tools.evaluate.prepared import Evaluation
 from runner.track.card import EVALUATED_TAG, TrackingRecord, user_tags
 from runner.track.secrets import masked, without_credentials
 from runner.track.store import store_of
 from runner.track.tracker import build_tracker
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The content of an evaluation's `summary.json`.
+
+    `evaluated`: the model, a digest of its weights, and the folder of its run, as far as known. `predictions`: their
+    file.
+    """
+
+    evaluated: Mapping[str, str | None]
+    device: str
+    rehearsed: bool
+    world_size: int
+    precision: str
+    micro_batch: int
+    data: Mapping[str, Any]
+    eval: Mapping[str, float]
+    evaluation_s: float
+    samples_per_s: float
+    wall_s: float
+    predictions: str | None
+    notes: tuple[str, ...]
+    mlflow_run_id: str | None
+
+    def write(self, folder: Path) -> None:
+        """Raises RunFailed if the disk does not take it."""
+        write_json(folder / FILE_NAME, {"version": VERSION, "status": FINISHED, **to_plain(self)})
 
 
 def card_of(evaluation: Evaluation, program: str) -> TrackingRecord:
@@ -64,8 +94,8 @@ def card_of(evaluation: Evaluation, program: str) -> TrackingRecord:
 
 def write_result(
     evaluation: Evaluation, card: TrackingRecord, result: Mapping[str, Any], output: Path | None, started_at: float
-) -> tuple[dict[str, Any], Sequence[str]]:
-    """Make the folder of an evaluation that has ended and log it; its `summary.json`, and how to open it in MLflow.
+) -> tuple[EvaluationRecord, Sequence[str]]:
+    """Make the folder of an evaluation that has ended and log it; its record, and how to open it in MLflow.
 
     `result`: of the workers. `output`: the file of predictions. `started_at`: of the command, in seconds since the
     epoch.
@@ -80,31 +110,30 @@ def write_result(
     log.close()
     tracker = build_tracker(config.tracking, card, folder)
     tracker.start()
-    summary = {
-        "status": FINISHED,
-        "evaluated": {
+    record = EvaluationRecord(
+        evaluated={
             "model": target.model,
             "weights": card.tags.get("evaluation.weights"),
             "run": None if target.run is None else str(target.run),
         },
-        "device": placement.label,
-        "rehearsed": placement.rehearsed,
-        "world_size": placement.workers,
-        "precision": config.precision.name.name,
-        "micro_batch": config.evaluation.micro_batch,
-        "data": {
+        device=placement.label,
+        rehearsed=placement.rehearsed,
+        world_size=placement.workers,
+        precision=config.precision.name.name,
+        micro_batch=config.evaluation.micro_batch,
+        data={
             "source": masked(facts.source),
             "digest": facts.digest,
             **{name: getattr(facts, name) for name in ("eval_samples", "unit", "groups", "eval_groups")},
         },
-        "eval": dict(result["metrics"]),
-        "evaluation_s": result["seconds"],
-        "samples_per_s": facts.eval_samples / result["seconds"],
-        "wall_s": time.time() - started_at,
-        "predictions": None if output is None else str(output),
-        "notes": list(evaluation.notes),
-        "mlflow_run_id": tracker.wait_until_open("FINISHED"),
-    }
-    write_summary(folder, summary)
+        eval=dict(result["metrics"]),
+        evaluation_s=result["seconds"],
+        samples_per_s=facts.eval_samples / result["seconds"],
+        wall_s=time.time() - started_at,
+        predictions=None if output is None else str(output),
+        notes=tuple(evaluation.notes),
+        mlflow_run_id=tracker.wait_until_open(FINISHED),
+    )
+    record.write(folder)
     tracker.finish(FINISHED)
-    return summary, tracker.how_to_open()
+    return record, tracker.how_to_open()

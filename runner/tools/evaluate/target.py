@@ -17,7 +17,8 @@ from runner.config.schema import Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked
 from runner.folder.reading import files_below
-from runner.run.earlier import folder_of_mlflow_run, saved_settings, summary_of_run
+from runner.folder.record import FINISHED, KILLED, status_of
+from runner.run.earlier import folder_of_mlflow_run, saved_settings
 from runner.tools.compare.from_mlflow import RUN_ID
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
@@ -83,12 +84,10 @@ def find_target(given: str) -> Target:
 def _target_of_run(folder: Path) -> Target:
     """Raises UserError if the run has saved no model."""
     files_below(folder)  # refuses links: the result would be written, and the model read, through them
-    summary = summary_of_run(folder)
-    if "evaluated" in summary:
-        raise UserError(f"{folder} holds the result of an evaluation: give the run or model that was evaluated")
-    status = "is still running" if is_locked(folder) else f"has ended as {summary.get('status', 'KILLED')}"
-    if summary.get("status") != "FINISHED" or is_locked(folder):
-        raise UserError(f"{folder} {status}, so it has no saved model: give a run that has finished")
+    status, running = status_of(folder), is_locked(folder)
+    if status != FINISHED or running:
+        state = "is still running" if running else f"has ended as {status or KILLED}"
+        raise UserError(f"{folder} {state}, so it has no saved model: give a run that has finished")
     model = folder / "model"
     if not model.is_dir():
         raise UserError(f"{folder} has no saved model: its folder model/ is missing; train it again")

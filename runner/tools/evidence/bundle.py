@@ -15,8 +15,8 @@ from runner.errors import UserError, first_line
 from runner.folder.files import Checksums, checksums, damage, digest_of, strict_json
 from runner.folder.lock import is_locked
 from runner.folder.reading import JSON_LIMIT, files_below, parse_json
-from runner.run.earlier import plan_of_run, summary_of_run
-from runner.run.summary import FINISHED
+from runner.folder.record import FINISHED, status_of
+from runner.run.earlier import plan_of_run
 
 MANIFEST, _FORMAT = "manifest.json", 1
 #: A bundle unpacks to at most this many times its bytes: its text packs to a tenth or so.
@@ -149,7 +149,7 @@ def _check(run: Path) -> None:
     files_below(run)
     if not (run / "config.yaml").exists():
         raise UserError(f"{run} is not the folder of a run (it has no config.yaml): give one")
-    status = summary_of_run(run).get("status")
+    status = status_of(run)
     if status != FINISHED or is_locked(run):
         state = "is still running" if is_locked(run) else f"has ended as {status or 'KILLED'}"
         raise UserError(f"{run} {state}: only a run that has finished is evidence of a result")

@@ -18,6 +18,8 @@ from runner.config.schema import Accumulation, Config
 from runner.errors import UserError, first_line
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json
+from runner.folder.record import FILE_NAME as SUMMARY
+from runner.folder.record import RunRecord
 from runner.plan import Plan
 from runner.plan.certificate import RunSetup, certify, worst_level
 from runner.plan.experiment import baseline_of, plan_for
@@ -52,7 +54,7 @@ class Recorded:
     plan: Plan
     certificate: Mapping[str, Any]
     ledger: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    record: RunRecord
     #: Logged values by metric and step.
     metrics: Mapping[str, Mapping[int, float]] = field(repr=False)
 
@@ -60,6 +62,10 @@ class Recorded:
     def read(folder: Path) -> Recorded:
         """Raises UserError. No code that the settings name is run."""
         saved, _ = saved_settings(folder)
+        record = RunRecord.read(folder)
+        known = () if record is None else (record.result.optimizer_steps, record.data.train_samples, record.result.best)
+        if record is None or None in known:
+            raise UserError(f"{folder / SUMMARY} does not say what a finished run says: restore it")
         metrics: dict[str, dict[int, float]] = {}
         for metric in MetricsReader(folder).read():
             metrics.setdefault(metric.key, {})[metric.step] = metric.value
@@ -69,9 +75,20 @@ class Recorded:
             plan=plan_of_run(folder, refuse_changed=False),
             certificate=read_json(folder / "certificate.json"),
             ledger=read_json(folder / "ledger.json"),
-            summary=read_json(folder / "summary.json"),
+            record=record,
             metrics=metrics,
         )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, as claimed."""
+        assert self.record.result.optimizer_steps is not None
+        return self.record.result.optimizer_steps
+
+    @property
+    def train_samples(self) -> int:
+        assert self.record.data.train_samples is not None
+        return self.record.data.train_samples
 
     @property
     def segments(self) -> Sequence[Mapping[str, Any]]:
@@ -109,13 +126,13 @@ def never_verified(run: Recorded) -> Iterator[Finding]:
         commit = f", commit {found['commit'][:12]} of the runner" if found["commit"] else ""
         why = f"python {found['python']}, torch {packages.get('torch')}, {len(packages)} packages{commit}"
         yield Finding("environment", CLAIMED, why)
-    speed = run.summary["samples_per_s"]
+    speed = run.record.result.samples_per_s
     shown = f"{speed:,.0f} {run.ledger['unit']}/s" if speed else "too short to measure"
-    yield Finding("speed", CLAIMED, f"{shown}, on {run.summary['machine']}")
+    yield Finding("speed", CLAIMED, f"{shown}, on {run.record.result.machine}")
 
 
 def _plan(run: Recorded) -> Finding:
-    samples, first = int(run.summary["data"]["train_samples"]), run.segments[0]
+    samples, first = run.train_samples, run.segments[0]
     last = run.segments[-1]
     given = run.config
     # The settings of a resumed run are those of its last part, and `fit` was decided by the machine's memory.
@@ -162,7 +179,7 @@ def _certificate(run: Recorded) -> Finding:
         batch_statistics=found["batch_statistics"]["value"] != "none",
     )
     expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
-    stopped = bool(run.summary["stopped_early"])
+    stopped = bool(run.record.result.stopped_early)
     if other := sorted(found.keys() ^ expected.keys()):  # made by another version, or changed
         why = f"it has other properties than this version of the runner gives it: {', '.join(other)}"
         return Finding("certificate", CLAIMED, why)
@@ -198,10 +215,10 @@ def _ledger(run: Recorded) -> Finding:
         digests.append(expected.digest)
     if hashlib.sha256("".join(digests).encode()).hexdigest() != run.ledger["digest"]:
         return Finding("ledger", DIFFERENT, "its digest is not that of its epochs")
-    seen = run.plan.samples_before(int(run.summary["optimizer_steps"]))
+    seen = run.plan.samples_before(run.steps)
     in_epochs = sum(epoch["expected"] for epoch in run.ledger["epochs"])
-    if {in_epochs, run.ledger["samples_seen"], run.summary["samples_seen"]} != {seen}:
-        why = f"{run.summary['optimizer_steps']:,} steps have {seen:,} samples, and it has {in_epochs:,}"
+    if {in_epochs, run.ledger["samples_seen"], run.record.result.samples_seen} != {seen}:
+        why = f"{run.steps:,} steps have {seen:,} samples, and it has {in_epochs:,}"
         return Finding("ledger", DIFFERENT, why)
     if not run.ledger["sound"]:
         return Finding("ledger", DIFFERENT, "the run itself has found that it does not match the plan")
@@ -212,7 +229,7 @@ def _ledger(run: Recorded) -> Finding:
 def _learning_rates(run: Recorded) -> Finding:
     """Every step was logged, with the learning rate and the number of samples that the plan gives."""
     plan, schedule = run.plan, run.config.schedule
-    steps = int(run.summary["optimizer_steps"])
+    steps = run.steps
     for name in ("train/loss", "train/lr", "train/samples_seen"):
         if missing := sorted(set(range(1, steps + 1)) ^ run.metrics.get(name, {}).keys()):
             return Finding(
@@ -233,13 +250,13 @@ def _learning_rates(run: Recorded) -> Finding:
 
 def _result(run: Recorded) -> Finding:
     """The metrics of the summary are among those that were logged, in the step that the summary gives for them."""
-    logged, best = run.metrics, run.summary["best"]
+    logged, result = run.metrics, run.record.result
     in_parts = run.config.sync.overlap or run.config.sync.fragments != 1
-    if in_parts and run.summary["stopped_early"]:
+    if in_parts and result.stopped_early:
         why = "averages of the last steps were applied after the evaluation that was logged"
         return Finding("logged metrics", CLAIMED, why)
-    step = best["step"] if run.config.evaluation.keep_best else int(run.summary["optimizer_steps"])
-    for name, value in run.summary["eval"].items():
+    step = result.best["step"] if run.config.evaluation.keep_best and result.best is not None else run.steps
+    for name, value in result.eval.items():
         found = logged.get(f"eval/{name}", {}).get(step)
         if found is None or not _same(found, float(value)):
             why = f"{name} is {value} in the summary, and was logged as {found} at step {step:,}"

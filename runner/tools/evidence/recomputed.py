@@ -124,7 +124,7 @@ def _result(run: Recorded, model: Path, overrides: Sequence[str], config_dirs: S
             found = launch_evaluation(evaluation, Path(work))["metrics"]
         except (UserError, RunFailed, WorkerFailed) as error:
             return Finding("result", CLAIMED, f"it cannot be computed here ({first_line(error)})")
-    claimed = run.summary["eval"]
+    claimed = run.record.result.eval
     if unknown := sorted(set(claimed) - set(found)):
         return Finding("result", DIFFERENT, f"{unknown[0]} is claimed, and the recipe computes no such metric")
     rounding = max(_METRICS, _ROUNDING[evaluation.config.precision.name])

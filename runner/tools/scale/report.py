@@ -14,10 +14,10 @@ from rich.table import Table
 from runner.folder.files import write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
+from runner.folder.record import FINISHED
 from runner.log import LOG
 from runner.plan.experiment import Experiment
 from runner.plan.tables import plain_table
-from runner.run.summary import FINISHED
 from runner.tools.compare.plots import plot_file
 from runner.tools.scale.branches import LONGER, SAME, UNDECIDED, Cell, Findings
 from runner.track.card import FILE_NAME as CARD_FILE

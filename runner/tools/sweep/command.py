@@ -19,11 +19,11 @@ from runner.config.hydra_main import hydra_main
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
+from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, signals_ignored
 from runner.log import LOG
 from runner.measure.tables import seconds_words
 from runner.run.progress import Background
-from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
 from runner.tools.sweep.grid import Grid, Launcher
 from runner.tools.sweep.job import free_folder, run_in_sweep
 from runner.tools.sweep.parent_run import ParentRun, parent_card

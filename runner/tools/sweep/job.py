@@ -20,16 +20,18 @@ from runner.config.schema import Tracking
 from runner.data.cache import silent
 from runner.errors import RunFailed, Terminal, UserError, printable
 from runner.folder.lock import is_locked, locked
+from runner.folder.record import FAILED, RunRecord
 from runner.launch.local import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals, requests
 from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.plan.experiment import Experiment, prepare
+from runner.run.context import RunContext, SweepContext
+from runner.run.finish import note_failure, one_line
 from runner.run.job import announce, run
 from runner.run.resume import Resumption, continuation
-from runner.run.summary import FAILED, SweepContext, note_failure, objective, one_line
 from runner.tools.sweep.progress import sweep_progress
-from runner.tools.sweep.sweep import Sweep, attempts, finished_run, job_name, note_wanted, read_summary, write_job
+from runner.tools.sweep.sweep import Sweep, attempts, finished_run, job_name, note_wanted, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags
 from runner.track.names import setting_labels
@@ -59,7 +61,8 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         finished = finished_run(Path(sweep.folder), experiment.job_digest)
         if finished is not None:
             note_wanted(finished, job_name(overrides))
-            return objective(read_summary(finished))
+            record = RunRecord.read(finished)
+            return None if record is None else record.objective
         experiment = with_fitting_micro_batches(
             experiment, time.monotonic(), silent, LOG.info, jobs_at_once=sweep.at_once
         )
@@ -74,7 +77,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         write_job(folder, job_name(overrides), shown, started_at, experiment.job_digest if experiment else None)
         console.rule(f"[bold]{escape(shown)}[/]")
         console.print(sweep_progress(sweep), style="dim")
-        role = SweepContext(
+        place = SweepContext(
             tags={"sweep.id": sweep.id, **{f"varied.{key}": value for key, value in varied.items()}},
             varied=varied,
             parent_key=sweep.key,
@@ -90,16 +93,17 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
                 resumed.rewind(console)
                 experiment = resumed.experiment
             announce(experiment, console, _in_one_line(experiment))
-            summary = run(experiment, folder, started_at, console, role, resumption=resumed).summary
+            context = RunContext(started_at, console, place)
+            record = run(experiment, folder, context, resumption=resumed).record
         except KeyboardInterrupt as error:
             if sweep.in_process:
                 raise
             # Only this job was interrupted; the launcher would end itself on a KeyboardInterrupt.
             raise JobInterrupted("the job was interrupted") from error
         except Exception as error:
-            _mark_failed(error, folder, tracking_of(cfg), role, shown)
+            _mark_failed(error, folder, tracking_of(cfg), place, shown)
             raise
-        return objective(summary)
+        return record.objective
 
 
 def _interrupted(sweep_folder: Path, experiment: Experiment) -> Resumption | None:
@@ -148,7 +152,7 @@ def _in_one_line(experiment: Experiment) -> str:
     )
 
 
-def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: SweepContext, name: str) -> None:
+def _mark_failed(error: Exception, folder: Path, tracking: Tracking, place: SweepContext, name: str) -> None:
     """Report the error on the terminal, in the job's folder, and in the tracking store even if it has no run yet."""
     note_failure(folder, error)
     if isinstance(error, (UserError, RunFailed, WorkerFailed)):
@@ -162,10 +166,10 @@ def _mark_failed(error: Exception, folder: Path, tracking: Tracking, role: Sweep
     card = TrackingRecord(
         experiment=tracking.experiment,
         run_name=name,
-        params=dict(role.varied),
-        tags={**user_tags(), **role.tags},
+        params=dict(place.varied),
+        tags={**user_tags(), **place.tags},
         store=None if store is None else masked(store),
-        parent_key=role.parent_key,
+        parent_key=place.parent_key,
     )
     tracker = build_tracker(tracking, card, folder)
     tracker.tag("error", masked(one_line(error)))

@@ -10,7 +10,7 @@ from runner.config.choices import Goal
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked
-from runner.run.summary import FAILED, FINISHED, KILLED, PREEMPTED
+from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED
 from runner.tools.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
-from runner.run.summary import FAILED, FINISHED
+from runner.folder.record import FAILED, FINISHED
 from runner.tools.sweep.sweep import RUNNING, JobState, Sweep, attempts
 
 #: Seconds between two looks at the jobs' folders.

@@ -9,9 +9,9 @@ from pathlib import Path
 from runner.config.arguments import RESUME_SWEEP as KEY
 from runner.errors import RunFailed, UserError, did_you_mean
 from runner.folder.lock import is_locked, locked
+from runner.folder.record import KILLED, RunRecord
 from runner.log import LOG
-from runner.run.summary import KILLED, write_summary
-from runner.tools.sweep.sweep import FILE_NAME, attempts, read_summary
+from runner.tools.sweep.sweep import FILE_NAME, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
 
@@ -60,13 +60,14 @@ def mark_killed_jobs(folder: Path) -> None:
     for state in attempts(folder):
         if is_locked(state.folder):
             continue
-        status = read_summary(state.folder).get("status")  # read now: the job may have ended in the meantime
+        record = RunRecord.read_if_valid(state.folder)  # read now: the job may have ended in the meantime
         try:
-            if status is None:
-                write_summary(state.folder, {"status": KILLED, "error": "the process was killed", "eval": {}})
+            if record is None:
+                record = RunRecord(KILLED, error="the process was killed")
+                record.write(state.folder)
             if (state.folder / CARD_FILE).exists():
                 card = TrackingRecord.read(state.folder)
                 if card.status is None:
-                    card.mark_ended(state.folder, status or KILLED)
+                    card.mark_ended(state.folder, record.status)
         except (UserError, RunFailed) as error:  # the sweep can continue without it
             LOG.warning(f"folder and tracking store will not show how this run ended: {error}")

@@ -17,7 +17,7 @@ from runner.errors import UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json
-from runner.run.summary import FINISHED
+from runner.folder.record import FINISHED, RunRecord
 from runner.track.secrets import without_credentials
 
 FILE_NAME, JOB_FILE = "sweep.json", "job.json"
@@ -118,26 +118,21 @@ def attempts(sweep_folder: Path) -> list[JobState]:
     found = []
     for path in sweep_folder.rglob(JOB_FILE):
         if content := _read(path):
-            summary = read_summary(path.parent)
+            record = RunRecord.read_if_valid(path.parent) or RunRecord(RUNNING)
             state = JobState(
                 folder=path.parent,
                 names=tuple(content["names"]),
                 shown=content["shown"],
                 started_at=content["started_at"],
-                status=summary.get("status", RUNNING),
+                status=record.status,
                 digest=content.get("digest"),
-                wall_s=summary.get("wall_s"),
-                error=summary.get("error"),
-                user_error=bool(summary.get("user_error")),
+                wall_s=record.wall_s,
+                error=record.error,
+                user_error=record.user_error,
                 wanted_at=content.get("wanted_at"),
             )
             found.append(state)
     return sorted(found, key=lambda state: state.started_at)
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's `summary.json`, empty if it is missing or invalid."""
-    return _read(folder / "summary.json")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+"""What a run is given by the command that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+
+@dataclass(frozen=True)
+class SweepContext:
+    """A run's place in a sweep; the default is a single run.
+
+    `tags`: for the tracking store. `varied`: the settings that the sweep varies, with this run's values. `parent_key`:
+    of the sweep's card. `at_once`: how many jobs share this machine. `progress`: describes the state of the sweep.
+    """
+
+    tags: Mapping[str, str] = field(default_factory=dict)
+    varied: Mapping[str, str] = field(default_factory=dict)
+    parent_key: str | None = None
+    at_once: int = 1
+    progress: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """`started_at`: when the command, or the job of a sweep, started, in seconds since the epoch."""
+
+    started_at: float
+    console: Console
+    sweep: SweepContext = SweepContext()
