@@ -92,11 +92,12 @@ def _outlier_flags(block: Block, outliers: Sequence[_Outlier]) -> Iterator[Flag]
         sentences = tuple(_outlier_sentence(block, outlier) for outlier in members)
         names, sources = tuple(one.setup.name for one in members), tuple(one.run.source for one in members)
         if len(members) == 1:
-            yield Flag("timing outlier", sentences[0], names, sources, doubtful=True)
+            ratio = members[0].ratio
+            yield Flag("timing outlier", sentences[0], names, sources, doubtful=True, seeds=(seed,), value=ratio)
         else:
             why = "another machine, or another job at the same time?" if slow else "another machine?"
             text = f"seed {seed} is {'slow' if slow else 'fast'} in {_shares(block, members)}: {why}"
-            yield Flag("timing outlier", text, names, sources, sentences, doubtful=True)
+            yield Flag("timing outlier", text, names, sources, sentences, doubtful=True, seeds=(seed,))
 
 
 def _shares(block: Block, members: Sequence[_Outlier]) -> str:
@@ -138,11 +139,12 @@ def _spread_timings(block: Block, setups: Sequence[SetupRuns], with_outlier: set
         times = list(setup.seconds.values())
         if len(times) >= 2 and setup.name not in with_outlier and max(times) > (1 + TIME_TOLERANCE) * min(times):
             which = "two seeds cannot show which is usual" if len(times) == 2 else "no seed stands out"
+            spread = max(times) / min(times)
             text = (
                 f"{_full_name(block, setup)}: times range from {_seconds(min(times))} to {_seconds(max(times))} s "
-                f"({max(times) / min(times):.2f} ×); {which}"
+                f"({spread:.2f} ×); {which}"
             )
-            yield Flag("timings spread", text, (setup.name,), tuple(run.source for run in setup.runs))
+            yield Flag("timings spread", text, (setup.name,), tuple(run.source for run in setup.runs), value=spread)
 
 
 def _collapsed(block: Block, setup: SetupRuns) -> Iterator[Flag]:
@@ -153,7 +155,7 @@ def _collapsed(block: Block, setup: SetupRuns) -> Iterator[Flag]:
         text = (
             f"{name}, {_seeds(diverged)} diverged, so the setup has no mean and gets no verdict: {'; '.join(reasons)}"
         )
-        yield Flag("diverged", text, (setup.name,), tuple(run.source for run in diverged), doubtful=True)
+        yield _of_seeds("diverged", text, setup, diverged)
         return
     sign = 1.0 if block.key.goal == "max" else -1.0
     values = [run.metric for run in setup.runs]
@@ -176,7 +178,13 @@ def _collapsed(block: Block, setup: SetupRuns) -> Iterator[Flag]:
         text = f"{name}: every seed collapsed ({numbers}; all worse than {share} of the baseline's mean)"
     else:
         text = f"{name}, {_seeds(collapsed)} collapsed: {numbers}; the median of the setup is {middle:.4g}"
-    yield Flag("collapsed", text, (setup.name,), tuple(run.source for run in collapsed), doubtful=True)
+    yield _of_seeds("collapsed", text, setup, collapsed)
+
+
+def _of_seeds(kind: str, text: str, setup: SetupRuns, runs: Sequence[Run]) -> Flag:
+    """A flag for runs of a setup whose numbers are in doubt."""
+    sources, seeds = tuple(run.source for run in runs), tuple(run.seed for run in runs)
+    return Flag(kind, text, (setup.name,), sources, doubtful=True, seeds=seeds)
 
 
 def _seeds(runs: Sequence[Run]) -> str:
@@ -215,7 +223,8 @@ def _other_bits(block: Block, setups: Sequence[SetupRuns]) -> Iterator[Flag]:
                     f"with seed {run.seed} their weights are {run.weights} and {other.weights}: "
                     "python -m runner.verify finds the first step that differs"
                 )
-                yield Flag("other bits", text, (a.name, b.name), (run.source, other.source), doubtful=True)
+                both = (run.source, other.source)
+                yield Flag("other bits", text, (a.name, b.name), both, doubtful=True, seeds=(run.seed,))
 
 
 def _same_experiment(a: SetupRuns, b: SetupRuns) -> bool:
@@ -242,7 +251,7 @@ def _slower(block: Block) -> Iterator[Flag]:
                 f"{_full_name(block, row.setup)}: {workers} workers are slower than one "
                 f"({speed.value:.2f}×, 95% interval {speed.interval.low:.3g} to {speed.interval.high:.3g})"
             )
-            yield Flag("slower than one worker", text, (row.setup.name,))
+            yield Flag("slower than one worker", text, (row.setup.name,), value=speed.value)
 
 
 def _too_fast(block: Block) -> Iterator[Flag]:
@@ -257,7 +266,7 @@ def _too_fast(block: Block) -> Iterator[Flag]:
                 f"{_full_name(block, row.setup)}: {speed.value:.1f}× with {run.workers} workers is more than they "
                 f"explain: something else has slowed down {block.baseline.name}, or changed the machine"
             )
-            yield Flag("implausible speed-up", text, (row.setup.name,), doubtful=True)
+            yield Flag("implausible speed-up", text, (row.setup.name,), doubtful=True, value=speed.value)
 
 
 def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
@@ -272,7 +281,7 @@ def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
     if shared := [(setup, run) for setup, run in runs if (run.jobs_at_once or 1) > 1]:
         most = max(run.jobs_at_once or 1 for _, run in shared)
         text = f"{_count(shared)} shared the machine with other jobs (up to {most} at once): speeds are in parentheses"
-        yield Flag("side by side", text, _names(shared), _sources(shared))
+        yield Flag("side by side", text, _names(shared), _sources(shared), value=most)
     if busy := [(setup, run) for setup, run in runs if run.busy]:
         of_baseline = any(setup is setups[0] for setup, _ in busy)
         which = "all speed-ups of this block" if of_baseline else f"speed-ups of {', '.join(_names(busy))}"

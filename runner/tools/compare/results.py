@@ -15,8 +15,9 @@ from runner.tools.compare.verdict import Margin, Verdict
 class Flag:
     """Something unusual about runs. It excludes no value from a mean.
 
-    `setups`: names, and `runs`: sources that it concerns; `doubtful`: whether it puts their numbers in doubt; `number`:
-    as displayed, from 1.
+    `setups`: names, and `runs`: sources that it concerns; `doubtful`: whether it puts their numbers in doubt; `seeds`:
+    of the runs that stand out in them; `value`: what is unusual about them, such as a time ÷ the median of its setup;
+    `number`: as displayed, from 1.
     """
 
     kind: str
@@ -25,6 +26,8 @@ class Flag:
     runs: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     doubtful: bool = False
+    seeds: tuple[int, ...] = ()
+    value: float | None = None
     number: int = 0
 
 
