@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from runner.data.recipe import Batch, Prepared, Recipe
 from runner.data.table import write_table
 from runner.data.unpadded import without_padding
 from runner.errors import UserError, did_you_mean, require
+from runner.log import LOG
 
 #: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
 _CHUNK = 10_000
@@ -150,7 +150,7 @@ def _complete_adapter(trained: Any, folder: Path) -> None:
             base.copy_weights(folder)
         except OSError as error:  # a full disk must not cost the adapter, which is saved
             why = f"the weights of {base.name} were not copied to {folder} ({error.strerror})"
-            warnings.warn(f"{why}: PEFT loads the adapter, from_pretrained alone does not", stacklevel=2)
+            LOG.warning(f"{why}: PEFT loads the adapter, from_pretrained alone does not")
 
 
 def evaluation_reader(data: object, method: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import functools
 import itertools
 import types
 import typing
@@ -78,12 +79,18 @@ def _decode(kind: Any, data: Any, name: str) -> Any:
 
 
 def _decode_dataclass(kind: Any, data: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     # A file of an older version lacks what was added since.
     fields = [f for f in dataclasses.fields(kind) if f.init and (f.name in data or not _has_default(f))]
     if missing := [f.name for f in fields if f.name not in data]:
         raise ValueError(f"it has no {missing[0]}")
     return kind(**{f.name: _decode(hints[f.name], data[f.name], f.name) for f in fields})
+
+
+@functools.cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    """Evaluate annotations once: a command may read the records of a thousand runs."""
+    return typing.get_type_hints(kind)
 
 
 def _check(ok: bool, name: str, data: Any, kind: Any) -> None:

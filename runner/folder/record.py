@@ -293,8 +293,8 @@ class RunRecord:
         speed = content.get("speed", {})
         try:
             version = content.get("version", VERSION)
-            if version != VERSION:
-                raise ValueError(f"version {version} is not one that this version of the runner can read")
+            if not isinstance(version, int) or version > VERSION:
+                raise ValueError(f"a newer version of the runner has written it, as version {version}")
             if not isinstance(speed, Mapping):
                 raise ValueError("speed is not a block of figures")
             in_speed = {name: speed[name] for name in _IN_SPEED if name in speed}

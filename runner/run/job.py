@@ -243,8 +243,7 @@ class _Training:
 
 
 def _close(closer: RunCloser, status: str, result: RunResult | None, failure: Exception | None) -> RunRecord | None:
-    """Record the end of a run in its folder and in the tracking store; None if the folder of a failed run cannot be
-    written.
+    """Record the end of a run in its folder and in the tracking store; None if a failed run's folder takes nothing.
 
     The store is told even then: it would show the run as running for ever.
     """

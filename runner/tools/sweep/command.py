@@ -30,7 +30,6 @@ from runner.tools.sweep.parent_run import ParentRun, parent_card
 from runner.tools.sweep.progress import monitor_jobs, progress_line
 from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.tools.sweep.sweep import Sweep, attempts
-from runner.track.secrets import masked
 from runner.track.store import error_summary, how_to_sync, store_of
 from runner.track.tracker import how_to_open_jobs
 
@@ -193,4 +192,4 @@ def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
         compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
     except Exception as error:  # noqa: BLE001 - the exit code is that of the jobs
         repeat = f"python -m runner.compare {quote(folder)} repeats it"
-        LOG.warning(f"the comparison is not complete ({masked(first_line(error))}): {repeat}")
+        LOG.warning(f"the comparison is not complete ({first_line(error)}): {repeat}")
