@@ -42,10 +42,10 @@ def diagnose(run: RunNumbers) -> list[Diagnosis]:
 
 
 def _not_dealt_out(run: RunNumbers) -> Iterator[Diagnosis]:
-    read, workers = run.reading, run.world_size
+    read, workers = run.reading, run.plan.world_size
     if read is None or workers == 1 or not read.unique == read.expected > 0 or read.seen != workers * read.unique:
         return
-    part = "" if read.expected == run.samples_per_epoch else " of the finished steps"
+    part = "" if read.expected == run.plan.samples_per_epoch else " of the finished steps"
     yield Diagnosis(
         "not dealt out",
         f"each worker read all {read.unique:,} {run.unit}{part}: the data were not split between workers, so "
@@ -111,7 +111,7 @@ def _phases(run: RunNumbers) -> Iterator[Diagnosis]:
             sentence = f"{what} took {share:.0%} of a step: {hint}"
             yield Diagnosis(kind, sentence, share * run.training_share, share, (setting,))
     share = run.in_steps("communication")
-    if share >= STANDS_OUT and run.world_size > 1:
+    if share >= STANDS_OUT and run.plan.world_size > 1:
         rate = run.link_gbit_per_s
         shown = None if rate is None else f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         link = f" at this link speed ({shown} Gbit/s)" if shown else ""
@@ -127,8 +127,8 @@ def _another_k(run: RunNumbers) -> tuple[str, tuple[str, ...]]:
         return "", ()
     spent = result.step_s["communication"]
     compute_s = sum(result.step_s.values()) - spent
-    each_s = spent * run.k
-    if run.k == 1 and result.comm_s is not None and result.synchronisations:
+    each_s = spent * run.plan.k
+    if run.plan.k == 1 and result.comm_s is not None and result.synchronisations:
         # With local phases, the backward pass no longer hides a part of it.
         each_s = max(each_s, result.comm_s / result.synchronisations)
     k = smallest_k(each_s, compute_s, run.largest_k)
@@ -180,14 +180,14 @@ def _devices(run: RunNumbers) -> Iterator[Diagnosis]:
     if few_cores:
         return
     saved, times = 0.0, 1.0
-    if base is not None and base.compute_s and run.compute_s is not None and run.micro_batch < base.micro_batch:
+    if base is not None and base.compute_s and run.compute_s is not None and run.plan.micro_batch < base.micro_batch:
         times = run.compute_s / base.compute_s
         saved = 1 - 1 / times
     if saved >= STANDS_OUT:
         assert base is not None
         sentence = (
-            f"a sample took {times:.1f} times as long to compute as in {base.folder}: "
-            f"micro-batches of {run.micro_batch:,} {run.unit} use the device less efficiently than {base.micro_batch:,}"
+            f"a sample took {times:.1f} times as long to compute as in {base.folder}: micro-batches of "
+            f"{run.plan.micro_batch:,} {run.unit} use the device less efficiently than {base.micro_batch:,}"
         )
         yield Diagnosis("micro-batch", sentence, saved * run.computing, saved)
     elif jobs == 1 and not any(_busy(run)):
@@ -204,7 +204,7 @@ def _slow_products(run: RunNumbers) -> Iterator[Diagnosis]:
     sentence = (
         f"forward and backward pass reached {used:.0%} of the devices' peak ({flops_words(peak)}): "
         "their operations are small; "
-        f"use micro-batches of more than {run.micro_batch:,} {run.unit}"
+        f"use micro-batches of more than {run.plan.micro_batch:,} {run.unit}"
         f"{''.join(f', or {one}' for one in settings)}"
     )
     yield Diagnosis("utilization", sentence, (1 - used / COMMON_UTILIZATION) * run.computing, used, settings)

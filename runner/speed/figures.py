@@ -75,7 +75,7 @@ def _baseline(experiment: Experiment, run: RunNumbers, folder: Path, key: str, o
     if run.rehearsed or run.jobs_at_once > 1 or rate is None:
         return None
     if key == one_worker:
-        return Baseline(folder.resolve().name, rate, run.micro_batch, run.compute_s)
+        return Baseline(folder.resolve().name, rate, run.plan.micro_batch, run.compute_s)
     return find_baseline(folder, one_worker, experiment.one_worker.plan.micro_batch, experiment.config.seed)
 
 
@@ -91,17 +91,13 @@ def _numbers(record: RunRecord, experiment: Experiment, folder: Path, restarts: 
         first_step = experiment.began_after + 1
         training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(first_step)) / rate
     return RunNumbers(
+        plan=plan,
         device=placement.label,
         rehearsed=placement.rehearsed,
-        world_size=plan.world_size,
         local_workers=placement.local_workers,
         cores=available_cores() if placement.device_type == "cpu" or placement.rehearsed else None,
         jobs_at_once=record.jobs_at_once,
         unit=experiment.facts.unit,
-        samples_per_epoch=plan.samples_per_epoch,
-        micro_batch=plan.micro_batch,
-        replica_batch=plan.replica_batch,
-        k=plan.k,
         largest_k=(
             plan.optimizer_steps if plan.world_size > 1 and config.sync.schedule is SyncSchedule.constant else None
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.folder.record import RunResult
+from runner.plan import Plan
 from runner.train.throughput import PHASES
 
 #: The phases of a step whose time grows with the number of samples.
@@ -52,24 +53,20 @@ class RunNumbers:
     """A setup, what its run has measured, and the run of one worker that it is compared with. None: unknown.
 
     `device`: the setup's name for it (`gpu4`). `local_workers`: on each machine. `cores`: of this machine, if workers
-    compute on them. `k`: optimizer steps between two synchronisations; `largest_k`: the largest possible value, None if
-    the settings leave no choice. `few_lengths`: batches are padded to one of a few lengths. `can_unpad`: of the recipe.
-    `pads_to`: its setting `padding`, unless it is none. `compiled`: by `compile=true`.
+    compute on them. `largest_k`: the largest possible `sync.k`, None if the settings leave no choice. `few_lengths`:
+    batches are padded to one of a few lengths. `can_unpad`: of the recipe. `pads_to`: its setting `padding`, unless it
+    is none. `compiled`: by `compile=true`.
 
     `wall_s`: seconds of the whole run; `training_s`: of its steps after the first.
     """
 
+    plan: Plan
     device: str
     rehearsed: bool
-    world_size: int
     local_workers: int
     cores: int | None
     jobs_at_once: int
     unit: str
-    samples_per_epoch: int
-    micro_batch: int
-    replica_batch: int
-    k: int
     largest_k: int | None
     length_sorted: bool
     few_lengths: bool
@@ -112,7 +109,7 @@ class RunNumbers:
     def compute_s(self) -> float | None:
         """Seconds of forward and backward pass per sample and worker."""
         seconds = self.result.step_s
-        return sum(seconds[phase] for phase in PER_SAMPLE) / self.replica_batch if seconds else None
+        return sum(seconds[phase] for phase in PER_SAMPLE) / self.plan.replica_batch if seconds else None
 
     @property
     def compile_s(self) -> float | None:
@@ -124,7 +121,7 @@ class RunNumbers:
         """Samples per second ÷ (workers × the baseline's samples per second)."""
         if self.baseline is None or self.result.samples_per_s is None:
             return None
-        return self.result.samples_per_s / (self.world_size * self.baseline.samples_per_s)
+        return self.result.samples_per_s / (self.plan.world_size * self.baseline.samples_per_s)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -163,9 +160,9 @@ class RunNumbers:
         the link's speed, since workers also wait for each other.
         """
         sent, seconds = self.result.comm_bytes, self.result.comm_s
-        if self.world_size == 1 or sent is None or not seconds:
+        if self.plan.world_size == 1 or sent is None or not seconds:
             return None
-        return 8e-9 * sent / seconds * 2 * (self.world_size - 1) / self.world_size
+        return 8e-9 * sent / seconds * 2 * (self.plan.world_size - 1) / self.plan.world_size
 
     def in_steps(self, *phases: str) -> float:
         """The share of these phases in a step; 0 if unknown."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner.folder.record import Compilations, Diagnosis, RunResult, Tokens
+from runner.plan import Plan
 from runner.speed.diagnosis import STANDS_OUT, diagnose, share_at, smallest_k
 from runner.speed.run_numbers import Baseline, Restarts, RunNumbers, SamplesRead
 
@@ -18,19 +19,18 @@ def step(**seconds: float) -> dict[str, float]:
     return {**usual, **seconds}
 
 
+PLAN = dataclasses.replace(
+    Plan(*range(1, 17), False), world_size=4, samples_per_epoch=8551, micro_batch=32, replica_batch=32, k=1
+)
 #: Four workers, each with its own device; 150 of 200 s are steps, of which 90% are forward and backward.
 USUAL = RunNumbers(
+    plan=PLAN,
     device="gpu4",
     rehearsed=False,
-    world_size=4,
     local_workers=4,
     cores=None,
     jobs_at_once=1,
     unit="samples",
-    samples_per_epoch=8551,
-    micro_batch=32,
-    replica_batch=32,
-    k=1,
     largest_k=1000,
     length_sorted=True,
     few_lengths=False,
@@ -48,9 +48,11 @@ USUAL = RunNumbers(
 
 
 def found(**changes: Any) -> list[Diagnosis]:
-    """`changes`: of `USUAL`, or of its result."""
-    measured = {one.name: changes.pop(one.name) for one in dataclasses.fields(RunResult) if one.name in changes}
-    return diagnose(dataclasses.replace(USUAL, result=dataclasses.replace(USUAL.result, **measured), **changes))
+    """`changes`: of `USUAL`, its result or its plan."""
+    for name, part in (("result", USUAL.result), ("plan", PLAN)):
+        own = {one.name: changes.pop(one.name) for one in dataclasses.fields(part) if one.name in changes}
+        changes[name] = dataclasses.replace(part, **own)
+    return diagnose(dataclasses.replace(USUAL, **changes))
 
 
 #: A peak of which a sample's 1e12 operations are 40% at 400 samples/s.
