@@ -55,6 +55,9 @@ class Recorded:
     certificate: Mapping[str, Any]
     ledger: Mapping[str, Any]
     record: RunRecord
+    #: Optimizer steps, and the samples of an epoch, as claimed.
+    steps: int
+    train_samples: int
     #: Logged values by metric and step.
     metrics: Mapping[str, Mapping[int, float]] = field(repr=False)
 
@@ -63,8 +66,9 @@ class Recorded:
         """Raises UserError. No code that the settings name is run."""
         saved, _ = saved_settings(folder)
         record = RunRecord.read(folder)
-        known = () if record is None else (record.result.optimizer_steps, record.data.train_samples, record.result.best)
-        if record is None or None in known:
+        steps = None if record is None else record.result.optimizer_steps
+        train_samples = None if record is None else record.data.train_samples
+        if record is None or steps is None or train_samples is None:
             raise UserError(f"{folder / SUMMARY} does not say what a finished run says: restore it")
         metrics: dict[str, dict[int, float]] = {}
         for metric in MetricsReader(folder).read():
@@ -76,19 +80,10 @@ class Recorded:
             certificate=read_json(folder / "certificate.json"),
             ledger=read_json(folder / "ledger.json"),
             record=record,
+            steps=steps,
+            train_samples=train_samples,
             metrics=metrics,
         )
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps, as claimed."""
-        assert self.record.result.optimizer_steps is not None
-        return self.record.result.optimizer_steps
-
-    @property
-    def train_samples(self) -> int:
-        assert self.record.data.train_samples is not None
-        return self.record.data.train_samples
 
     @property
     def segments(self) -> Sequence[Mapping[str, Any]]:
