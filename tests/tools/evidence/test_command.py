@@ -243,6 +243,20 @@ def test_a_bundle_that_would_fill_memory_or_disk(
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("value", "words"), [(None, "does not say"), ("many", "optimizer_steps is 'many'")])
+def test_a_summary_that_claims_nothing(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: object, words: str
+) -> None:
+    """Refused in a sentence, when the bundle is made or when it is verified."""
+    folder, bundle = tmp_path / "run", tmp_path / "x.zip"
+    shutil.copytree(trained, folder)
+    change("summary.json", lambda one: one.update(optimizer_steps=value))(folder)
+    made = cli.run_tool("evidence", [str(folder), "-o", str(bundle)])
+    assert cli.EXIT_USER_ERROR in (made, made or cli.run_tool("evidence", ["verify", str(bundle)]))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
 def test_a_link_is_not_packed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
