@@ -21,7 +21,7 @@ _SLOW_KS = (1, 2)
 
 _NAME = re.compile(
     r"(?P<alone>one|apart|accelerate_one)"
-    r"|runner_k(?P<k>\d+)(?P<overlap>_overlap|_streaming)?(?P<compress>_bf16|_fp16|_int8|_powersgd)?(?:_delay(?P<delay>\d+))?"
+    r"|runner_k(?P<k>\d+)(?P<overlap>_overlap|_streaming)?(?P<compress>_bf16|_fp16|_int8)?(?:_delay(?P<delay>\d+))?"
     r"|accelerate_ddp(?P<hook>_fp16)?"
     r"|accelerate_local_sgd_k(?P<local_k>\d+)"
 )
@@ -31,8 +31,8 @@ _NAME = re.compile(
 class Variant:
     """`workers`: of one world. `copies`: independent worlds that run at the same time.
 
-    `k`: optimizer steps between two synchronisations. `compress`: none, bf16, fp16, int8 or powersgd. `delay`: None for
-    the default. `streaming`: overlap with as many fragments as a round has steps.
+    `k`: optimizer steps between two synchronisations. `compress`: none, bf16, fp16 or int8. `delay`: None for the
+    default. `streaming`: overlap with as many fragments as a round has steps.
     """
 
     name: str
@@ -80,7 +80,7 @@ def _default_names() -> list[str]:
     """One worker first, since the others are compared with it."""
     blocking = [f"runner_k{k}" for k in KS]
     # k = 1 always overlaps with the backward pass; there is no other overlap.
-    best = ["runner_k1_bf16", "runner_k1_powersgd", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1)]
+    best = ["runner_k1_bf16", *(f"runner_k{k}_overlap_bf16" for k in KS if k > 1)]
     best += ["runner_k4_overlap_bf16_delay3", "runner_k16_overlap_bf16_delay4"]
     best += [f"runner_k{k}_streaming_{compress}" for k in KS if k > 2 for compress in ("bf16", "int8")]
     # Accelerate's bf16 hook is torch's, which needs GPUs; the fp16 hook does not.

@@ -95,7 +95,6 @@ SETUPS = {
     "streaming_k4": Setup(2, 4, "runner_k4_streaming_bf16", ("sync=streaming",)),
     "overlap_k16": Setup(2, 16, "runner_k16_overlap_bf16", _OVERLAP),
     "ddp": Setup(2, 1, "runner_k1"),
-    "powersgd": Setup(2, 1, "runner_k1_powersgd", ("sync.compress=powersgd",)),
 }
 DEFAULT = (ONE, "k16", "streaming_k16", "streaming_k16_int8")
 

@@ -74,7 +74,6 @@ class Compress(str, enum.Enum):
     bf16 = "bf16"
     fp16 = "fp16"
     int8 = "int8"
-    powersgd = "powersgd"
 
 
 class ScalingRule(str, enum.Enum):

@@ -174,6 +174,10 @@ class Sharding:
 _OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
 
 
+#: Settings of `sync` that earlier versions had. Digests still contain them, so that runs, checkpoints and sweeps of
+#: those versions are recognised.
+REMOVED_SYNC_SETTINGS: Mapping[str, None] = {"rank": None}
+
 #: The value of a setting that takes a number, or what fits.
 AUTO = "auto"
 
@@ -187,10 +191,9 @@ class Sync:
     coefficient of `qsr`, a learning rate times the root of a step count; `drift_target`: the drift that `adaptive`
     keeps; `rounds`: the numbers of local steps of `recorded`, as `adaptive` has chosen them in another run.
     `fragments`: parts of the weights that are synchronised one after the other in each round of local steps; `auto`: as
-    many as `k`, if each has a mebibyte at least. `compress`: number format of the exchange, or `powersgd`, products of
-    matrices of rank `rank`. `overlap`: apply an average `delay` optimizer steps after the all-reduce has started;
-    `auto`: as many as it takes, which the first ones show. `outer_*`: the outer SGD; `outer_per_lr` divides the
-    pseudo-gradient by the learning rate.
+    many as `k`, if each has a mebibyte at least. `compress`: number format of the exchange. `overlap`: apply an average
+    `delay` optimizer steps after the all-reduce has started; `auto`: as many as it takes, which the first ones show.
+    `outer_*`: the outer SGD; `outer_per_lr` divides the pseudo-gradient by the learning rate.
     """
 
     policy: SyncPolicyName = MISSING
@@ -203,7 +206,6 @@ class Sync:
     rounds: list[int] | None = None
     fragments: int | str = 1
     compress: Compress = Compress.none
-    rank: int | None = None
     overlap: bool = False
     delay: int | str | None = None
     outer_lr: float | None = None
@@ -223,11 +225,6 @@ class Sync:
     def synchronous_share_or_default(self) -> float:
         """Share of the samples before the first local step of `post_local`."""
         return 0.5 if self.synchronous_share is None else self.synchronous_share
-
-    @property
-    def rank_or_default(self) -> int:
-        """Of the products of `powersgd`."""
-        return 4 if self.rank is None else self.rank
 
     @property
     def delay_steps(self) -> int:
@@ -317,12 +314,6 @@ class Sync:
         require(known, "sync.delay", delay, rule)
 
     def _check_compress(self) -> None:
-        if self.compress is Compress.powersgd:
-            rule = "PowerSGD is for gradients that are averaged in every step: set sync.k=1, or use bf16 or int8"
-            require(self.always_synchronous, "sync.compress", self.compress, rule)
-            require(self.rank is None or self.rank >= 1, "sync.rank", self.rank, "use at least 1, or null for 4")
-        else:
-            require(self.rank is None, "sync.rank", self.rank, "only sync.compress=powersgd has this setting")
         if self.compress is not Compress.int8:
             return
         rule = "int8 is for averages of weights, and this averages gradients: use bf16"
@@ -725,13 +716,6 @@ class Config:
         rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
         ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
         require(ok, "sync.policy", self.sync.policy, rule)
-        low_rank = self.sync.compress is Compress.powersgd
-        rule = "an overflow would stay in what PowerSGD adds to later gradients: use precision=bf16 or fp32"
-        ok = not (low_rank and self.precision.name is PrecisionName.fp16)
-        require(ok, "sync.compress", self.sync.compress, rule)
-        rule = "FSDP averages shards of gradients, which are no matrices: use bf16, or sharding=none"
-        ok = not (low_rank and self.sharding.kind is not ShardingKind.none)
-        require(ok, "sync.compress", self.sync.compress, rule)
         moments = self.sync.average is Average.weights_and_moments
         name = self.optimizer.name
         rule = f"the state of optimizer={name.name} cannot be averaged: use sync.average=weights"

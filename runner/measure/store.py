@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.backends.machine import available_cores, describe_machine, threads_per_worker
-from runner.config.choices import Compress, SyncPolicyName
+from runner.config.choices import SyncPolicyName
 from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Sync
@@ -54,8 +54,7 @@ def _synchronisation(sync: Sync, workers: int) -> Any:
     if workers == 1:
         return None
     if sync.always_synchronous:
-        rank = [sync.rank_or_default] if sync.compress is Compress.powersgd else []
-        return ["gradients", sync.compress.name, *rank]
+        return ["gradients", sync.compress.name]
     outer = sync.policy is SyncPolicyName.outer
     return [sync.policy.name, sync.compress.name, sync.average.name, sync.overlap, outer and sync.outer_momentum]
 

@@ -30,7 +30,16 @@ from runner.config.choices import (
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import AUTO, SETUP_DIGEST_EXCLUDES, Accumulation, Config, Precision, Sharding, Sync
+from runner.config.schema import (
+    AUTO,
+    REMOVED_SYNC_SETTINGS,
+    SETUP_DIGEST_EXCLUDES,
+    Accumulation,
+    Config,
+    Precision,
+    Sharding,
+    Sync,
+)
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
@@ -91,6 +100,7 @@ class Experiment:
 
     def _digest(self, *parts: Any) -> str:
         config = {key: value for key, value in to_plain(self.config).items() if key not in SETUP_DIGEST_EXCLUDES}
+        config["sync"] |= REMOVED_SYNC_SETTINGS
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         if config["scaling"]["weight_decay"] == ScalingWeightDecay.fixed.name:  # older runs do not have it
             del config["scaling"]["weight_decay"]
@@ -388,7 +398,6 @@ def unmeasured_noise(config: Config, plan: Plan, device_type: str) -> str | None
         (config.sharding.kind is ShardingKind.none, "no worker has a whole gradient with sharding: use sharding=none"),
         (plan.shards is None, "equivalence=identical adds gradients in its own way: use equivalence=exact"),
         (device_type != "xla", "it was not made for torch_xla: use CPUs or GPUs"),
-        (sync.compress is not Compress.powersgd, "PowerSGD keeps what it does not send: use another sync.compress"),
         (
             sync.policy is not SyncPolicyName.gradients or not local,
             "sync=gradients never makes replicas equal: use another policy",
@@ -423,10 +432,9 @@ def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
     if rounds is not None:
         rule = f"they end after {sum(rounds)} of the run's {steps} optimizer steps: give all rounds of the recorded run"
         require(sum(rounds) >= steps, "sync.rounds", rounds, rule)
-    if config.sync.compress in (Compress.int8, Compress.powersgd):
+    if config.sync.compress is Compress.int8:
         rule = "it needs the collectives of torch.distributed, which torch_xla does not have: use bf16"
         require(device_type != "xla", "sync.compress", config.sync.compress, rule)
-    if config.sync.compress is Compress.int8:
         on_cpu = device_type == "cpu"
         rule = "int8 is exchanged by a thread, which was only made for CPUs: use bf16, or sync.overlap=false"
         require(on_cpu or not config.sync.overlap, "sync.compress", config.sync.compress, rule)

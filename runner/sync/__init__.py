@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.backends import Backend
-from runner.config.choices import Average, Compress, SyncPolicyName
+from runner.config.choices import Average, SyncPolicyName
 from runner.config.schema import AUTO, Config, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import SyncSteps, sync_steps
@@ -54,12 +54,11 @@ def build_sync_policy(
     make_local = functools.partial(_local_policy, sync, steps, model, buffers, optimizer, backend)
     if steps.first_local == 0:
         return make_local()
-    rank = sync.rank_or_default if sync.compress is Compress.powersgd else None
     wire = wire_dtype(sync.compress)
     # torch's hooks that compress take no sparse gradients, nccl cannot send them, torch.compile cannot compute them.
-    sends_rows = backend.device.type == "cpu" and wire is None and rank is None and not config.compile
+    sends_rows = backend.device.type == "cpu" and wire is None and not config.compile
     compares = config.noise.every_steps is not None
-    synchronous = Synchronous(model, buffers, backend, wire, rank, sends_rows, compares)
+    synchronous = Synchronous(model, buffers, backend, wire, sends_rows, compares)
     if steps.first_local >= plan.optimizer_steps:
         return synchronous
     return PostLocal(synchronous, make_local, steps.first_local)

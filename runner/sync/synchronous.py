@@ -21,12 +21,8 @@ from runner.backends import Backend
 from runner.data.embedding import GradientKeepingEmbedding, keep_gradients
 from runner.errors import UserError
 from runner.sync.averaging import RunningStatistics
-from runner.sync.low_rank import LowRankGradients
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.telemetry import SyncRecord, SyncStats
-
-#: More than any model's gradients have.
-_ONE_BUCKET_MB = 2**30
 
 #: Embeddings of at least this size send only the rows of their gradient that a step has used. Tables of positions, of
 #: which a step may use all rows, are smaller.
@@ -39,8 +35,7 @@ _COMPRESS_HOOKS: dict[torch.dtype, _Hook] = {torch.bfloat16: bf16_compress_hook,
 class Synchronous(SyncPolicy):
     """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
-    `wire`: the dtype of gradients on the wire, None for their own. `rank`: of the products as which gradients of
-    matrices are sent (PowerSGD); None: they are sent as they are. `sends_rows`: whether large embeddings send only
+    `wire`: the dtype of gradients on the wire, None for their own. `sends_rows`: whether large embeddings send only
     the rows of their gradient that a step has used. `compares`: whether some steps compare gradients.
     """
 
@@ -52,7 +47,6 @@ class Synchronous(SyncPolicy):
         buffers: Sequence[Tensor],
         backend: Backend,
         wire: torch.dtype | None = None,
-        rank: int | None = None,
         sends_rows: bool = False,
         compares: bool = False,
     ) -> None:
@@ -64,17 +58,15 @@ class Synchronous(SyncPolicy):
         self._hooks: list[RemovableHandle] = []
         self._statistics = RunningStatistics(buffers, backend)
         self.forward_model = model
-        self._low_rank: LowRankGradients | None = None
         self._embeddings: list[GradientKeepingEmbedding] = []
         #: Of all-reduces of their gradients.
         self._row_bytes, self._row_seconds = 0, 0.0
         if backend.world_size > 1 and not backend.compiles:
-            self._low_rank = LowRankGradients(self._trainable, rank) if rank is not None else None
             tables = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding)}
             if sends_rows and not tables.issuperset(parameters):  # DDP needs at least one parameter
                 self._embeddings = _without_ddp(model)
             before_sending = self._note_own_gradient if compares else None
-            self.forward_model = _data_parallel(model, backend.device, wire, self._low_rank, before_sending)
+            self.forward_model = _data_parallel(model, backend.device, wire, before_sending)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         #: Squared norms of this worker's gradients by bucket, in a step that compares them.
         self._own_gradient: list[Tensor] | None = None
@@ -192,8 +184,6 @@ class Synchronous(SyncPolicy):
     @property
     def _bytes(self) -> int:
         """That this worker has sent so far."""
-        if self._low_rank is not None:
-            return self._low_rank.bytes_of(self._steps)
         dense = set(self._trainable.values()).difference(embedding.weight for embedding in self._embeddings)
         return self._row_bytes + self._steps * sum(p.numel() * (self._wire or p.dtype).itemsize for p in dense)
 
@@ -207,13 +197,11 @@ class Synchronous(SyncPolicy):
             self.forward_model = self.forward_model.module
 
     def state_dict(self) -> dict[str, Any]:
-        low_rank = self._low_rank.state_dict() if self._low_rank is not None else None
         return {
             "steps": self._steps,
             "ddp_seconds": self._ddp_seconds(),
             "rows": (self._row_bytes, self._row_seconds),
             "initial_buffers": self._statistics.initial,
-            "low_rank": low_rank,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -222,8 +210,6 @@ class Synchronous(SyncPolicy):
         self._earlier = (self._steps, *state.get("ddp_seconds", (0.0, 0.0)))
         self._row_bytes, self._row_seconds = state.get("rows", (0, 0.0))
         self._statistics.load(state["initial_buffers"])
-        if self._low_rank is not None:
-            self._low_rank.load_state_dict(state["low_rank"])
 
 
 def require_gradients(missing: Sequence[str], setting: str, instead: str) -> None:
@@ -271,7 +257,6 @@ def _data_parallel(
     model: nn.Module,
     device: torch.device,
     wire: torch.dtype | None,
-    low_rank: LowRankGradients | None,
     before_sending: Callable[[Tensor], None] | None = None,
 ) -> _DataParallel:
     """`before_sending`: called with each bucket of this worker's own gradients."""
@@ -284,10 +269,7 @@ def _data_parallel(
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
-            bucket_cap_mb=None if low_rank is None else _ONE_BUCKET_MB,
         )
-    if low_rank is not None:
-        wrapped.register_comm_hook(None, lambda state, bucket: low_rank(bucket))  # DDP refuses its annotations
     # Registered under its own name, torch refuses bf16 on all backends but nccl. Gloo can sum it as well.
     hook: _Hook = _COMPRESS_HOOKS[wire] if wire is not None else _average_bucket
     if before_sending is not None:

@@ -30,8 +30,8 @@ from torch import Tensor
 from runner.backends import Backend
 from runner.config.choices import ShardingKind
 from runner.config.plain import to_plain
+from runner.config.schema import REMOVED_SYNC_SETTINGS, Sharding, Sync
 from runner.config.schema import Checkpoint as CheckpointConfig
-from runner.config.schema import Sharding, Sync
 from runner.errors import Diverged, UserError, first_line
 from runner.folder.files import Checksums, checksums, damage, digest_of, require_space, sync_folder, write_json
 from runner.folder.reading import read_json
@@ -333,8 +333,8 @@ def remove_drafts(run: Path, before: int | None = None) -> None:
 def sync_digest(sync: Sync, sharding: Sharding) -> str:
     """Equal for settings under which workers synchronise in the same way."""
     sharded = sharding.kind is not ShardingKind.none
-    content = [to_plain(sync), to_plain(sharding)] if sharded else to_plain(sync)
-    return digest_of(content)
+    settings = {**to_plain(sync), **REMOVED_SYNC_SETTINGS}
+    return digest_of([settings, to_plain(sharding)] if sharded else settings)
 
 
 def load(saved: Saved, rank: int, workers: int, sync: Sync, sharding: Sharding) -> State:

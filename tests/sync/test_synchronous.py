@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from runner.backends import Backend
-from runner.sync.low_rank import LowRankGradients
 from tests.pool import WorkerPool
-from tests.replicas import Weights, make_loop, refusal, train
-from tests.sync.reference import SGD, largest_difference
+from tests.replicas import make_loop, refusal, train
+from tests.sync.reference import largest_difference
 
 HALF_USED = ["recipe._target_=tests.odd_recipe.HalfUsed", "trusted_packages=[recipes,tests]", "max_steps=3"]
 
@@ -100,64 +96,3 @@ def seconds_of_a_continued_run(backend: Backend, overrides: list[str]) -> list[t
         found.append((stats.seconds, stats.backward_stall_seconds))
     second.policy.close()
     return found
-
-
-@dataclass
-class LowRank:
-    """By parameter, over a run: sums of a worker's gradients and of those that were applied, the last that was applied,
-    and what PowerSGD has left out at the end."""
-
-    own: Weights
-    applied: Weights
-    last: Weights
-    left_out: Weights
-    sent: int
-
-
-def train_at_low_rank(backend: Backend, overrides: list[str]) -> LowRank:
-    loop = make_loop(backend, overrides)
-    names = {parameter: name for name, parameter in loop.model.named_parameters()}
-    own, applied, last = ({name: torch.zeros_like(p.detach()) for p, name in names.items()} for _ in range(3))
-    hook, step = LowRankGradients.__call__, loop._optimizer_step
-
-    def watched_hook(self: LowRankGradients, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            own[names[parameter]] = own[names[parameter]] + gradient
-        return hook(self, bucket)
-
-    def watched_step(needs_norm: bool) -> Any:
-        for parameter, name in names.items():
-            assert parameter.grad is not None
-            last[name] = parameter.grad.clone()
-            applied[name] = applied[name] + parameter.grad
-        return step(needs_norm)
-
-    watch_step = mock.patch.object(loop, "_optimizer_step", watched_step)
-    with mock.patch.object(LowRankGradients, "__call__", watched_hook), watch_step:
-        loop.train()
-    state, sent = loop.policy.state_dict()["low_rank"]["by_name"], loop.policy.stats().bytes
-    shapes = {name: p.shape for p, name in names.items()}
-    left_out = {name: parts["left_out"].view(shapes[name]) for name, parts in state.items()}
-    loop.policy.close()
-    return LowRank(own, applied, last, left_out, sent)
-
-
-def test_what_power_sgd_leaves_out_is_added_later(pool: WorkerPool) -> None:
-    """Gradients of matrices have a low rank and are equal on all workers. Their sum lacks what is still left out."""
-    steps, rank = 6, 2
-    settings = [*SGD, "sync.compress=powersgd", f"sync.rank={rank}", f"max_steps={steps}"]
-    one, two = pool.run(2, train_at_low_rank, settings)
-    shapes = {name: tensor.shape for name, tensor in one.own.items()}
-    low = {name for name, shape in shapes.items() if len(shape) == 2 and 2 * rank * sum(shape) < shape.numel()}
-    shares = []
-    for name in shapes:
-        assert torch.equal(one.applied[name], two.applied[name])
-        missing = (one.own[name] + two.own[name]) / 2 - one.applied[name]
-        assert torch.allclose(missing, (one.left_out[name] + two.left_out[name]) / 2, rtol=0, atol=1e-13)
-        shares.append(float(missing.norm() / one.own[name].norm()))
-        if name in low:
-            assert torch.linalg.matrix_rank(one.last[name]) <= rank
-    assert max(shares) > 1e-3  # some gradients have a higher rank
-    whole = sum(shape.numel() for shape in shapes.values())
-    products = sum(rank * sum(shape) if name in low else shape.numel() for name, shape in shapes.items())
-    assert one.sent == 8 * (2 * whole + (steps - 2) * products)

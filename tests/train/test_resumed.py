@@ -49,7 +49,6 @@ COVERING = [
     (Sync("accumulated", k=2, schedule="qsr"), [*SGD, "schedule.warmup_share=0.3", "precision=fp16"]),
     (Sync("gradients", k=3, compress="fp16"), [*ADAMW, *DROPOUT, "precision=fp32"]),
     (replace(DILOCO, k=4, fragments=3, overlap=True, delay=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
-    (Sync(k=1, compress="powersgd"), [*ADAMW, *DROPOUT, "precision=fp32", "sync.rank=2", "accumulation.steps=2"]),
     (Sync(k=3, compress="int8", overlap=True, delay=2, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
     (Sync(k=2, schedule="adaptive", drift_target=0.003, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
 ]
