@@ -29,7 +29,6 @@ from benchmarks.slow_link.surroundings import surroundings
 from runner.backends.torch_distributed import TorchBackend
 from runner.config.choices import Compress
 from runner.sync import StepFacts, telemetry
-from runner.sync.delay import Delay
 from runner.sync.local_sgd import LocalSGD
 from runner.sync.rounds import PlannedRounds
 
@@ -52,7 +51,7 @@ class Synchronisations:
         self._model = nn.Linear(size, 1, bias=False)
         with self._cut():
             rounds = PlannedRounds(range(2**16))
-            self._policy = LocalSGD(self._model, [], backend, compress, rounds, delay=Delay(1))
+            self._policy = LocalSGD(self._model, [], backend, compress, rounds, delay=1)
 
     @contextlib.contextmanager
     def _cut(self) -> Iterator[None]:

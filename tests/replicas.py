@@ -80,7 +80,6 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
         "logged": logged,
         "steps": loop.optimizer_step,
         "stats": loop.policy.stats(),
-        "chosen": loop.policy.chosen(),
         "noise": loop.noise.result(),
         "best": (loop.best.step, loop.best.value),
     }

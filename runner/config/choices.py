@@ -65,8 +65,6 @@ class SyncSchedule(str, enum.Enum):
     constant = "constant"
     post_local = "post_local"
     qsr = "qsr"
-    adaptive = "adaptive"
-    recorded = "recorded"
 
 
 class Compress(str, enum.Enum):

@@ -176,7 +176,7 @@ _OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
 
 #: Settings of `sync` that earlier versions had. Digests still contain them, so that runs, checkpoints and sweeps of
 #: those versions are recognised.
-REMOVED_SYNC_SETTINGS: Mapping[str, None] = {"rank": None}
+REMOVED_SYNC_SETTINGS: Mapping[str, None] = {"drift_target": None, "rounds": None, "rank": None}
 
 #: The value of a setting that takes a number, or what fits.
 AUTO = "auto"
@@ -188,12 +188,11 @@ class Sync:
 
     `average`: whether the optimizer's moments are averaged too. `schedule`: how the number of local steps changes over
     the run; `synchronous_share`: share of the samples that `post_local` trains on synchronously first; `qsr_alpha`: the
-    coefficient of `qsr`, a learning rate times the root of a step count; `drift_target`: the drift that `adaptive`
-    keeps; `rounds`: the numbers of local steps of `recorded`, as `adaptive` has chosen them in another run.
-    `fragments`: parts of the weights that are synchronised one after the other in each round of local steps; `auto`: as
-    many as `k`, if each has a mebibyte at least. `compress`: number format of the exchange. `overlap`: apply an average
-    `delay` optimizer steps after the all-reduce has started; `auto`: as many as it takes, which the first ones show.
-    `outer_*`: the outer SGD; `outer_per_lr` divides the pseudo-gradient by the learning rate.
+    coefficient of `qsr`, a learning rate times the root of a step count. `fragments`: parts of the weights
+    that are synchronised one after the other in each round of local steps; `auto`: as many as `k`, if each has a
+    mebibyte at least. `compress`: number format of the exchange. `overlap`: apply an average `delay` optimizer steps
+    after the all-reduce has started. `outer_*`: the outer SGD; `outer_per_lr` divides the pseudo-gradient by the
+    learning rate.
     """
 
     policy: SyncPolicyName = MISSING
@@ -202,12 +201,10 @@ class Sync:
     schedule: SyncSchedule = SyncSchedule.constant
     synchronous_share: float | None = None
     qsr_alpha: float | None = None
-    drift_target: float | None = None
-    rounds: list[int] | None = None
     fragments: int | str = 1
     compress: Compress = Compress.none
     overlap: bool = False
-    delay: int | str | None = None
+    delay: int | None = None
     outer_lr: float | None = None
     outer_momentum: float | None = None
     outer_nesterov: bool | None = None
@@ -228,21 +225,11 @@ class Sync:
 
     @property
     def delay_steps(self) -> int:
-        """Optimizer steps between the start of an all-reduce and the use of its result; 0 without overlap.
-
-        With `auto` those of the first all-reduces.
-        """
+        """Optimizer steps between the start of an all-reduce and the use of its result; 0 without overlap."""
         if not self.overlap:
             return 0
         fragments = self.fragments if isinstance(self.fragments, int) else self.k
-        return self.delay if isinstance(self.delay, int) else -(-self.k // (2 * fragments))
-
-    def as_chosen(self, chosen: Mapping[str, Any]) -> Sync:
-        """The settings with what a run has `chosen` for those that are `auto`, as far as it has."""
-        names = [
-            name for name in ("fragments", "delay") if getattr(self, name) == AUTO and chosen.get(name) is not None
-        ]
-        return dataclasses.replace(self, **{name: chosen[name] for name in names})
+        return self.delay if self.delay is not None else -(-self.k // (2 * fragments))
 
     def __post_init__(self) -> None:
         require(self.k >= 1, "sync.k", self.k, "use at least 1 optimizer step (1 = fully synchronous)")
@@ -268,23 +255,6 @@ class Sync:
             require(alpha is None or 0 < alpha < math.inf, "sync.qsr_alpha", alpha, rule)
         else:
             require(alpha is None, "sync.qsr_alpha", alpha, "only sync.schedule=qsr has this setting")
-        self._check_adaptive()
-
-    def _check_adaptive(self) -> None:
-        schedule, target, rounds = self.schedule, self.drift_target, self.rounds
-        if schedule in (SyncSchedule.adaptive, SyncSchedule.recorded):
-            rule = "sync.policy=gradients never makes replicas equal: use another policy"
-            require(self.policy is not SyncPolicyName.gradients, "sync.schedule", schedule, rule)
-        if schedule is SyncSchedule.adaptive:
-            rule = "sync.schedule=adaptive needs a finite number above 0: a drift (sync/drift) that does no harm"
-            require(target is not None and 0 < target < math.inf, "sync.drift_target", target, rule)
-        else:
-            require(target is None, "sync.drift_target", target, "only sync.schedule=adaptive has this setting")
-        if schedule is SyncSchedule.recorded:
-            rule = f"sync.schedule=recorded needs numbers of steps, each at least sync.k={self.k}"
-            require(bool(rounds) and min(rounds or [0]) >= self.k, "sync.rounds", rounds, rule)
-        else:
-            require(rounds is None, "sync.rounds", rounds, "only sync.schedule=recorded has this setting")
 
     def _check_fragments(self) -> None:
         fragments = self.fragments
@@ -305,13 +275,11 @@ class Sync:
         require(self.policy is not SyncPolicyName.gradients, "sync.overlap", True, rule)
         rule = "with sync.k=1 no local step can run during the all-reduce: set sync.k above 1, or sync.overlap=false"
         require(self.k > 1, "sync.overlap", True, rule)
-        delay = self.delay
         rule = (
             f"an all-reduce must end before the next one of the same weights starts: use 1 to sync.k={self.k} steps, "
-            "auto (measured), or null (half of k, divided by the number of fragments)"
+            "or null (half of k, divided by the number of fragments)"
         )
-        known = delay == AUTO if isinstance(delay, str) else delay is None or 1 <= delay <= self.k
-        require(known, "sync.delay", delay, rule)
+        require(self.delay is None or 1 <= self.delay <= self.k, "sync.delay", self.delay, rule)
 
     def _check_compress(self) -> None:
         if self.compress is not Compress.int8:

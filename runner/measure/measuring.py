@@ -79,8 +79,6 @@ def _for_measuring(config: Config) -> Config:
             schedule=SyncSchedule.constant,
             synchronous_share=None,
             qsr_alpha=None,
-            drift_target=None,
-            rounds=None,
         )
     evaluation = dataclasses.replace(config.evaluation, every_steps=None, keep_best=False, patience=None)
     # Losses are reduced when a group of steps has ended.

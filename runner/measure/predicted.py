@@ -60,8 +60,6 @@ def unsupported_reason(experiment: Experiment) -> str | None:
         return "shards under equivalence=identical are not measured"
     if config.sync.schedule is SyncSchedule.post_local and experiment.plan.world_size > 1:
         return "sync.schedule=post_local has two kinds of steps"
-    if config.sync.schedule is SyncSchedule.adaptive and experiment.plan.world_size > 1:
-        return "sync.schedule=adaptive decides during the run how often workers synchronise"
     if config.sync.fragments != 1 and experiment.plan.world_size > 1:
         return "sync.fragments above 1 are not measured yet"
     return None

@@ -25,14 +25,14 @@ def sync_name(sync: Sync) -> str:
 def _option_labels(sync: Sync) -> list[str]:
     labels = []
     if sync.schedule is not SyncSchedule.constant:
-        values = (sync.synchronous_share, sync.qsr_alpha, sync.drift_target)  # one of them, at most
+        values = (sync.synchronous_share, sync.qsr_alpha)  # one of them, at most
         labels.append(sync.schedule.name + "".join(f"={value:g}" for value in values if value is not None))
     if sync.fragments != 1:
         labels.append(f"fragments={sync.fragments}")
     if sync.average is Average.weights_and_moments:
         labels.append("moments")
     if sync.overlap:
-        labels.append(f"overlap={AUTO if sync.delay == AUTO else sync.delay_steps}")
+        labels.append(f"overlap={sync.delay_steps}")
     if sync.compress is not Compress.none:
         labels.append(f"{sync.compress.name} wire")
     return labels
@@ -58,10 +58,6 @@ def describe_sync(sync: Sync, batch_length_sorted: bool) -> str:
     if sync.schedule is SyncSchedule.qsr:
         alpha = "" if sync.qsr_alpha is None else f", alpha {sync.qsr_alpha:g}"
         often += f" or more (quadratic rule{alpha})"
-    if sync.schedule is SyncSchedule.adaptive:
-        often += f" or more (drift {sync.drift_target:g})"
-    if sync.schedule is SyncSchedule.recorded:
-        often += " or more (recorded)"
     # Between synchronisations it matters which samples a worker gets.
     dealt = ", dealt by length" if batch_length_sorted else ""
     return f"{_averaged(sync)}{_fragments(sync)} {often}{_delay(sync)}{dealt}"
@@ -78,8 +74,7 @@ def _delay(sync: Sync) -> str:
     if not sync.overlap:
         return ""
     steps = sync.delay_steps
-    number = "a measured number of" if sync.delay == AUTO else steps
-    return f", applied {number} step{'s' * (steps > 1 or sync.delay == AUTO)} later"
+    return f", applied {steps} step{'s' * (steps > 1)} later"
 
 
 def _averaged(sync: Sync) -> str:
@@ -101,12 +96,10 @@ def describe_sync_window(plan: Plan, sync: Sync, schedule: Schedule) -> str:
     if sync.always_synchronous:
         return "synchronous: every step"
     steps = sync_steps(plan, sync, schedule)
-    if steps.due is None:
-        return f"samples between synchronisations, every k = {sync.k} steps at first, then as the drift allows"
     # A run ends with one more average of what is left, but not of gradients: then worker 0's weights are the result.
     final = plan.optimizer_steps - 1 not in steps.due and sync.policy is not SyncPolicyName.gradients
     count = len(steps.due) + final
     first = f", after {steps.first_local:,} synchronous steps" if steps.first_local else ""
-    at_least = "at least " if sync.schedule in (SyncSchedule.qsr, SyncSchedule.recorded) else ""
+    at_least = "at least " if sync.schedule is SyncSchedule.qsr else ""
     steps_each = f"{sync.k} step{'s' * (sync.k > 1)}"
     return f"samples between synchronisations, every {at_least}k = {steps_each}{first}: {count:,} in total"

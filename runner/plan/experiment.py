@@ -31,7 +31,6 @@ from runner.config.environment import external_local_world_size, external_world_
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
 from runner.config.schema import (
-    AUTO,
     REMOVED_SYNC_SETTINGS,
     SETUP_DIGEST_EXCLUDES,
     Accumulation,
@@ -428,19 +427,12 @@ def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
             "or a smaller sync.synchronous_share"
         )
         require(plan.k <= local, "sync.k", plan.k, rule)
-    rounds = config.sync.rounds
-    if rounds is not None:
-        rule = f"they end after {sum(rounds)} of the run's {steps} optimizer steps: give all rounds of the recorded run"
-        require(sum(rounds) >= steps, "sync.rounds", rounds, rule)
     if config.sync.compress is Compress.int8:
         rule = "it needs the collectives of torch.distributed, which torch_xla does not have: use bf16"
         require(device_type != "xla", "sync.compress", config.sync.compress, rule)
         on_cpu = device_type == "cpu"
         rule = "int8 is exchanged by a thread, which was only made for CPUs: use bf16, or sync.overlap=false"
         require(on_cpu or not config.sync.overlap, "sync.compress", config.sync.compress, rule)
-    if device_type != "cpu":
-        rule = "the host is not told when a GPU or TPU has an average: give a number of steps"
-        require(config.sync.delay != AUTO, "sync.delay", config.sync.delay, rule)
     every = config.evaluation.every_steps
     if every is not None and config.sync.schedule is SyncSchedule.constant:
         below = every // plan.k * plan.k

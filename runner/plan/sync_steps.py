@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ class SyncSteps:
 
     `first_local`: the first local step; those before it are fully synchronous. `due`: the steps from there on that are
     followed by a synchronisation: of all weights, or of the last of their fragments. Local steps after the last of them
-    are synchronised at the end of the run. None if the run itself decides, by the drift of replicas.
+    are synchronised at the end of the run.
     """
 
     first_local: int
-    due: frozenset[int] | None
+    due: frozenset[int]
 
 
 def sync_steps(plan: Plan, sync: Sync, schedule: Schedule) -> SyncSteps:
@@ -36,13 +35,6 @@ def sync_steps(plan: Plan, sync: Sync, schedule: Schedule) -> SyncSteps:
         return SyncSteps(first, frozenset(range(first + sync.k - 1, plan.optimizer_steps, sync.k)))
     if sync.schedule is SyncSchedule.qsr:
         return SyncSteps(0, frozenset(_quadratic(plan, sync, schedule)))
-    if sync.schedule is SyncSchedule.adaptive:
-        return SyncSteps(0, None)
-    if sync.schedule is SyncSchedule.recorded:
-        assert sync.rounds is not None
-        return SyncSteps(
-            0, frozenset(end - 1 for end in itertools.accumulate(sync.rounds) if end <= plan.optimizer_steps)
-        )
     return SyncSteps(0, frozenset(range(sync.k - 1, plan.optimizer_steps, sync.k)))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.plain import from_plain
+from runner.config.schema import REMOVED_SYNC_SETTINGS
 from runner.errors import UserError, first_line
 from runner.folder.reading import literal, read_json, read_settings
 from runner.plan import Plan
@@ -55,6 +56,8 @@ def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
         tracking["uri"] = None
         if "kind" in tracking:  # of a run from before there were several trackers
             tracking["mlflow"] = tracking.pop("kind") == "mlflow"
+        sync = dict(settings["sync"])
+        settings["sync"] = {k: v for k, v in sync.items() if v is not None or k not in REMOVED_SYNC_SETTINGS}
         settings["device"]["file"] = None  # its content is among the settings
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error

@@ -90,7 +90,9 @@ class RunCloser:
             experiment = experiment.with_accumulation_steps(segments[-1].accumulation_steps)
             write_json(self.folder / "plan.json", experiment.plan.as_json())
         certificate = experiment.certificate
-        sync = experiment.config.sync.as_chosen(result.sync or {})
+        sync = experiment.config.sync
+        if sync.fragments == AUTO and result.sync is not None:
+            sync = dataclasses.replace(sync, fragments=result.sync["fragments"])
         if result.batch_statistics or sync != experiment.config.sync:
             baseline = baseline_of(experiment.setup)
             certificate = after_training(experiment.setup, baseline, result.batch_statistics, sync)
@@ -161,12 +163,6 @@ def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
             f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "
             f"step {result.best['step']:,} (evaluation.patience={evaluation.patience} evaluations)"
         )
-    sync, chosen = experiment.config.sync, result.sync or {}
-    if sync.delay == AUTO and chosen:
-        if chosen["delay"] is None:
-            yield "sync.delay=auto: the run ended before enough averages were measured; give a number of steps"
-        else:
-            yield f"sync.delay=auto chose {chosen['delay']}: sync.delay={chosen['delay']} repeats it"
     for truncated in [result.truncated] if isinstance(result.truncated, Mapping) else result.truncated or ():
         counts = [(name, *truncated[part]) for name, part in (("training", "train"), ("evaluation", "eval"))]
         found = [f"{count:,} of {total:,} {name} {truncated['what']}" for name, count, total in counts if count]

@@ -10,17 +10,16 @@ from torch.optim import Optimizer
 
 from runner.backends import Backend
 from runner.config.choices import Average, SyncPolicyName
-from runner.config.schema import AUTO, Config, Sync
+from runner.config.schema import Config, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import SyncSteps, sync_steps
 from runner.sync.averaging import wire_dtype
-from runner.sync.delay import Delay
 from runner.sync.fully_sharded import FullySharded
 from runner.sync.gradients import PeriodicGradients
 from runner.sync.local_sgd import LocalSGD
 from runner.sync.optimizers import Moments, OuterSGD
 from runner.sync.protocol import StepFacts, SyncPolicy
-from runner.sync.rounds import AdaptiveRounds, PlannedRounds, Rounds
+from runner.sync.rounds import PlannedRounds
 from runner.sync.synchronous import PostLocal, Synchronous
 from runner.sync.telemetry import SyncRecord, SyncStats
 from runner.sync.tree_sum import TreeSynchronous
@@ -76,7 +75,6 @@ def _local_policy(
     sync: Sync, steps: SyncSteps, model: nn.Module, buffers: list[Tensor], optimizer: Optimizer, backend: Backend
 ) -> SyncPolicy:
     if sync.policy is SyncPolicyName.gradients:
-        assert steps.due is not None
         return PeriodicGradients(model, buffers, backend, sync.compress, steps.due)
     make_outer = moments = None
     if sync.policy is SyncPolicyName.outer:
@@ -95,21 +93,15 @@ def _local_policy(
     if not isinstance(fragments, int):
         weights = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         fragments = max(1, min(sync.k, weights // _SMALLEST_FRAGMENT_BYTES))
-    rounds: Rounds
-    if steps.due is not None:
-        rounds = PlannedRounds(steps.due)
-    else:
-        assert sync.drift_target is not None
-        rounds = AdaptiveRounds(sync.k, sync.drift_target)
     return LocalSGD(
         model,
         buffers,
         backend,
         sync.compress,
-        rounds,
+        PlannedRounds(steps.due),
         make_outer,
         accumulate=sync.policy is SyncPolicyName.accumulated,
-        delay=Delay(sync.delay_steps, sync.delay == AUTO, sync.k, fragments),
+        delay=sync.delay_steps,
         moments=moments,
         fragments=fragments,
     )

@@ -163,7 +163,7 @@ class WeightedAverage:
 
     def __init__(self, backend: Backend, vector_sum: VectorSum, overlapped: bool) -> None:
         self._backend, self._sum, self._overlapped = backend, vector_sum, overlapped
-        #: Row by worker: its weight, and the norms and scalars it passed to `start`.
+        #: Row by worker: its weight, and the norms it passed to `start`.
         self._norms = torch.zeros(0)
         #: The phase whose average is in flight; None between `finish` and the next `start`.
         self.phase: LocalPhase | None = None
@@ -177,15 +177,15 @@ class WeightedAverage:
         """This worker's share of the loss terms of a local phase."""
         return self._backend.scalar(phase.weight(self._backend.world_size), dtype)
 
-    def start(self, phase: LocalPhase, weight: Tensor | float, *norms: Tensor, scalars: Sequence[float] = ()) -> None:
+    def start(self, phase: LocalPhase, weight: Tensor | float, *norms: Tensor) -> None:
         """Start to sum what all workers have put. A collective.
 
         `weight`: of this worker in `phase`, with which it has multiplied its values. `norms`: numbers of this worker
-        that all workers need for telemetry; `scalars`: others that they need.
+        that all workers need for telemetry.
         """
         assert self.phase is None, "an average is still in flight"
         backend = self._backend
-        own = [torch.zeros_like(norms[0]) + weight, *norms, *(norms[0].new_tensor(number) for number in scalars)]
+        own = [torch.zeros_like(norms[0]) + weight, *norms]
         self._norms = norms[0].new_zeros(backend.world_size, len(own))
         self._norms[backend.rank] = torch.stack(own)
         backend.mark_step()
@@ -209,15 +209,11 @@ class WeightedAverage:
 
         The first is the norm of updates, the last that of weight changes; usually they are the same.
         """
-        weights, *norms = self._norms[:, : 1 + len(mean_norms)].unbind(1)
+        weights, *norms = self._norms.unbind(1)
         spreads = [UpdateSpread(weights, own, mean) for own, mean in zip(norms, mean_norms, strict=True)]
         size = self._sum.nbytes + self._norms.nbytes
         seconds, stalled = self._seconds, self._stall_seconds
         return SyncRecord(phase.last + 1, phase.steps, size, seconds, stalled, spreads[-1], spreads[0])
-
-    def scalars(self, count: int) -> list[list[float]]:
-        """By worker, the `count` scalars that it passed to `start`, of the latest average. Waits for the device."""
-        return self._norms[:, -count:].tolist()
 
     def _wait_until_done(self) -> None:
         if self._wait is None:

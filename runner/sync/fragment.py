@@ -70,8 +70,8 @@ class Fragment:
         #: The optimizer step after which the average in flight is applied; None: none is in flight.
         self.applied_after: int | None = None
 
-    def start(self, replica: Tensor, applied_after: int, scalars: Sequence[float] = ()) -> None:
-        """Start to average the updates of the local phase. `scalars`: see `WeightedAverage.start`."""
+    def start(self, replica: Tensor, applied_after: int) -> None:
+        """Start to average the updates of the local phase."""
         weight, squares = self._average.weight(self.phase, replica.dtype), []
         for part, own, place in self._chunks:
             values = replica[own]
@@ -88,7 +88,7 @@ class Fragment:
                 squares.append(torch.dot(update, update))
             self._sum.put(place, update.mul_(weight))
         length = norm_of_squares(squares) / self._common_norm
-        self._average.start(self.phase, weight, length, scalars=scalars)
+        self._average.start(self.phase, weight, length)
         self.phase, self.applied_after = LocalPhase(), applied_after
 
     def finish(self, replica: Tensor) -> SyncRecord:
@@ -117,10 +117,6 @@ class Fragment:
         record = self._average.record(phase, norm_of_squares(squares) / self._common_norm)
         self._common_norm = norm_of_squares(common_squares)
         return record
-
-    def scalars(self, count: int) -> list[list[float]]:
-        """By worker, what was sent with the latest average. Waits for the device."""
-        return self._average.scalars(count)
 
     def accumulate(self, replica: Tensor) -> None:
         """Move the update that this worker has just made out of its weights, to be averaged later."""

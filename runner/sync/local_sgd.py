@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from runner.backends import Backend
 from runner.config.choices import Compress
 from runner.sync.averaging import AllReduceSum, FlatTensors, VectorSum
-from runner.sync.delay import Delay
 from runner.sync.fragment import Fragment, cut
 from runner.sync.optimizers import Moments, OuterSGD
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.quantised import OrderedExecutor, QuantisedSum
-from runner.sync.rounds import Round, Rounds
+from runner.sync.rounds import PlannedRounds, Round
 from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats
 
 
@@ -47,15 +46,16 @@ class LocalSGD(SyncPolicy):
         buffers: Sequence[Tensor],
         backend: Backend,
         compress: Compress,
-        rounds: Rounds,
+        rounds: PlannedRounds,
         make_outer: Callable[[Tensor], OuterSGD] | None = None,
         accumulate: bool = False,
-        delay: Delay | None = None,
+        delay: int = 0,
         moments: Moments | None = None,
         fragments: int = 1,
     ) -> None:
-        self._delay = delay if delay is not None else Delay(0)
-        self.forward_model, self.overlaps = model, self._delay.steps > 0
+        self._delay = delay
+        self.forward_model, self.overlaps = model, delay > 0
+        self.resolved_settings = {"fragments": fragments, **({"delay": delay} if delay else {})}
         self._backend, self._rounds, self._moments, self._accumulates = backend, rounds, moments, accumulate
         parameters = [p for p in model.parameters() if p.requires_grad]
         others = [[*buffers], *(moments.by_name() if moments is not None else [])]
@@ -85,9 +85,6 @@ class LocalSGD(SyncPolicy):
             for own in zip(*(cut(part, fragments) for part in parts), strict=True)
         ]
         self._round: Round | None = None
-        #: Steps of each round so far, if they are decided during the run.
-        self._round_steps: list[int] = []
-        self._last_drift_per_step = 0.0
         self._history = SyncHistory()
 
     @property
@@ -104,24 +101,20 @@ class LocalSGD(SyncPolicy):
 
     @torch.no_grad()
     def after_step(self, facts: StepFacts) -> bool:
-        self._delay.enter()
         for fragment in self._fragments:
             fragment.phase.add(facts)
         if self._accumulates and facts.local_count > 0:
             self._accumulate_update()
         synchronised = self._finish_due(facts.step)
         for number in self._due(facts.step):
-            self._start(self._fragments[number], facts.step + self._delay.steps)
+            self._start(self._fragments[number], facts.step + self._delay)
         synchronised |= self._finish_due(facts.step)
-        self._delay.leave()
         return synchronised
 
     def _due(self, step: int) -> list[int]:
         """The numbers of the fragments whose average starts after this step."""
         if self._round is None or step > self._round.last:
             self._round = self._rounds.start(step)
-            if self._round is not None and self._rounds.adapt:
-                self._round_steps.append(self._round.steps)
         return self._round.due(step, len(self._fragments)) if self._round is not None else []
 
     def _finish_due(self, step: int) -> bool:
@@ -144,8 +137,7 @@ class LocalSGD(SyncPolicy):
             self._finish(fragment)
         if self._moments is not None:
             self._moments.collect()
-        known = (self._last_drift_per_step, float(self._delay.proposal)) if self._workers_decide else ()
-        fragment.start(self._flat.pack(), applied_after, known)
+        fragment.start(self._flat.pack(), applied_after)
 
     def _finish(self, fragment: Fragment) -> None:
         replica = self._flat.pack() if self.overlaps else self._flat.memory
@@ -155,22 +147,6 @@ class LocalSGD(SyncPolicy):
         if self._moments is not None:
             self._moments.set_step_count(record.step)
         self._backend.mark_step()
-        if self._workers_decide:
-            self._decide(fragment, record)
-
-    @property
-    def _workers_decide(self) -> bool:
-        """Whether they choose something during the run, from numbers that all of them know."""
-        return self._rounds.adapt or self._delay.is_open
-
-    def _decide(self, fragment: Fragment, record: SyncRecord) -> None:
-        sent = fragment.scalars(2)
-        self._delay.measured(record.seconds)
-        self._delay.agree([proposal for _, proposal in sent])
-        # Each worker computes the drift, and may round it differently: all use worker 0's, which came with this
-        # average, and is of the one before.
-        self._rounds.observe(sent[0][0])
-        self._last_drift_per_step = (record.weights.drift() or 0.0) / record.steps
 
     @torch.no_grad()
     def finish(self) -> bool:
@@ -207,14 +183,6 @@ class LocalSGD(SyncPolicy):
     def take_records(self) -> list[SyncRecord]:
         return self._history.take_records()
 
-    def chosen(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {"fragments": len(self._fragments)}
-        if self.overlaps:
-            chosen["delay"] = self._delay.steps if not self._delay.is_open else None
-        if self._rounds.adapt:
-            chosen["rounds"] = self._round_steps
-        return chosen
-
     def close(self) -> None:
         if self._in_order is not None:
             self._in_order.close()
@@ -224,10 +192,6 @@ class LocalSGD(SyncPolicy):
         return {
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "round": dataclasses.astuple(self._round) if self._round is not None else None,
-            "round_steps": self._round_steps,
-            "rounds": self._rounds.state_dict(),
-            "delay": self._delay.state_dict(),
-            "last_drift_per_step": self._last_drift_per_step,
             "history": self._history.state_dict(),
         }
 
@@ -236,8 +200,4 @@ class LocalSGD(SyncPolicy):
         for fragment, own in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(own)
         self._round = Round(*state["round"]) if state["round"] is not None else None
-        self._round_steps = list(state["round_steps"])
-        self._rounds.load_state_dict(state["rounds"])
-        self._delay.load_state_dict(state["delay"])
-        self._last_drift_per_step = state["last_drift_per_step"]
         self._history.load_state_dict(state["history"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -76,6 +77,9 @@ class SyncPolicy(Protocol):
     #: Whether workers train on while a collective is in flight: nothing else should make them wait for each other then.
     overlaps: bool = False
 
+    #: Settings whose value follows from others, or from the size of the model, by name.
+    resolved_settings: Mapping[str, int] = MappingProxyType({})
+
     #: Whether this step's gradients are averaged by DDP, which can compare each worker's own with the average.
     averages_gradients: bool = False
 
@@ -142,10 +146,6 @@ class SyncPolicy(Protocol):
     def take_records(self) -> list[SyncRecord]:
         """The synchronisations of local phases that have finished since the last call."""
         return []
-
-    def chosen(self) -> dict[str, Any]:
-        """What the policy has decided during the run, by the name that it has in the summary."""
-        return {}
 
     def close(self) -> None:
         """Release wrappers that hold the process group, and shared memory. Only `stats` may be called afterwards."""

@@ -302,7 +302,7 @@ class PostLocal(SyncPolicy):
     def _use(self, policy: SyncPolicy) -> None:
         self._policy = policy
         self.forward_model, self.overlaps = policy.forward_model, policy.overlaps
-        self.averages_gradients = policy.averages_gradients
+        self.averages_gradients, self.resolved_settings = policy.averages_gradients, policy.resolved_settings
 
     def _become_local(self) -> None:
         self._earlier_stats = self._policy.stats()
@@ -349,9 +349,6 @@ class PostLocal(SyncPolicy):
 
     def take_records(self) -> list[SyncRecord]:
         return self._policy.take_records()
-
-    def chosen(self) -> dict[str, Any]:
-        return self._policy.chosen()
 
     def close(self) -> None:
         self._policy.close()

@@ -148,10 +148,10 @@ class SyncHistory:
         self.stats = SyncStats(**state["stats"])
 
 
-def sync_summary(logged: Sequence[Mapping[str, float | None]], chosen: Mapping[str, Any]) -> dict[str, Any] | None:
+def sync_summary(logged: Sequence[Mapping[str, float | None]], resolved: Mapping[str, int]) -> dict[str, Any] | None:
     """The section `sync` of `summary.json` from the metrics of all synchronisations; None if there were none.
 
-    `chosen`: what the policy has decided, see `SyncPolicy.chosen`.
+    `resolved`: see `SyncPolicy.resolved_settings`.
     """
     if not logged:
         return None
@@ -164,6 +164,6 @@ def sync_summary(logged: Sequence[Mapping[str, float | None]], chosen: Mapping[s
     return {
         "drift": describe("drift", max),
         "cosine": describe("cosine", min),
-        **chosen,
+        **resolved,
         **{f"{name}_each": mean(values[name]) if values[name] else None for name in _COST},
     }

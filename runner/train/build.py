@@ -459,7 +459,7 @@ def _result(
         comm_s=stats.seconds,
         comm_stall_s=stats.stall_seconds,
         checkpoint_stall_s=loop.checkpoints.stall_seconds if loop.checkpoints is not None else None,
-        sync=sync_summary(loop.synchronisations, loop.policy.chosen()),
+        sync=sync_summary(loop.synchronisations, loop.policy.resolved_settings),
         step_s=meter.mean_step_seconds,
         evaluation_s=meter.paused_seconds,
         tokens=tokens,

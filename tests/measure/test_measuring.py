@@ -132,8 +132,8 @@ def test_a_run_scores_its_prediction(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["device=cpu2", "sync.k=3", "sync.schedule=recorded", "sync.rounds=[3,4]"],
-        ["device=cpu", "sync.k=4", "sync.fragments=4", "sync.schedule=adaptive", "sync.drift_target=1"],
+        ["device=cpu2", "sync.k=3", "sync.schedule=post_local", "sync.synchronous_share=0.3"],
+        ["device=cpu", "sync.k=4", "sync.fragments=4", "sync.schedule=qsr", "sync.qsr_alpha=1"],
         ["device=cpu2", "sync.k=4", "sync.schedule=qsr", "sync.overlap=true", "sync.delay=3"],
     ],
 )

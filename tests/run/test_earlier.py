@@ -10,7 +10,12 @@ import yaml
 from runner.errors import UserError
 from runner.run.earlier import saved_settings
 
-SETTINGS = {"tracking": {"uri": "http://user:word@host"}, "device": {"file": None}, "trusted_packages": ["mine"]}
+SETTINGS = {
+    "tracking": {"uri": "http://user:word@host"},
+    "sync": {"k": 4},
+    "device": {"file": None},
+    "trusted_packages": ["mine"],
+}
 
 
 @pytest.mark.parametrize(("kind", "mlflow"), [("mlflow", True), ("none", False)])
@@ -20,6 +25,14 @@ def test_a_run_from_before_there_were_several_trackers(tmp_path: Path, kind: str
     settings, trusted = saved_settings(tmp_path)
     assert settings["tracking"] == {"mlflow": mlflow, "uri": None}
     assert (settings["trusted_packages"], trusted) == ([], ["mine"])
+
+
+def test_a_run_from_before_settings_were_removed(tmp_path: Path) -> None:
+    """Without a value they are left out; one that was used is refused later, by its name."""
+    sync = {"k": 4, "qsr_alpha": None, "rank": None, "drift_target": 0.1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, "sync": sync}))
+    settings, _ = saved_settings(tmp_path)
+    assert settings["sync"] == {"k": 4, "qsr_alpha": None, "drift_target": 0.1}
 
 
 @pytest.mark.parametrize("content", ["", "a: [", "tracking: none", "- 1"])

@@ -37,8 +37,6 @@ class Sync:
     schedule: str = "constant"
     synchronous_share: float | None = None
     qsr_alpha: float | None = None
-    drift_target: float | None = None
-    rounds: Sequence[int] | None = None
     fragments: int = 1
     compress: str = "none"
     overlap: bool = False
@@ -79,8 +77,6 @@ def synchronous_steps(sync: Sync, seen: Sequence[int]) -> int:
 def due_steps(sync: Sync, reference: Reference) -> list[int]:
     """The steps (from 0) that a synchronisation follows, the fully synchronous ones left out."""
     seen, lrs = reference.seen(), reference.lrs()
-    if sync.rounds is not None:
-        return [end - 1 for end in np.cumsum(sync.rounds).tolist() if end <= len(lrs)]
     if sync.schedule == "qsr":
         return sorted(_quadratic(sync, reference.plan.lr, lrs, reference.warming_up()))
     first = synchronous_steps(sync, seen)
@@ -134,14 +130,9 @@ def hooked_average(values: Sequence[Tensor], compress: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Flight:
-    """A snapshot of a fragment that is applied after step `arrival`; `lrs`: the learning rates of its phase.
-
-    `told`: the drift per step that was sent along, of an earlier average; `drift`: its own.
-    """
+    """A snapshot of a fragment that is applied after step `arrival`; `lrs`: the learning rates of its phase."""
 
     arrival: int
-    told: float
-    drift: float
     d: list[Tensor]
     m: Tensor
     lrs: list[float]
@@ -190,9 +181,6 @@ class Simulation:
         self.u = [torch.zeros_like(self.a) for _ in range(self.n)]  # `accumulated` only
         self.counts = [np.zeros(self.n) for _ in self.masks]
         self.lrs: list[list[float]] = [[] for _ in self.masks]
-        #: `adaptive` only: the steps of each round, the drifts per step that workers have been told of in this round,
-        #: that of the average that was applied last, and the first step of the round.
-        self.rounds, self.told, self.drift, self.began = list[int](), list[float](), 0.0, 0
 
     @property
     def vectors(self) -> int:
@@ -243,24 +231,11 @@ class Simulation:
         if self.sync.policy == "gradients":
             return []
         last = self.sync.fragments - 1
-        if self.sync.drift_target is not None:
-            end, steps = self.adaptive_round(t, self.sync.drift_target)
-        else:
-            ends = [d for d in due if d >= t]
-            if not ends:
-                return []
-            end, steps = ends[0], ends[0] + 1 - max([first, *(d + 1 for d in due if d < t)])
+        ends = [d for d in due if d >= t]
+        if not ends:
+            return []
+        end, steps = ends[0], ends[0] + 1 - max([first, *(d + 1 for d in due if d < t)])
         return [n for n in range(last + 1) if t == end - (last - n) * steps // (last + 1)]
-
-    def adaptive_round(self, t: int, target: float) -> tuple[int, int]:
-        """The last step of the round that step `t` is in, and how many it has."""
-        if t == self.began + sum(self.rounds[-1:]):
-            steps = self.rounds[-1] if self.rounds else self.sync.k
-            if self.told:
-                wanted = target / math.sqrt(np.mean(np.square(self.told)))
-                steps = max(self.sync.k, min(math.floor(wanted), 2 * steps))
-            self.rounds, self.told, self.began = [*self.rounds, steps], [], t
-        return self.began + self.rounds[-1] - 1, self.rounds[-1]
 
     def synchronous_step(self, t: int, shares: list[np.ndarray], lr: float) -> None:
         """One step of all on the mean gradient of the whole global batch, as DDP comes to it."""
@@ -322,8 +297,7 @@ class Simulation:
         if self.sync.average == "weights_and_moments":
             self.average_moments(w, t, fragment)
         self.record(t, fragment, d, w)
-        drift = self.records[-1].drift / self.records[-1].steps
-        self.flights[fragment] = Flight(arrival, self.drift, drift, d, m, self.lrs[fragment])
+        self.flights[fragment] = Flight(arrival, d, m, self.lrs[fragment])
         self.start_window(fragment)
         if arrival == t:
             self.arrive(t, fragment)
@@ -356,8 +330,7 @@ class Simulation:
             if self.sync.policy == "accumulated":
                 x[: self.weights_only] = new[: self.weights_only]
             self.set_x(i, torch.where(mask, x, own))
-        self.a, self.drift = new, flight.drift
-        self.told += [flight.told] if flight.told else []
+        self.a = new
         if fragment == self.sync.fragments - 1:
             self.note_common(t)
 

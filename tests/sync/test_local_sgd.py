@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Collection, Sequence
-from types import SimpleNamespace
+from collections.abc import Collection
 from typing import Any
 from unittest import mock
 
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from runner.backends import Backend
 from runner.config.choices import Compress
 from runner.sync import StepFacts, SyncPolicy, running_statistics, telemetry
-from runner.sync.delay import Delay
 from runner.sync.local_sgd import LocalSGD
 from runner.sync.optimizers import OuterSGD
 from runner.sync.rounds import PlannedRounds
@@ -125,39 +122,6 @@ def test_parameters_share_memory_until_close(pool: WorkerPool) -> None:
     assert all(pool.run(2, close_policy)[0])
 
 
-def measured_delay(backend: Backend, steps_needed: list[float]) -> tuple[dict[str, Any], list[int]]:
-    """What `delay=auto` chooses if an average takes each worker so many steps; the steps at which averages end."""
-    model = nn.Linear(4, 4)
-    clock = itertools.count()  # between two optimizer steps a second passes
-    own = steps_needed[backend.rank]
-    start = backend.start_all_reduce
-
-    def start_all_reduce(tensors: Sequence[Tensor], async_op: bool) -> Callable[[], float]:
-        wait = start(tensors, async_op)
-        return lambda: (wait(), own)[1]
-
-    with (
-        mock.patch.object(backend, "start_all_reduce", start_all_reduce),
-        mock.patch("runner.sync.delay.time", SimpleNamespace(perf_counter=lambda: next(clock))),
-    ):
-        delay = Delay(4, is_open=True, most=8)
-        policy = LocalSGD(model, [], backend, Compress.none, PlannedRounds(range(7, 200, 8)), delay=delay)
-        ended = [step for step in range(100) if policy.after_step(StepFacts(step, 2, 1, 1, 2, 0.1))]
-        policy.finish()
-        policy.close()
-    return policy.chosen(), ended
-
-
-@pytest.mark.parametrize(("needed", "chosen"), [([0.1, 0.2], 1), ([0.5, 2.5], 3), ([2.0, 1.0], 2), ([1.0, 99.0], 8)])
-def test_delay_of_the_slowest_worker(pool: WorkerPool, needed: list[float], chosen: int) -> None:
-    """Rounded up to whole steps; it applies to averages that start after the workers have agreed."""
-    for found, ended in pool.run(2, measured_delay, needed):
-        assert found == {"fragments": 1, "delay": chosen}
-        # The first is not measured, and four have to be; what they show is sent with the next, and used from then on.
-        later = range(55 + chosen, 100, 8)
-        assert ended == [11, 19, 27, 35, 43, 51, *later]
-
-
 def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, outer: bool) -> tuple[Tensor, Any]:
     """Weights and the policy's state, with an average in flight or not, from chunks of `size` numbers."""
     with mock.patch.dict(telemetry._CHUNK, cpu=size):
@@ -170,7 +134,7 @@ def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, o
             compress,
             PlannedRounds(range(1, 20, 2)),
             functools.partial(OuterSGD, lr=0.7, momentum=0.9, nesterov=True, per_lr=False) if outer else None,
-            delay=Delay(int(overlaps)),
+            delay=int(overlaps),
             fragments=2,
         )
         torch.manual_seed(backend.rank)

@@ -68,9 +68,6 @@ CASES = [
     Case(3, replace(LATE, policy="outer", k=2), [*ADAMW, *TOKENS]),
     Case(3, replace(QSR, qsr_alpha=0.045), [*SGD, *WARM]),
     Case(3, replace(QSR, k=1, average=ALL), [*ADAMW, *TOKENS]),
-    Case(2, Sync(schedule="recorded", k=2, rounds=(2, 3, 2, 9)), SGD),
-    Case(2, Sync(schedule="adaptive", k=1, drift_target=0.02), [*SGD, *WARM]),
-    Case(3, Sync(schedule="adaptive", k=2, drift_target=0.01, fragments=2, overlap=True, delay=1), [*SGD, *WARM]),
     # fragments
     Case(3, Sync(k=4, fragments=3, average=ALL), [*ADAMW, *TOKENS]),
     Case(2, replace(DILOCO, k=4, fragments=4, overlap=True, delay=1, compress="bf16"), [*SGD, *BATCH_NORM]),
@@ -160,18 +157,6 @@ def test_common_weights_are_evaluated(pair: Pair) -> None:
     assert set(losses) == {min(s for s in commons if s >= end) for end in range(5, pair.last + 1, 5)}
     for step, loss in losses.items():
         assert loss == pytest.approx(reference.evaluate(commons[step])["loss"], rel=1e-9)
-
-
-def test_recorded_rounds_repeat_an_adaptive_run(pair: Pair, pool: WorkerPool) -> None:
-    """All workers choose the same rounds, and those of another run give the same bits."""
-    sync, rounds = pair.case.sync, pair.simulation.rounds
-    for result in pair.results:
-        assert result["chosen"].get("rounds", []) == rounds
-    if rounds:
-        assert len(set(rounds)) > 1, "the drift made no difference"
-        recorded = replace(sync, schedule="recorded", drift_target=None, rounds=tuple(rounds))
-        for result in pool.run(pair.case.workers, train, [*pair.case.overrides, *recorded.overrides()]):
-            assert largest_difference(result["weights"], pair.results[0]["weights"]) == 0
 
 
 def test_metrics_of_each_synchronisation(pair: Pair) -> None:

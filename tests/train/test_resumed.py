@@ -50,7 +50,6 @@ COVERING = [
     (Sync("gradients", k=3, compress="fp16"), [*ADAMW, *DROPOUT, "precision=fp32"]),
     (replace(DILOCO, k=4, fragments=3, overlap=True, delay=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
     (Sync(k=3, compress="int8", overlap=True, delay=2, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
-    (Sync(k=2, schedule="adaptive", drift_target=0.003, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
 ]
 
 POLICIES = (Sync(), Sync(average="weights_and_moments"), DILOCO, SLOWMO, Sync("accumulated"), Sync("gradients"))
