@@ -319,7 +319,7 @@ def _experiment(
 ) -> Experiment:
     """`plan`: of a run that is resumed, None to derive it."""
     _check_metric(config, recipe, facts)
-    plan = plan or plan_for(config, facts.train_samples, placement.workers)
+    plan = plan or make_plan(config, facts.train_samples, placement.workers)
     _check_sharding(config)
     _check_sync(config, plan, placement.device_type)
     _check_scaling(config, plan)
@@ -443,28 +443,6 @@ def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
         require(every % plan.k == 0, "evaluation.every_steps", every, rule)
 
 
-def plan_for(config: Config, samples: int, workers: int) -> Plan:
-    """The plan of a configuration for `samples` training samples on `workers` workers."""
-    return make_plan(
-        samples_per_epoch=samples,
-        world_size=workers,
-        global_batch=config.batch.global_batch,
-        micro_batch=config.batch.micro_batch,
-        # With `fit` the memory decides later (`measure/fitting.py`): the most that could fit are one micro-batch.
-        accumulation_steps=1 if config.accumulation.mode is AccumulationMode.fit else config.accumulation.steps,
-        max_micro_batch=config.accumulation.max_micro_batch,
-        drop_last=config.batch.drop_last,
-        k=config.sync.k,
-        local_steps=not config.sync.always_synchronous,
-        optimizer=config.optimizer,
-        scaling=config.scaling,
-        epochs=config.epochs,
-        max_steps=config.max_steps,
-        warmup_share=config.schedule.warmup_share,
-        shards=config.equivalence.shards,
-    )
-
-
 def baseline_plan(config: Config, plan: Plan) -> Plan:
     """One synchronous worker without accumulation; the global batch is kept, or under `per_device` the micro-batch.
 
@@ -476,11 +454,11 @@ def baseline_plan(config: Config, plan: Plan) -> Plan:
         sync=Sync(SyncPolicyName.periodic, k=1),
         max_steps=None,
     )
-    whole = plan_for(one_worker, plan.samples_per_epoch, 1)
+    whole = make_plan(one_worker, plan.samples_per_epoch, 1)
     if config.max_steps is None:
         return whole
     max_steps = whole.steps_for(plan.total_samples)
-    return plan_for(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
+    return make_plan(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
 
 
 def baseline_of(setup: RunSetup) -> RunSetup:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.config.choices import ScalingRule
+from runner.config.choices import AccumulationMode, ScalingRule
 from runner.errors import UserError, require
 from runner.folder.files import digest_of
 from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
@@ -16,7 +16,7 @@ from runner.plan.scaling import lr_factor, rule_for, scaled, scaling_samples
 from runner.plan.steps import epoch_length, samples_before, total_steps
 
 if TYPE_CHECKING:  # imports OmegaConf
-    from runner.config.schema import Optimizer, Scaling
+    from runner.config.schema import Config, Optimizer
 
 #: Settings besides the learning rate that a scaling rule can change.
 _FOLLOW_THE_BATCH = ("betas", "eps", "weight_decay")
@@ -115,76 +115,62 @@ def digest_of_numbers(numbers: Mapping[str, Any]) -> str:
     return digest_of(known)[:16]
 
 
-def make_plan(
-    *,
-    samples_per_epoch: int,
-    world_size: int,
-    global_batch: int | None,
-    micro_batch: int | None,
-    accumulation_steps: int | None,
-    max_micro_batch: int | None,
-    drop_last: bool,
-    k: int,
-    local_steps: bool,
-    optimizer: Optimizer,
-    scaling: Scaling,
-    epochs: int,
-    max_steps: int | None,
-    warmup_share: float,
-    shards: int | None = None,
-) -> Plan:
-    """Derive the plan. `optimizer`: before scaling. `local_steps`: whether several workers would step alone.
+def make_plan(config: Config, samples_per_epoch: int, world_size: int) -> Plan:
+    """The plan of these settings for a number of training samples and of workers. Raises UserError for invalid sizes.
 
-    Raises UserError for invalid sizes.
+    With `accumulation=fit` memory decides later: the most that could fit are one micro-batch.
     """
+    batch, limits, scaling, optimizer = config.batch, config.accumulation, config.scaling, config.optimizer
+    accumulation_steps = 1 if limits.mode is AccumulationMode.fit else limits.steps
+    shards = config.equivalence.shards
     if shards is None:
         sizes = batch_sizes(
             world_size=world_size,
-            global_batch=global_batch,
-            micro_batch=micro_batch,
+            global_batch=batch.global_batch,
+            micro_batch=batch.micro_batch,
             accumulation_steps=accumulation_steps,
-            max_micro_batch=max_micro_batch,
+            max_micro_batch=limits.max_micro_batch,
         )
     else:
-        assert global_batch is not None
-        sizes = sharded_sizes(world_size, global_batch, shards)
-        _check_limits(sizes, accumulation_steps, max_micro_batch)
-    parts = sizes.world_size * sizes.accumulation_steps
+        assert batch.global_batch is not None
+        sizes = sharded_sizes(world_size, batch.global_batch, shards)
+        _check_limits(sizes, accumulation_steps, limits.max_micro_batch)
+    global_batch, drop_last = sizes.global_batch, batch.drop_last
+    parts = world_size * sizes.accumulation_steps
     if shards is None and parts > samples_per_epoch:
         raise UserError(
             f"{world_size} worker(s) × accumulation.steps={sizes.accumulation_steps} give {parts} micro-batches, more "
             f"than the {samples_per_epoch} training samples: use fewer workers or steps"
         )
-    if drop_last and sizes.global_batch > samples_per_epoch:
+    if drop_last and global_batch > samples_per_epoch:
         raise UserError(
             f"batch.drop_last=true drops all {samples_per_epoch} training samples, fewer than a global batch of "
-            f"{sizes.global_batch}: use batch.drop_last=false or a smaller batch"
+            f"{global_batch}: use batch.drop_last=false or a smaller batch"
         )
-    steps = total_steps(samples_per_epoch, sizes.global_batch, drop_last, epochs, max_steps)
-    total_samples = samples_before(steps, samples_per_epoch, sizes.global_batch, drop_last)
-    observed = scaling_samples(scaling.batch.name, sizes.global_batch, samples_per_epoch, sizes.world_size)
+    steps = total_steps(samples_per_epoch, global_batch, drop_last, config.epochs, config.max_steps)
+
+    def seen(step: int) -> int:
+        return samples_before(step, samples_per_epoch, global_batch, drop_last)
+
+    observed = scaling_samples(scaling.batch.name, global_batch, samples_per_epoch, world_size)
     ratio = observed / scaling.reference_batch
-    rule = rule_for(scaling, optimizer, local_steps and sizes.world_size > 1, ratio)
+    local_steps = world_size > 1 and not config.sync.always_synchronous
+    rule = rule_for(scaling, optimizer, local_steps, ratio)
     fitting = scaled(optimizer, scaling, rule, observed)
     pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in _FOLLOW_THE_BATCH}
-    warmup_steps = bisect.bisect_left(
-        range(steps),
-        warmup_share * total_samples,
-        key=lambda step: samples_before(step, samples_per_epoch, sizes.global_batch, drop_last),
-    )
     return Plan(
         **dataclasses.asdict(sizes),
-        k=k,
-        sync_window=sizes.global_batch * k,
+        k=config.sync.k,
+        sync_window=global_batch * config.sync.k,
         reference_batch=scaling.reference_batch,
         base_lr=optimizer.lr,
         lr_factor=lr_factor(rule, ratio),
         lr=fitting.lr,
         samples_per_epoch=samples_per_epoch,
-        epochs=epochs,
-        total_samples=total_samples,
+        epochs=config.epochs,
+        total_samples=seen(steps),
         optimizer_steps=steps,
-        warmup_steps=warmup_steps,
+        warmup_steps=bisect.bisect_left(range(steps), config.schedule.warmup_share * seen(steps), key=seen),
         drop_last=drop_last,
         shards=shards,
         auto_rule=rule.name if scaling.rule is ScalingRule.auto and ratio != 1 else None,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from runner.backends.machine import library_versions
+from runner.plan import make_plan
 from runner.plan.certificate import _ROWS, Certificate, CertifiedProperty, RunSetup, after_stopping, certify
-from runner.plan.experiment import plan_for
 from tests.configured import configured, prepared
 
 VERSIONS = MappingProxyType({"python": "3.11.9", "torch": "2.13.0"})
@@ -32,7 +32,7 @@ def setup(
 ) -> RunSetup:
     """A setup of 960 samples in global batches of 48 and six epochs."""
     config = configured(overrides)
-    plan = plan_for(config, 960, workers)
+    plan = make_plan(config, 960, workers)
     return RunSetup(config, plan, data, has_dropout, device_type, rehearsed, versions, processor, batch_statistics)
 
 

@@ -8,33 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from runner.config.choices import OptimizerName, ScalingRule
-from runner.config.schema import Optimizer, Scaling
 from runner.plan import Plan, make_plan
 from runner.plan.order import DataOrder, cut, deal, permutation
+from tests.configured import configured
 
 
 def plan(samples: int = 53, world_size: int = 1, accumulation_steps: int = 1, **changes: Any) -> Plan:
     """A plan with a global batch of 24, which every world size and accumulation used here divides, or with another."""
-    settings: dict[str, Any] = {
-        "global_batch": 24,
-        "micro_batch": None,
-        "max_micro_batch": None,
-        "drop_last": False,
-        "local_steps": False,
-        "k": 1,
-        "optimizer": Optimizer(OptimizerName.adagrad, lr=1e-3, eps=1e-8),
-        "scaling": Scaling(ScalingRule.none, reference_batch=24),
-        "epochs": 3,
-        "max_steps": None,
-        "warmup_share": 0.0,
-    }
-    return make_plan(
-        samples_per_epoch=samples,
-        world_size=world_size,
-        accumulation_steps=accumulation_steps,
-        **{**settings, **changes},
-    )
+    batch = {"global_batch": 24, **changes}
+    settings = [f"epochs=3 accumulation.steps={accumulation_steps}", *(f"batch.{key}={batch[key]}" for key in batch)]
+    return make_plan(configured(" ".join(settings)), samples, world_size)
 
 
 def lengths(samples: int) -> np.ndarray:

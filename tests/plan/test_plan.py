@@ -11,37 +11,22 @@ from typing import Any
 
 import pytest
 
-from runner.config.choices import OptimizerName, ScalingBatch, ScalingRule
-from runner.config.schema import Optimizer, Scaling
 from runner.errors import UserError
 from runner.plan import Plan, make_plan
+from tests.configured import configured
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-OPTIMIZER = Optimizer(OptimizerName.adamw, lr=1e-3, weight_decay=0.01, betas=[0.9, 0.999], eps=1e-8)
-OF_REPLICAS = Scaling(ScalingRule.linear, ScalingBatch.replica_batch, reference_batch=48)
+SETTINGS = (
+    "scaling=linear batch.global_batch=96 accumulation.steps=2 sync.k=3 epochs=2 schedule.warmup_share=0.1 "
+    "optimizer.lr=1e-3 scaling.reference_batch=48"
+)
 
 
-def plan(**changes: Any) -> Plan:
+def plan(overrides: str = "", samples: int = 1000, workers: int = 4) -> Plan:
     """A plan of 1,000 samples on four workers, with changes."""
-    settings: dict[str, Any] = {
-        "samples_per_epoch": 1000,
-        "world_size": 4,
-        "global_batch": 96,
-        "micro_batch": None,
-        "accumulation_steps": 2,
-        "max_micro_batch": None,
-        "drop_last": False,
-        "local_steps": False,
-        "k": 3,
-        "optimizer": OPTIMIZER,
-        "scaling": Scaling(ScalingRule.linear, reference_batch=48),
-        "epochs": 2,
-        "max_steps": None,
-        "warmup_share": 0.1,
-    }
-    return make_plan(**{**settings, **changes})
+    return make_plan(configured(f"{SETTINGS} {overrides}"), samples, workers)
 
 
 def test_plan_by_hand() -> None:
@@ -79,48 +64,58 @@ def test_plan_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("overrides", "samples", "workers", "expected"),
     [
-        ({"drop_last": True}, {"optimizer_steps": 20, "total_samples": 1920}),
-        ({"max_steps": 12}, {"optimizer_steps": 12, "total_samples": 1096}),
-        ({"max_steps": 99}, {"optimizer_steps": 22, "total_samples": 2000}),
-        ({"scaling": OF_REPLICAS}, {"lr_factor": 0.5, "lr": 5e-4}),
-        ({"scaling": Scaling(ScalingRule.none, reference_batch=48)}, {"lr_factor": 1.0, "lr": 1e-3}),
-        ({"global_batch": 9600, "samples_per_epoch": 960}, {"lr_factor": 20.0, "lr": 2e-2}),
-        ({"warmup_share": 0.096, "max_steps": 10}, {"warmup_steps": 1}),  # 92.16 of 960 samples
-        ({"warmup_share": 0.1, "max_steps": 10}, {"warmup_steps": 1}),  # 96: the step that starts there is at the peak
-        ({"warmup_share": 0.11, "max_steps": 10}, {"warmup_steps": 2}),
-        ({"global_batch": None, "micro_batch": 12, "world_size": 8}, {"global_batch": 192, "lr_factor": 4.0}),
-        ({"accumulation_steps": None, "max_micro_batch": 10}, {"accumulation_steps": 3, "micro_batch": 8}),
-        ({"global_batch": 2000, "accumulation_steps": 1}, {"optimizer_steps": 2, "total_samples": 2000}),
+        ("batch.drop_last=true", 1000, 4, {"optimizer_steps": 20, "total_samples": 1920}),
+        ("max_steps=12", 1000, 4, {"optimizer_steps": 12, "total_samples": 1096}),
+        ("max_steps=99", 1000, 4, {"optimizer_steps": 22, "total_samples": 2000}),
+        ("scaling.batch=replica_batch", 1000, 4, {"lr_factor": 0.5, "lr": 5e-4}),
+        ("scaling=none", 1000, 4, {"lr_factor": 1.0, "lr": 1e-3}),
+        ("batch.global_batch=9600", 960, 4, {"lr_factor": 20.0, "lr": 2e-2}),
+        ("schedule.warmup_share=0.096 max_steps=10", 1000, 4, {"warmup_steps": 1}),  # 92.16 of 960 samples
+        ("max_steps=10", 1000, 4, {"warmup_steps": 1}),  # 96: the step that starts there is at the peak
+        ("schedule.warmup_share=0.11 max_steps=10", 1000, 4, {"warmup_steps": 2}),
+        (
+            "batch=per_device batch.global_batch=null batch.micro_batch=12",
+            1000,
+            8,
+            {"global_batch": 192, "lr_factor": 4.0},
+        ),
+        (
+            "accumulation=auto accumulation.steps=null accumulation.max_micro_batch=10",
+            1000,
+            4,
+            {"accumulation_steps": 3, "micro_batch": 8},
+        ),
+        ("batch.global_batch=2000 accumulation.steps=1", 1000, 4, {"optimizer_steps": 2, "total_samples": 2000}),
         # the smallest possible sizes
-        ({"samples_per_epoch": 8}, {"optimizer_steps": 2}),
-        ({"samples_per_epoch": 96, "drop_last": True}, {"optimizer_steps": 2}),
+        ("", 8, 4, {"optimizer_steps": 2}),
+        ("batch.drop_last=true", 96, 4, {"optimizer_steps": 2}),
     ],
 )
-def test_what_a_setting_changes(changes: dict[str, Any], expected: dict[str, Any]) -> None:
-    made = plan(**changes).as_json()
+def test_what_a_setting_changes(overrides: str, samples: int, workers: int, expected: dict[str, Any]) -> None:
+    made = plan(overrides, samples, workers).as_json()
     assert {name: made[name] for name in expected} == pytest.approx(expected)
 
 
 def test_world_size_alone_changes_no_experiment() -> None:
     """With the global batch held, worker count and accumulation change neither steps, samples nor learning rate."""
     common = {"k", "global_batch", "lr", "lr_factor", "optimizer_steps", "warmup_steps", "total_samples"}
-    plans = [plan(world_size=n, accumulation_steps=a).as_json() for n in (1, 2, 4, 8) for a in (1, 2, 3, 4)]
+    plans = [plan(f"accumulation.steps={a}", workers=n).as_json() for n in (1, 2, 4, 8) for a in (1, 2, 3, 4)]
     assert all({name: made[name] for name in common} == {name: plans[0][name] for name in common} for made in plans)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("overrides", "samples", "message"),
     [
-        ({"samples_per_epoch": 7}, r"accumulation\.steps=2 .*8 micro-batches.* 7 training samples"),
-        ({"samples_per_epoch": 95, "drop_last": True}, r"^batch\.drop_last=true .* 95 training samples.* 96"),
-        ({"global_batch": 100}, r"^batch\.global_batch=100 .* 96 and 104$"),
+        ("", 7, r"accumulation\.steps=2 .*8 micro-batches.* 7 training samples"),
+        ("batch.drop_last=true", 95, r"^batch\.drop_last=true .* 95 training samples.* 96"),
+        ("batch.global_batch=100", 1000, r"^batch\.global_batch=100 .* 96 and 104$"),
     ],
 )
-def test_invalid_sizes(changes: dict[str, Any], message: str) -> None:
+def test_invalid_sizes(overrides: str, samples: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        plan(**changes)
+        plan(overrides, samples)
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Plan)])
@@ -132,7 +127,7 @@ def test_digest_changes_with_every_field(name: str) -> None:
 
 
 def test_the_digest_is_the_same_in_every_process() -> None:
-    assert plan().digest == plan(max_steps=1000).digest
+    assert plan().digest == plan("max_steps=1000").digest
     assert Plan(*range(1, 17), False).digest == "6700501bdff36861"
 
 

@@ -15,11 +15,9 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from runner.config.choices import OptimizerName, ScalingRule
-from runner.config.schema import Optimizer as OptimizerConfig
-from runner.config.schema import Scaling
 from runner.plan import make_plan
 from runner.plan.schedule import lr_multiplier
+from tests.configured import configured
 
 NAMES = ("linear", "cosine", "constant")
 
@@ -71,22 +69,8 @@ def test_same_learning_rate_at_the_same_sample(name: str) -> None:
     """Runs with different global batches have the same multiplier after the same number of samples."""
     at_samples: dict[int, set[float]] = {}
     for global_batch in (20, 60, 120):
-        plan = make_plan(
-            samples_per_epoch=600,
-            world_size=2,
-            global_batch=global_batch,
-            micro_batch=None,
-            accumulation_steps=1,
-            max_micro_batch=None,
-            drop_last=False,
-            k=1,
-            local_steps=False,
-            optimizer=OptimizerConfig(OptimizerName.adagrad, lr=1.0, eps=1e-8),
-            scaling=Scaling(ScalingRule.none, reference_batch=48),
-            epochs=2,
-            max_steps=None,
-            warmup_share=0.15,
-        )
+        settings = f"batch.global_batch={global_batch} epochs=2 schedule.warmup_share=0.15"
+        plan = make_plan(configured(settings), 600, 2)
         for step in range(plan.optimizer_steps):
             seen = plan.samples_before(step)
             at_samples.setdefault(seen, set()).add(lr_multiplier(name, seen / plan.total_samples, 0.15))

@@ -6,33 +6,20 @@ import dataclasses
 
 import pytest
 
-from runner.config.choices import OptimizerName, ScalingRule, ScheduleName, SyncPolicyName, SyncSchedule
-from runner.config.schema import Optimizer, Scaling, Schedule, Sync
+from runner.config.choices import ScheduleName, SyncPolicyName, SyncSchedule
+from runner.config.schema import Schedule, Sync
 from runner.errors import UserError
 from runner.plan import Plan, make_plan
 from runner.plan.sync_steps import SyncSteps, sync_steps
+from tests.configured import configured
 
 CONSTANT_LR = Schedule(ScheduleName.constant)
 
 
 def plan(steps: int, workers: int = 2, warmup_share: float = 0.0) -> Plan:
     """A run of `steps` optimizer steps of ten samples each."""
-    return make_plan(
-        samples_per_epoch=10 * steps,
-        world_size=workers,
-        global_batch=10,
-        micro_batch=None,
-        accumulation_steps=1,
-        max_micro_batch=None,
-        drop_last=False,
-        k=1,
-        local_steps=False,
-        optimizer=Optimizer(OptimizerName.adagrad, lr=0.1, eps=1e-8),
-        scaling=Scaling(ScalingRule.none, reference_batch=10),
-        epochs=1,
-        max_steps=None,
-        warmup_share=warmup_share,
-    )
+    settings = f"batch.global_batch=10 scaling=none epochs=1 optimizer.lr=0.1 schedule.warmup_share={warmup_share}"
+    return make_plan(configured(settings), 10 * steps, workers)
 
 
 def steps(count: int, k: int, workers: int = 2) -> tuple[int, list[int]]:

@@ -20,9 +20,9 @@ from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json
 from runner.folder.record import FILE_NAME as SUMMARY
 from runner.folder.record import RunRecord
-from runner.plan import Plan
+from runner.plan import Plan, make_plan
 from runner.plan.certificate import RunSetup, certify, worst_level
-from runner.plan.experiment import baseline_of, plan_for
+from runner.plan.experiment import baseline_of
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
 from runner.run.earlier import plan_of_run, saved_settings
@@ -139,7 +139,7 @@ def _plan(run: Recorded) -> Finding:
         rule = ScalingRule.__members__.get(run.plan.auto_rule, given.scaling.rule)
         given = dataclasses.replace(given, scaling=dataclasses.replace(given.scaling, rule=rule))
     try:
-        plan = plan_for(given, samples, first["workers"])
+        plan = make_plan(given, samples, first["workers"])
     except UserError as error:
         return Finding("plan", DIFFERENT, f"the settings give none ({first_line(error)})")
     if run.resumed:

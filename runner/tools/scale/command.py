@@ -31,7 +31,8 @@ from runner.folder.lock import locked
 from runner.folder.reading import files_below, read_json
 from runner.launch.local import launch
 from runner.launch.signals import handle_signals
-from runner.plan.experiment import Experiment, plan_for, prepare
+from runner.plan import make_plan
+from runner.plan.experiment import Experiment, prepare
 from runner.plan.scaling import rule_for
 from runner.run.preflight import reading_data, refuse_sweeper_params
 from runner.run.progress import live_status
@@ -93,7 +94,7 @@ class Test:
             config = dataclasses.replace(
                 config, epochs=math.ceil(length / samples), max_steps=max(round(length / batch), 1)
             )
-        plan = plan_for(config, samples, 1)
+        plan = make_plan(config, samples, 1)
         workers = experiment.placement.local_workers
         threads = threads_per_worker(workers, config.equivalence.threads)
         device = experiment.placement.device_type
