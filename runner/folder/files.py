@@ -46,8 +46,8 @@ Checksums = Mapping[str, tuple[int, str]]
 
 
 def digest_of(content: Any) -> str:
-    """SHA-256 of JSON-like data, the same for what is read from its file."""
-    return hashlib.sha256(strict_json(content, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of JSON-like data, the same for what is read from its file. Other values count as their text."""
+    return hashlib.sha256(strict_json(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -48,7 +48,7 @@ def unsupported_reason(experiment: Experiment) -> str | None:
     config, placement = experiment.config, experiment.placement
     if config.hardware.name is not None:
         return None if placement.rehearsed else f"{placement.label} is here: leave out hardware={config.hardware.name}"
-    if experiment.absent:
+    if experiment.inputs.absent:
         return "data or model are not on this machine"
     if placement.rehearsed:
         return f"{placement.label} is not on this machine"

@@ -3,79 +3,128 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import functools
 import itertools
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.backends.machine import available_cores, library_versions, local_devices, processor
+from runner.backends.machine import library_versions, local_devices, processor
 from runner.config.choices import (
     AccumulationMode,
     BatchMode,
-    Compress,
     DeviceKind,
-    Goal,
-    OptimizerName,
     PrecisionName,
-    ScalingBatch,
-    ScalingRule,
     ScalingWeightDecay,
     ShardingKind,
-    SyncPolicyName,
-    SyncSchedule,
 )
 from runner.config.environment import external_local_world_size, external_world_size
 from runner.config.instantiate import EXPERIMENT_KEYS, TUNED_KEYS, build_recipe
 from runner.config.plain import to_plain
-from runner.config.schema import (
-    REMOVED_SYNC_SETTINGS,
-    SETUP_DIGEST_EXCLUDES,
-    Accumulation,
-    Config,
-    Precision,
-    Sharding,
-    Sync,
-)
+from runner.config.schema import REMOVED_SYNC_SETTINGS, SETUP_DIGEST_EXCLUDES, Config, Sharding
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import Unavailable, UserError, did_you_mean, require
-from runner.folder.files import check_folder
-from runner.plan import Plan, make_plan
-from runner.plan.certificate import Certificate, RunSetup, Segment, certify, ended_at, with_segments
+from runner.folder.files import check_folder, digest_of
+from runner.plan.baseline import RunSetup, baseline_of, baseline_plan
+from runner.plan.certificate import Certificate, certify
+from runner.plan.checks import check_metric, check_plan, unmeasured_noise
 from runner.plan.describe_sync import sync_labels, sync_name
+from runner.plan.history import History, Outcome, Segment, ended_at
+from runner.plan.notes import notes_on
 from runner.plan.placement import Placement, check_device_serves, place
-from runner.plan.scaling_range import scaling_warning
-from runner.plan.schedule import schedule_warning
-from runner.plan.sync_steps import sync_steps
+from runner.plan.plan import Plan, make_plan
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """`absent`: a sentence for each missing data set or model of an experiment that was only planned.
+class Inputs:
+    """What was asked for, and what was found for it: the recipe, the size of its data, and where the workers run.
 
-    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`.
-    `began_after`: the optimizer step of the checkpoint that it continues from, 0 without one. `changed`: code and
-    libraries that are not those of that checkpoint.
+    `varied`, `typed`: the settings that its sweep varies, and others that were typed, for names: `lr=5e-05`. `absent`:
+    a sentence for each missing data set or model of an experiment that is only planned.
     """
 
     config: Config
     recipe: Recipe
     facts: DataFacts
     placement: Placement
-    setup: RunSetup
-    certificate: Certificate
-    absent: tuple[str, ...] = ()
     varied: tuple[str, ...] = ()
     typed: tuple[str, ...] = ()
-    began_after: int = 0
-    changed: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a run is: its inputs, the plan that follows from them, and its history. All else follows from these."""
+
+    inputs: Inputs
+    plan: Plan
+    history: History = field(default_factory=History)
 
     @property
-    def plan(self) -> Plan:
-        return self.setup.plan
+    def config(self) -> Config:
+        return self.inputs.config
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.inputs.recipe
+
+    @property
+    def facts(self) -> DataFacts:
+        return self.inputs.facts
+
+    @property
+    def placement(self) -> Placement:
+        return self.inputs.placement
+
+    @functools.cached_property
+    def setup(self) -> RunSetup:
+        """How it is executed here, as far as a certificate compares it."""
+        config, device_type = self.config, self.placement.device_type
+        return RunSetup(
+            config=config,
+            plan=self.plan,
+            data=self.facts.digest,
+            has_dropout=self.recipe.has_dropout or config.adapter.dropout > 0,
+            device_type=device_type,
+            rehearsed=self.placement.rehearsed,
+            versions=library_versions(device_type),
+            processor=processor(device_type) if config.equivalence.is_identical else "any",
+        )
+
+    @functools.cached_property
+    def certificate(self) -> Certificate:
+        """Compared with one worker; after training, with what has turned out."""
+        setup, history, outcome = self.setup, self.history, self.history.outcome
+        if outcome is not None:
+            setup = dataclasses.replace(
+                setup,
+                config=dataclasses.replace(setup.config, sync=outcome.sync),
+                batch_statistics=outcome.batch_statistics,
+                stopped_after=outcome.stopped_after,
+            )
+            return certify(setup, baseline_of(setup), outcome.segments)
+        baseline = baseline_of(setup)
+        planned = certify(setup, baseline)
+        now = Segment(
+            after_step=history.began_after,
+            until_step=None,
+            device=self.placement.label,
+            workers=self.plan.world_size,
+            accumulation_steps=self.plan.accumulation_steps,
+            precision=self.config.precision.name.name,
+            sync=sync_name(self.config.sync),
+            level=planned.level,
+            differs=planned.differs,
+        )
+        return certify(setup, baseline, (*history.earlier, now.after_changes(history.changed)))
+
+    @property
+    def one_worker(self) -> RunSetup:
+        """This run on one worker without accumulation, in this run's precision: the reference for its speed."""
+        config = dataclasses.replace(self.config, sharding=Sharding())
+        return dataclasses.replace(self.setup, config=config, plan=baseline_plan(config, self.plan), rehearsed=False)
 
     @property
     def model_name(self) -> str:
@@ -99,91 +148,21 @@ class Experiment:
 
     def _digest(self, *parts: Any) -> str:
         config = {key: value for key, value in to_plain(self.config).items() if key not in SETUP_DIGEST_EXCLUDES}
-        config["sync"] |= REMOVED_SYNC_SETTINGS
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         if config["scaling"]["weight_decay"] == ScalingWeightDecay.fixed.name:  # older runs do not have it
             del config["scaling"]["weight_decay"]
+        config["sync"] |= REMOVED_SYNC_SETTINGS
         data = config["recipe"].get("data")
         if isinstance(data, dict) and data.get("eval_share") is None:  # the same
             config["recipe"] = {**config["recipe"], "data": {k: v for k, v in data.items() if k != "eval_share"}}
         config["device"] = {**config["device"], "file": None}  # what it says is among the other settings
-        content = json.dumps([config, self.placement.label, self.facts.digest, *parts], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-    @property
-    def one_worker(self) -> RunSetup:
-        """This run on one worker without accumulation, in this run's precision: the reference for its speed."""
-        config = dataclasses.replace(self.config, sharding=Sharding())
-        return dataclasses.replace(self.setup, config=config, plan=baseline_plan(config, self.plan), rehearsed=False)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What may surprise about the plan, the recipe or its data, in sentences."""
-        plan, limit = self.plan, self.config.max_steps
-        notes = []
-        if plan.cut_short:
-            setting = "batch.micro_batch" if self.config.batch.global_batch is None else "batch.global_batch"
-            notes.append(
-                f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training "
-                f"samples: each step trains on all of them; use a smaller {setting}"
-            )
-        if limit is not None and limit > plan.whole_steps:
-            epochs = f"{plan.epochs} epoch{'s' * (plan.epochs > 1)}"
-            notes.append(
-                f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
-                "raise epochs"
-            )
-        if self.config.profile.steps is not None:
-            first = self.config.profile.skip + 1
-            steps = f"steps {first:,} to {first + self.config.profile.steps - 1:,} are profiled, and slower for it"
-            notes.append(f"{steps}: profile/worker-0.json.gz opens in ui.perfetto.dev")
-        asked = self.config.accumulation.steps
-        if plan.shards is not None and asked is not None and 1 < asked < plan.accumulation_steps:
-            shards = f"under equivalence=identical a worker computes its {plan.accumulation_steps} shards one by one"
-            notes.append(f"accumulation.steps={asked} has no effect: {shards}")
-        threads, cores = self.config.equivalence.threads, available_cores()
-        if threads is not None and self.setup.device_type == "cpu" and threads * self.placement.local_workers < cores:
-            used = threads * self.placement.local_workers
-            notes.append(
-                f"equivalence.threads={threads} uses {used} of {cores} cores: more workers give the same bits sooner"
-            )
-        reason = unmeasured_noise(self.config, plan, self.setup.device_type)
-        if self.config.noise.every_steps is not None and reason is not None:  # on other workers, or for lack of memory
-            notes.append(f"the noise of the gradient is not measured: {reason}")
-        for warning in (scaling_warning(self.config, plan), schedule_warning(plan, self.config.schedule)):
-            if warning is not None:
-                notes.append(warning)
-        if plan.world_size == 1 and plan.k > 1 and self.config.sync.policy is SyncPolicyName.periodic:
-            notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
-        if self.changed:
-            what, step = ", ".join(self.changed), f"step {self.began_after:,}"
-            notes.append(f"changed since {step}, from which the run continues: {what}")
-        return (*notes, *self.recipe.notes, *self.facts.notes)
-
-    def resumed_after(self, earlier: tuple[Segment, ...], step: int) -> Experiment:
-        """The same for a run that continues after `step`, whose `earlier` segments ended there."""
-        now = dataclasses.replace(self.certificate.segments[-1], after_step=step)
-        certificate = with_segments(self.certificate, (*ended_at(earlier, step), now))
-        return dataclasses.replace(self, certificate=certificate, began_after=step)
-
-    def with_accumulation_steps(self, accumulation_steps: int) -> Experiment:
-        """The same experiment, from its first step, with this number of micro-batches in each worker's step."""
-        plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
-        other = _experiment(self.config, self.recipe, self.placement, self.facts, self.absent, plan)
-        kept = {name: getattr(self, name) for name in ("varied", "typed", "began_after", "changed")}
-        return dataclasses.replace(other, **kept)
-
-    def after_changes(self, changed: tuple[str, ...]) -> Experiment:
-        """The same with what has changed since the checkpoint that it continues from."""
-        *earlier, now = self.certificate.segments
-        certificate = with_segments(self.certificate, (*earlier, now.after_changes(changed)))
-        return dataclasses.replace(self, certificate=certificate, changed=changed)
+        return digest_of([config, self.placement.label, self.facts.digest, *parts])[:16]
 
     @property
     def setup_name(self) -> str:
         """How the experiment is executed, what its sweep varies, and the seed: `cpu4 · k=4 · bf16 · lr=5e-05 · s1`."""
         plan = self.plan
-        devices = [segment.device for segment in self.certificate.segments] or [self.placement.label]
+        devices = [segment.device for segment in self.certificate.segments]
         parts = [" → ".join(device for device, _ in itertools.groupby(devices))]
         if plan.shards is not None:
             parts.append("identical")
@@ -197,7 +176,32 @@ class Experiment:
             parts.append(self.config.sharding.kind.name)
         if self.config.precision.name is not PrecisionName.fp32:
             parts.append(self.config.precision.name.name)
-        return " · ".join([*parts, *self.varied, f"s{self.config.seed}"])
+        return " · ".join([*parts, *self.inputs.varied, f"s{self.config.seed}"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may surprise about the plan, the history, the recipe or its data, in sentences."""
+        notes = notes_on(self.config, self.plan, self.placement)
+        if self.history.changed:
+            what, step = ", ".join(self.history.changed), f"step {self.history.began_after:,}"
+            notes.append(f"changed since {step}, from which the run continues: {what}")
+        return (*notes, *self.recipe.notes, *self.facts.notes)
+
+    def with_accumulation_steps(self, accumulation_steps: int) -> Experiment:
+        """The same with this number of micro-batches in each worker's step."""
+        plan = self.plan.on_workers(self.plan.world_size, accumulation_steps, self.plan.k)
+        return dataclasses.replace(self, plan=plan)
+
+    def resumed_after(self, earlier: tuple[Segment, ...], step: int, changed: tuple[str, ...] = ()) -> Experiment:
+        """The same for a run that continues after `step`, whose `earlier` segments ended there.
+
+        `changed`: code and libraries that are not as they were then.
+        """
+        return dataclasses.replace(self, history=History(ended_at(earlier, step), step, changed))
+
+    def trained(self, outcome: Outcome) -> Experiment:
+        """The same when its workers have ended."""
+        return dataclasses.replace(self, history=dataclasses.replace(self.history, outcome=outcome))
 
 
 def prepare(
@@ -206,28 +210,23 @@ def prepare(
     """Check the settings against data, model and machine, and derive the plan. Raises UserError.
 
     With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are tokenised, which some recipes
-    need in order to count rows. `varied`, `typed`: see `Experiment`.
+    need in order to count rows. `varied`, `typed`: see `Inputs`.
     """
-    for name, given, default in (
-        ("plan.train_samples", config.plan.train_samples, None),
-        ("plan.price_per_hour", config.plan.price_per_hour, None),
-        ("plan.csv", config.plan.csv, None),
-        ("plan.plot", config.plan.plot, None),
-        ("plan.scale", config.plan.scale, None),
-        ("plan.parameters", config.plan.parameters, None),
-        ("plan.tokens", config.plan.tokens, None),
-        ("measure", config.measure, False),
-        ("hardware", config.hardware.name, None),
-    ):
-        require(given is default, name, given, "it is for runner.plan only; leave it out of a run")
-    recipe, placement = _recipe(config), placement_of(config)
-    recipe.check_model()  # first, since it takes no time, and reading the data may take minutes
-    facts = recipe.facts(_cache(config, progress))
-    experiment = dataclasses.replace(_experiment(config, recipe, placement, facts), varied=varied, typed=typed)
+    given = {f"plan.{name}": value for name, value in dataclasses.asdict(config.plan).items()}
+    for name, value in (*given.items(), ("measure", config.measure or None), ("hardware", config.hardware.name)):
+        require(value is None, name, value, "it is for runner.plan only; leave it out of a run")
+    experiment = _planned(_inputs(config, progress, varied, typed))
     every = config.noise.every_steps
-    reason = unmeasured_noise(config, experiment.plan, placement.device_type)
+    reason = unmeasured_noise(config, experiment.plan, experiment.placement.device_type)
     require(every is None or reason is None, "noise.every_steps", every, reason or "")
     return experiment
+
+
+def prepare_for_plan(
+    config: Config, progress: Progress | None = None, varied: tuple[str, ...] = (), typed: tuple[str, ...] = ()
+) -> Experiment:
+    """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
+    return _planned(_inputs(config, progress, varied, typed, may_be_absent=True))
 
 
 def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress: Progress | None = None) -> Experiment:
@@ -235,15 +234,14 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
 
     `new_accumulation`: whether that setting was changed. Raises UserError.
     """
-    recipe, placement = _recipe(config), placement_of(config)
-    recipe.check_model()  # first, since it takes no time, and reading the data may take minutes
-    facts = recipe.facts(_cache(config, progress))
-    workers, rule = placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
+    inputs = _inputs(config, progress)
+    workers, rule = inputs.placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
     require(workers <= old.global_batch, "device.workers", workers, rule)
     rule = f"use at most {old.shards}, the run's equivalence.shards"
     require(old.shards is None or workers <= old.shards, "device.workers", workers, rule)
-    plan = old.on_workers(workers, _accumulation(config, old, workers, new_accumulation), config.sync.k)
-    return _experiment(config, recipe, placement, facts, plan=plan)
+    return _planned(
+        inputs, old.on_workers(workers, _accumulation(config, old, workers, new_accumulation), config.sync.k)
+    )
 
 
 def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int:
@@ -264,28 +262,42 @@ def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int
     return min(config.accumulation.steps, replica_batch)
 
 
-def prepare_for_plan(config: Config, progress: Progress | None = None) -> Experiment:
-    """The same, with estimates for data and models that are not here; cannot be trained. Raises UserError."""
-    recipe, placement = _recipe(config), placement_of(config)
-    absent: list[str] = []
+def _planned(inputs: Inputs, plan: Plan | None = None) -> Experiment:
+    """`plan`: of a run that continues, None to derive it. Raises UserError."""
+    config, placement = inputs.config, inputs.placement
+    plan = plan or make_plan(config, inputs.facts.train_samples, placement.workers)
+    check_plan(config, plan, placement.device_type)
+    return Experiment(inputs, plan)
+
+
+def _inputs(
+    config: Config,
+    progress: Progress | None,
+    varied: tuple[str, ...] = (),
+    typed: tuple[str, ...] = (),
+    may_be_absent: bool = False,
+) -> Inputs:
+    """`may_be_absent`: whether data and model can be missing, so that only a plan can be made. Raises UserError."""
+    recipe, placement, absent = _recipe(config), placement_of(config), []
     try:
-        recipe.check_model()
+        recipe.check_model()  # first, since it takes no time, and reading the data may take minutes
     except Unavailable as error:
+        if not may_be_absent:
+            raise
         absent.append(str(error))
+    check_folder("cache_dir", config.cache_dir)
     try:
-        facts = recipe.facts(_cache(config, progress))
+        facts = recipe.facts(Cache(config.cache_dir, progress))
     except Unavailable as error:
-        given = config.plan.train_samples
-        if given is None:
+        if not may_be_absent:
+            raise
+        samples = config.plan.train_samples
+        if samples is None:
             raise Unavailable(f"{error}; runner.plan needs only its size, plan.train_samples=N") from error
         absent.append(str(error))
-        facts = DataFacts(given, 0, "not read", f"plan.train_samples={given}")
-    return _experiment(config, recipe, placement, facts, tuple(dict.fromkeys(absent)))
-
-
-def _cache(config: Config, progress: Progress | None) -> Cache:
-    check_folder("cache_dir", config.cache_dir)
-    return Cache(config.cache_dir, progress)
+        facts = DataFacts(samples, 0, "not read", f"plan.train_samples={samples}")
+    check_metric(config, recipe, facts)
+    return Inputs(config, recipe, facts, placement, varied, typed, tuple(dict.fromkeys(absent)))
 
 
 def _recipe(config: Config) -> Recipe:
@@ -307,174 +319,3 @@ def placement_of(config: Config) -> Placement:
     placement = place(config.device, external_world_size(), devices, external_local_world_size())
     check_device_serves(config, placement)
     return placement
-
-
-def _experiment(
-    config: Config,
-    recipe: Recipe,
-    placement: Placement,
-    facts: DataFacts,
-    absent: tuple[str, ...] = (),
-    plan: Plan | None = None,
-) -> Experiment:
-    """`plan`: of a run that is resumed, None to derive it."""
-    _check_metric(config, recipe, facts)
-    plan = plan or make_plan(config, facts.train_samples, placement.workers)
-    _check_sharding(config)
-    _check_sync(config, plan, placement.device_type)
-    _check_scaling(config, plan)
-    check_profile(config, plan)
-    setup = RunSetup(
-        config=config,
-        plan=plan,
-        data=facts.digest,
-        has_dropout=recipe.has_dropout or config.adapter.dropout > 0,
-        device_type=placement.device_type,
-        rehearsed=placement.rehearsed,
-        versions=library_versions(placement.device_type),
-        processor=processor(placement.device_type) if config.equivalence.is_identical else "any",
-    )
-    certificate = certify(setup, baseline_of(setup))
-    segment = Segment(
-        after_step=0,
-        until_step=None,
-        device=placement.label,
-        workers=plan.world_size,
-        accumulation_steps=plan.accumulation_steps,
-        precision=config.precision.name.name,
-        sync=sync_name(config.sync),
-        level=certificate.level,
-        differs=tuple(item.name for item in certificate.properties if not item.equal),
-    )
-    certificate = with_segments(certificate, (segment,))
-    return Experiment(config, recipe, facts, placement, setup, certificate, absent)
-
-
-def _check_metric(config: Config, recipe: Recipe, facts: DataFacts) -> None:
-    metric, names = config.evaluation.metric, recipe.metrics_of(facts)
-    if metric not in names:
-        raise UserError(
-            f"evaluation.metric={metric} is not computed by recipe={config.recipe['name']} for these data"
-            f"{did_you_mean(metric, names)}"
-        )
-    goal = Goal.min if metric in recipe.minimised else Goal.max
-    rule = f"use evaluation.goal={goal.name} for evaluation.metric={metric}"
-    require(config.evaluation.goal is goal, "evaluation.goal", config.evaluation.goal, rule)
-
-
-def _check_sharding(config: Config) -> None:
-    """Refuse what cannot train sharded weights. Raises UserError."""
-    kind = config.sharding.kind
-    if kind is ShardingKind.none:
-        return
-    rule = f"no worker has all weights to train on alone with sharding={kind.name}: use sync.k=1"
-    require(config.sync.always_synchronous, "sync.k", config.sync.k, rule)
-    rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
-    name = config.optimizer.name
-    require(name is not OptimizerName.adafactor, "optimizer", name, rule)
-
-
-def _check_scaling(config: Config, plan: Plan) -> None:
-    """Refuse rules for the moving averages of the global batch where workers step alone. Raises UserError."""
-    rule, local_steps = config.scaling.rule, plan.world_size > 1 and not config.sync.always_synchronous
-    of_averages = rule in (ScalingRule.sde, ScalingRule.half_life, ScalingRule.half_life_sqrt)
-    ok = not (of_averages and local_steps and config.scaling.batch is ScalingBatch.global_batch)
-    alone = "between synchronisations workers make steps of their own batch: use scaling.batch=replica_batch"
-    require(ok, "scaling", rule, f"{alone}, or scaling=auto")
-
-
-def unmeasured_noise(config: Config, plan: Plan, device_type: str) -> str | None:
-    """Why the noise of gradients cannot be measured, and what to do; None if it can."""
-    sync = config.sync
-    local = plan.world_size > 1 and not sync.always_synchronous
-    alone = plan.world_size * plan.accumulation_steps > 1
-    rules = (
-        (alone, "it compares two gradients, and one worker has only one: use accumulation.steps=2, or more workers"),
-        (
-            local or plan.accumulation_steps == 1 or not config.batch.length_sorted,
-            "micro-batches of sorted lengths are not samples of the batch: add batch.length_sorted=false",
-        ),
-        (config.sharding.kind is ShardingKind.none, "no worker has a whole gradient with sharding: use sharding=none"),
-        (plan.shards is None, "equivalence=identical adds gradients in its own way: use equivalence=exact"),
-        (device_type != "xla", "it was not made for torch_xla: use CPUs or GPUs"),
-        (
-            sync.policy is not SyncPolicyName.gradients or not local,
-            "sync=gradients never makes replicas equal: use another policy",
-        ),
-    )
-    return next((rule for ok, rule in rules if not ok), None)
-
-
-def check_profile(config: Config, plan: Plan, done: int = 0) -> None:
-    """Refuse to profile steps that do not come. `done`: steps before the command. Raises UserError."""
-    steps, skip, ahead = config.profile.steps, config.profile.skip, plan.optimizer_steps - done
-    rule = f"after profile.skip={skip} the run has {max(ahead - skip, 0)} optimizer steps: use fewer of both"
-    require(steps is None or skip + steps <= ahead, "profile.steps", steps, rule)
-
-
-def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
-    """Check the policy against the length of the run, the interval of evaluations and the device. Raises UserError."""
-    if plan.world_size == 1:
-        return
-    steps = plan.optimizer_steps
-    rule = f"this run has {steps} optimizer steps and would never synchronise: use sync.k={steps} or less"
-    require(plan.k <= steps, "sync.k", plan.k, rule)
-    first_local = sync_steps(plan, config.sync, config.schedule).first_local
-    local = steps - first_local
-    if first_local and local:
-        rule = (
-            f"sync.schedule=post_local leaves {local} local steps: use sync.k={local} or less, "
-            "or a smaller sync.synchronous_share"
-        )
-        require(plan.k <= local, "sync.k", plan.k, rule)
-    if config.sync.compress is Compress.int8:
-        rule = "it needs the collectives of torch.distributed, which torch_xla does not have: use bf16"
-        require(device_type != "xla", "sync.compress", config.sync.compress, rule)
-        on_cpu = device_type == "cpu"
-        rule = "int8 is exchanged by a thread, which was only made for CPUs: use bf16, or sync.overlap=false"
-        require(on_cpu or not config.sync.overlap, "sync.compress", config.sync.compress, rule)
-    every = config.evaluation.every_steps
-    if every is not None and config.sync.schedule is SyncSchedule.constant:
-        below = every // plan.k * plan.k
-        near = " or ".join(str(size) for size in (below, below + plan.k) if size)
-        rule = (
-            f"replicas are equal only right after a synchronisation: use a multiple of sync.k={plan.k}, such as {near}"
-        )
-        require(every % plan.k == 0, "evaluation.every_steps", every, rule)
-
-
-def baseline_plan(config: Config, plan: Plan) -> Plan:
-    """One synchronous worker without accumulation; the global batch is kept, or under `per_device` the micro-batch.
-
-    If `max_steps` ends the run early, the baseline ends after as many samples.
-    """
-    one_worker = dataclasses.replace(
-        config,
-        accumulation=Accumulation(AccumulationMode.fixed, steps=1),
-        sync=Sync(SyncPolicyName.periodic, k=1),
-        max_steps=None,
-    )
-    whole = make_plan(one_worker, plan.samples_per_epoch, 1)
-    if config.max_steps is None:
-        return whole
-    max_steps = whole.steps_for(plan.total_samples)
-    return make_plan(dataclasses.replace(one_worker, max_steps=max_steps), plan.samples_per_epoch, 1)
-
-
-def baseline_of(setup: RunSetup) -> RunSetup:
-    """One fp32 worker with the same recipe and seed, on the same kind of device.
-
-    Its batch is no larger than the training data: nobody would run it with a larger one.
-    """
-    batch, samples = setup.config.batch, setup.plan.samples_per_epoch
-    sizes = {name: getattr(batch, name) for name in ("global_batch", "micro_batch")}
-    within = {name: min(size, samples) for name, size in sizes.items() if size is not None}
-    config = dataclasses.replace(
-        setup.config,
-        batch=dataclasses.replace(batch, **within),
-        precision=Precision(PrecisionName.fp32),
-        compile=False,
-        gradient_checkpointing=False,
-        sharding=Sharding(),
-    )
-    return dataclasses.replace(setup, config=config, plan=baseline_plan(config, setup.plan), rehearsed=False)

@@ -11,9 +11,10 @@ from runner.config import accelerate
 from runner.config.choices import ScalingRule, ScalingWeightDecay
 from runner.config.schema import Config
 from runner.plan import equivalent_micro_batches
-from runner.plan.certificate import Certificate, describe_adapter
+from runner.plan.certificate import Certificate
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
+from runner.plan.properties import describe_adapter
 from runner.plan.scaling import settings_text
 from runner.plan.scaling_range import rule_of
 from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
@@ -80,7 +81,7 @@ def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
 
 def absent_notes(experiment: Experiment) -> RenderableType | None:
     """Which data or weights are not on this machine; None if all are."""
-    notes = [f"Not available on this machine: {sentence}." for sentence in experiment.absent]
+    notes = [f"Not available on this machine: {sentence}." for sentence in experiment.inputs.absent]
     return Text("\n".join(notes), style="yellow") if notes else None
 
 

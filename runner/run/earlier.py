@@ -1,4 +1,4 @@
-"""What the folder of an earlier run says: its settings, its plan, how it ended, and which MLflow run it is."""
+"""Earlier runs: the folder of one, and what it says: its settings, its plan, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,51 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from runner.config.arguments import RESUME
 from runner.config.plain import from_plain
 from runner.config.schema import REMOVED_SYNC_SETTINGS
-from runner.errors import UserError, first_line
+from runner.errors import UserError, did_you_mean, first_line
+from runner.folder.files import started_ms
+from runner.folder.lock import is_locked
 from runner.folder.reading import literal, read_json, read_settings
+from runner.folder.record import FINISHED, status_of
 from runner.plan import Plan
 from runner.plan.plan import digest_of_numbers
 from runner.track.card import FILE_NAME as CARD_FILE
+
+#: In place of a run: the one that started last of those that have not finished.
+LATEST = "latest"
+#: Unfinished runs that are listed where none of the given name is found.
+_SHOWN = 3
+
+
+def find_run(identifier: str, outputs: Path) -> Path:
+    """The folder of a run, given the folder, `latest`, or its MLflow run id. Raises UserError.
+
+    `outputs`: contains the folders of runs. `latest`: the one that started last of those that have not finished.
+    """
+    if (Path(identifier) / "config.yaml").exists():
+        return Path(identifier)
+    runs = [path.parent for path in outputs.glob("*/*/config.yaml")]
+    unfinished = [run for run in runs if _is_unfinished(run)]
+    if identifier == LATEST:
+        if not unfinished:
+            raise UserError(f"{RESUME}={LATEST}: there is no unfinished run in {outputs.resolve()}: give its folder")
+        return max(unfinished, key=started_ms)
+    if (folder := folder_of_mlflow_run(identifier, outputs)) is not None:
+        return folder
+    named = {run.name: run for run in runs}
+    if identifier in named:
+        return named[identifier]
+    last = [run.name for run in sorted(unfinished, key=started_ms)[-_SHOWN:]]
+    raise UserError(f"{RESUME}={identifier} is not a run in {outputs.resolve()}{did_you_mean(identifier, last)}")
+
+
+def _is_unfinished(folder: Path) -> bool:
+    try:
+        return status_of(folder) != FINISHED and not is_locked(folder)
+    except UserError:  # a damaged one: the others can still be found
+        return False
 
 
 def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:

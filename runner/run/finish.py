@@ -20,8 +20,8 @@ from runner.folder.record import FAILED, FILE_NAME, DataSize, RunRecord, RunResu
 from runner.launch.local import WorkerFailed
 from runner.log import LOG
 from runner.measure.predicted import prediction_metrics, scored
-from runner.plan.certificate import after_stopping, after_training, ended_at, split_at, with_segments
-from runner.plan.experiment import Experiment, baseline_of
+from runner.plan.experiment import Experiment
+from runner.plan.history import Outcome, ended_at, split_at
 from runner.plan.levels import NOT_COMPARABLE
 from runner.run.context import RunContext
 from runner.speed.figures import speed_metrics, with_speed
@@ -89,22 +89,15 @@ class RunCloser:
         if segments[-1].accumulation_steps != experiment.plan.accumulation_steps:
             experiment = experiment.with_accumulation_steps(segments[-1].accumulation_steps)
             write_json(self.folder / "plan.json", experiment.plan.as_json())
-        certificate = experiment.certificate
         sync = experiment.config.sync
         if sync.fragments == AUTO and result.sync is not None:
             sync = dataclasses.replace(sync, fragments=result.sync["fragments"])
-        if result.batch_statistics or sync != experiment.config.sync:
-            baseline = baseline_of(experiment.setup)
-            certificate = after_training(experiment.setup, baseline, result.batch_statistics, sync)
-        certificate = with_segments(certificate, segments)
-        if result.stopped_early:
-            assert result.samples_seen is not None
-            certificate = after_stopping(certificate, result.samples_seen)
-        if certificate == experiment.certificate:
-            return experiment
-        write_json(self.folder / "certificate.json", certificate.as_json())
-        self.tracker.tag("certificate", certificate.level)
-        return dataclasses.replace(experiment, certificate=certificate)
+        stopped_after = result.samples_seen if result.stopped_early else None
+        trained = experiment.trained(Outcome(segments, sync, bool(result.batch_statistics), stopped_after))
+        if trained.certificate != experiment.certificate:
+            write_json(self.folder / "certificate.json", trained.certificate.as_json())
+            self.tracker.tag("certificate", trained.certificate.level)
+        return trained
 
     def _ledger_is_sound(self) -> bool:
         """Whether the ledger, as far as it was written, found the planned samples; if not, withdraw the certificate."""

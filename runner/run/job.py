@@ -38,15 +38,8 @@ from runner.run.finish import RunCloser, note_failure, one_line
 from runner.run.preflight import busy_folder, prepare_run, refuse_used_folder
 from runner.run.progress import ProgressDisplay
 from runner.run.report import print_sentence, report
-from runner.run.resume import (
-    Resumption,
-    changes_execution,
-    prepare_resume,
-    recorded_experiment,
-    restarted,
-    still_running,
-    to_repeat,
-)
+from runner.run.resume import Resumption, prepare_resume, restarted, still_running
+from runner.run.same_experiment import overrides_to_start_again, recorded_experiment, to_repeat
 from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
@@ -82,17 +75,14 @@ def run_single(
     `started_at`: when the command started. `world`: the processes that torchrun has started, if it has; None is
     returned if the run that they were to continue has finished.
     """
-    resumed: Resumption | None = None
-    if options.resumed_run is not None:
-        resumed = prepare_resume(options.resumed_run, options.overrides, options.config_dirs)
-        experiment, folder = resumed.experiment, resumed.folder
-    elif world is not None and (earlier := _run_of_this_torchrun(options.overrides)) is not None:
+    identifier, overrides, resumed = options.resumed_run, options.overrides, None
+    if identifier is None and world is not None and (earlier := _run_of_this_torchrun(overrides)) is not None:
         if status_of(earlier) == FINISHED:  # a worker was killed after that
             console.print(f"The run in {escape(str(earlier))} has finished.", soft_wrap=True)
             return None
-        repeated = [override.lstrip("+") for override in filter(changes_execution, options.overrides)]
-        overrides = [*repeated, f"device.workers={world.world_size}"]
-        resumed = prepare_resume(str(earlier), overrides, options.config_dirs)
+        identifier, overrides = str(earlier), overrides_to_start_again(overrides, world.world_size)
+    if identifier is not None:
+        resumed = prepare_resume(identifier, overrides, options.config_dirs)
         experiment, folder = resumed.experiment, resumed.folder
     else:
         experiment, folder = prepare_run(options)
@@ -285,7 +275,7 @@ def _write_plan(experiment: Experiment, folder: Path) -> None:
     plain = without_credentials(to_plain(experiment.config))
     write_json(folder / "plan.json", experiment.plan.as_json())
     write_json(folder / "certificate.json", experiment.certificate.as_json())
-    write_json(folder / ENVIRONMENT, environments(folder, experiment.config, experiment.began_after))
+    write_json(folder / ENVIRONMENT, environments(folder, experiment.config, experiment.history.began_after))
     # Last: it makes the folder one of a run, which can be resumed.
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain)))
 

@@ -14,7 +14,7 @@ from runner.config.plain import to_plain
 from runner.folder.files import started_ms
 from runner.folder.reading import read_json
 from runner.folder.record import FINISHED, RunRecord, SpeedFigures
-from runner.plan.certificate import RunSetup
+from runner.plan.baseline import RunSetup
 from runner.plan.experiment import Experiment
 from runner.speed.diagnosis import diagnose
 from runner.speed.run_numbers import Baseline, Restarts, RunNumbers, SamplesRead, flops_words
@@ -88,7 +88,7 @@ def _numbers(record: RunRecord, experiment: Experiment, folder: Path, restarts: 
     pads_to = config.recipe.get("padding")
     training_s = None
     if rate and result.optimizer_steps is not None:
-        first_step = experiment.began_after + 1
+        first_step = experiment.history.began_after + 1
         training_s = (plan.samples_before(result.optimizer_steps) - plan.samples_before(first_step)) / rate
     return RunNumbers(
         plan=plan,

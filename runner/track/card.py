@@ -110,10 +110,11 @@ def card_of(
     config, tracking = experiment.config, experiment.config.tracking
     store, limit = store_of(tracking), config.max_steps
     has_no_effect = f"max_steps={limit}" if limit is not None and limit >= experiment.plan.whole_steps else None
-    typed = [label for label in experiment.typed if label != has_no_effect]
+    typed = [label for label in experiment.inputs.typed if label != has_no_effect]
     return TrackingRecord(
         experiment=tracking.experiment,
-        run_name=tracking.run_name or run_name(experiment.setup_name, config.recipe, varied, typed, experiment.varied),
+        run_name=tracking.run_name
+        or run_name(experiment.setup_name, config.recipe, varied, typed, experiment.inputs.varied),
         params={name: _param(value) for name, value in run_params(experiment).items()},
         tags={**run_tags(experiment), **tags},
         store=None if store is None else masked(store),

@@ -38,7 +38,7 @@ from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.folder.record import RunResult
 from runner.plan import Plan
-from runner.plan.certificate import PROCESSOR
+from runner.plan.history import PROCESSOR
 from runner.sync import build_sync_policy
 from runner.sync.averaging import wire_dtype
 from runner.sync.telemetry import sync_summary

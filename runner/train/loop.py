@@ -27,7 +27,7 @@ from runner.exact import DropoutStreams
 from runner.folder.record import SmallerMicroBatches
 from runner.log import LOG
 from runner.plan import Plan
-from runner.plan.experiment import unmeasured_noise
+from runner.plan.checks import unmeasured_noise
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
 from runner.sync import StepFacts, SyncPolicy

@@ -13,7 +13,9 @@ import torch
 
 from runner.backends.machine import library_versions
 from runner.plan import make_plan
-from runner.plan.certificate import _ROWS, Certificate, CertifiedProperty, RunSetup, after_stopping, certify
+from runner.plan.baseline import RunSetup
+from runner.plan.certificate import Certificate, certify
+from runner.plan.properties import _ROWS, CertifiedProperty
 from tests.configured import configured, prepared
 
 VERSIONS = MappingProxyType({"python": "3.11.9", "torch": "2.13.0"})
@@ -29,11 +31,13 @@ def setup(
     versions: Mapping[str, str] = VERSIONS,
     processor: str = "EPYC, AVX512",
     batch_statistics: bool = False,
+    stopped_after: int | None = None,
 ) -> RunSetup:
     """A setup of 960 samples in global batches of 48 and six epochs."""
     config = configured(overrides)
     plan = make_plan(config, 960, workers)
-    return RunSetup(config, plan, data, has_dropout, device_type, rehearsed, versions, processor, batch_statistics)
+    known = (versions, processor, batch_statistics, stopped_after)
+    return RunSetup(config, plan, data, has_dropout, device_type, rehearsed, *known)
 
 
 def different(certificate: Certificate) -> set[str]:
@@ -349,7 +353,7 @@ def test_certificate_json() -> None:
 
 def test_a_run_that_stopped_early_is_not_comparable() -> None:
     planned = certify(setup(workers=4), setup())
-    stopped = after_stopping(planned, 2880)
+    stopped = certify(setup(workers=4, stopped_after=2880), setup())
     assert stopped.level == NOT_COMPARABLE
     item = found(stopped, "samples_seen")
     assert (item.value, item.baseline, item.equal, item.change) == (2880, 5760, False, "× 0.5")

@@ -8,8 +8,9 @@ import pytest
 
 from runner.config.compose import compose, settings
 from runner.errors import UserError
-from runner.plan.certificate import Segment
-from runner.plan.experiment import Experiment, check_profile, prepare, prepare_resumed
+from runner.plan.checks import check_profile
+from runner.plan.experiment import Experiment, prepare, prepare_resumed
+from runner.plan.history import Segment
 from tests.replicas import TINY
 
 
@@ -88,8 +89,8 @@ def test_shards_stay_on_other_workers() -> None:
     other = resumed(start, "device.workers=3", "equivalence=identical")
     assert (other.plan.shards, other.plan.micro_batch, other.plan.accumulation_steps) == (8, 3, 3)
     assert other.certificate.level == "identical"
-    assert other.after_changes(("processor EPYC → Xeon",)).certificate.level == "equivalent"
-    assert other.after_changes(("processor EPYC → Xeon", "torch 2.12 → 2.13")).certificate.level == "comparable"
+    for changed, level in ((("processor EPYC → Xeon",), "equivalent"), (("torch 2.12 → 2.13",), "comparable")):
+        assert start.resumed_after(start.certificate.segments, 3, changed).certificate.level == level
     with pytest.raises(UserError, match="accumulation"):
         resumed(start, "device=cpu", "equivalence=identical", "accumulation.steps=2", changed=True)
 
@@ -109,5 +110,5 @@ def test_the_certificate_lists_the_segments() -> None:
         start.setup_digest,
         experiment("device=cpu", "sync.k=2", "scaling=none").setup_digest,
     )
-    assert other.began_after == other.with_accumulation_steps(2).began_after == 3
+    assert other.history.began_after == other.with_accumulation_steps(2).history.began_after == 3
     assert Segment.from_json(other.certificate.as_json()["segments"][0]) == first

@@ -11,7 +11,8 @@ import yaml
 from runner.config.compose import compose, settings
 from runner.config.plain import to_plain
 from runner.errors import UserError
-from runner.run.resume import changes_execution, prepare_resume
+from runner.run.resume import prepare_resume
+from runner.run.same_experiment import changes_execution
 from tests.replicas import TINY
 
 

@@ -220,7 +220,7 @@ def test_figures_of_a_run_with_a_baseline(tmp_path: Path) -> None:
     assert shares.compile_share == 0.3
     assert shares.ending_share == pytest.approx(speed.ending_share - 0.3)
     # Two of the steps, of 24 samples, were trained by workers that were lost, and kept by a checkpoint.
-    continued = dataclasses.replace(of, began_after=2)
+    continued = of.resumed_after((), 2)
     restarted = measured(continued, tmp_path / "own", wall_s=13.0, restarts=Restarts((), 3.0, 1.0)).speed
     assert restarted.restart_share == pytest.approx(1 / 13)
     assert restarted.ending_share is not None

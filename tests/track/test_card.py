@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -98,9 +97,8 @@ def test_the_card_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert card.dataset is not None
     assert (card.dataset["name"], len(card.dataset["digest"])) == ("acceptability", 16)
     assert json.loads(card.dataset["profile"]) == {"train_samples": 100, "eval_samples": 30}
-    typed = {
-        name: dataclasses.replace(experiment(f"max_steps={name}"), typed=(f"max_steps={name}",)) for name in (2, 9999)
-    }
+    configs = {name: experiment(f"max_steps={name}").config for name in (2, 9999)}
+    typed = {name: prepare(config, typed=(f"max_steps={name}",)) for name, config in configs.items()}
     assert [card_of(one, {}).run_name.endswith(f"max_steps={name}") for name, one in typed.items()] == [True, False]
     default = card_of(experiment(), {})
     assert (default.store, default.run_name) == (

@@ -21,8 +21,8 @@ from runner.folder.reading import read_json
 from runner.folder.record import FILE_NAME as SUMMARY
 from runner.folder.record import RunRecord
 from runner.plan import Plan, make_plan
-from runner.plan.certificate import RunSetup, certify, worst_level
-from runner.plan.experiment import baseline_of
+from runner.plan.baseline import RunSetup, baseline_of
+from runner.plan.certificate import certify, worst_level
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
 from runner.run.earlier import plan_of_run, saved_settings

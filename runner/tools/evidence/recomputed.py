@@ -156,7 +156,7 @@ def _training(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str
     steps = min(steps, len(recorded))
     try:
         experiment = prepare(_config(run, overrides, config_dirs))
-        experiment = dataclasses.replace(experiment, setup=dataclasses.replace(experiment.setup, plan=run.plan))
+        experiment = dataclasses.replace(experiment, plan=run.plan)
         if experiment.placement.workers != run.plan.world_size:
             workers = run.plan.world_size
             return Finding("training", CLAIMED, f"it was trained by {workers} workers: give device.workers={workers}")

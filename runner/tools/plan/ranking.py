@@ -160,13 +160,13 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
         varied = " ".join(one for one in job if one.lstrip("+").partition("=")[0] in grid.varied)
         labels, typed = setting_labels(job, grid.varied)
         try:
-            experiment = prepare_for_plan(settings(compose(job, options.config_dirs)), progress)
+            config = settings(compose(job, options.config_dirs))
+            experiment = prepare_for_plan(config, progress, labels, typed)
             experiment = with_fitting_micro_batches(
                 experiment, started, progress, LOG.info, measures=experiment.config.measure
             )
         except UserError as error:
             raise UserError(f"{error} (setup {varied})") from error
-        experiment = dataclasses.replace(experiment, varied=labels, typed=typed)
         prepared_s = prepared_s or time.monotonic() - started
         if not any(_same(experiment, other) for other in experiments.values()):
             experiments[varied] = experiment
@@ -210,7 +210,8 @@ def _same(one: Experiment, other: Experiment) -> bool:
 
 def _without_sync(experiment: Experiment) -> str:
     config = dataclasses.replace(experiment.config, sync=Sync(SyncPolicyName.periodic, k=1))
-    return dataclasses.replace(experiment, config=config).setup_digest
+    inputs = dataclasses.replace(experiment.inputs, config=config)
+    return dataclasses.replace(experiment, inputs=inputs).setup_digest
 
 
 def _ranked(varied: str, experiment: Experiment, measuring: Measuring, console: Console) -> RankedSetup:
