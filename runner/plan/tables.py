@@ -7,9 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runner.config import accelerate
 from runner.config.choices import ScalingRule, ScalingWeightDecay
-from runner.config.schema import Config
 from runner.plan import equivalent_micro_batches
 from runner.plan.certificate import Certificate
 from runner.plan.describe_sync import describe_sync_window
@@ -21,15 +19,14 @@ from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
 
 
 def plan_tables(experiment: Experiment) -> RenderableType:
-    """The plan's numbers and the equivalent per-worker batches, after what an Accelerate config file has set."""
+    """The plan's numbers and the equivalent per-worker batches."""
     table = plain_table(_title(experiment))
     table.add_column("what", style="bold")
     table.add_column("value", justify="right")
     table.add_column("derived from", style="dim")
     for row in _rows(experiment):
         table.add_row(*row)
-    notes = accelerate_notes(experiment.config)
-    return Group(*([notes] if notes is not None else []), table, _equivalents(experiment))
+    return Group(table, _equivalents(experiment))
 
 
 def brief_tables(experiment: Experiment) -> RenderableType:
@@ -43,40 +40,14 @@ def brief_tables(experiment: Experiment) -> RenderableType:
         if not item.equal:
             differs.add_row(f"  {item.name.replace('_', ' ')}", item.effect)
     level = f"Certificate: {experiment.certificate.level} to one fp32 worker{'; different:' * bool(differs.row_count)}"
-    notes = accelerate_notes(experiment.config)
-    parts: list[RenderableType] = [
-        *(Text(_title(experiment), style="bold"), Text(f"  {_subject(experiment)}")),
-        *(plan, Text(level, style="bold"), differs),
-    ]
-    return Group(*([notes] if notes is not None else []), *parts)
+    title = Text(_title(experiment), style="bold")
+    return Group(title, Text(f"  {_subject(experiment)}"), plan, Text(level, style="bold"), differs)
 
 
 def _grid() -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     return grid
-
-
-def accelerate_notes(config: Config) -> RenderableType | None:
-    """The keys of an Accelerate config file that are used, and those that are ignored and why; None without a file."""
-    if config.device.file is None:
-        return None
-    found = accelerate.read(config.device.file, config.device.workers, config.precision.name)
-    taken, left = _keys_by_outcome(found.taken), _keys_by_outcome(found.left)
-    if accelerate.NOT_USED in left:  # the longest row and the least informative one: last
-        left[accelerate.NOT_USED] = left.pop(accelerate.NOT_USED)
-    notes = Table.grid(padding=(0, 2))
-    notes.add_row("used", Text("; ".join(f"{keys} → {setting}" for setting, keys in taken.items())))
-    for number, (why, keys) in enumerate(left.items()):
-        notes.add_row("" if number else "ignored", Text(f"{keys}: {why}"), style="dim")
-    return Group(Text(f"From {config.device.file}", style="bold"), notes, "")
-
-
-def _keys_by_outcome(outcomes: dict[str, str]) -> dict[str, str]:
-    groups: dict[str, list[str]] = {}
-    for key, outcome in outcomes.items():
-        groups.setdefault(outcome, []).append(key)
-    return {outcome: ", ".join(keys) for outcome, keys in groups.items()}
 
 
 def absent_notes(experiment: Experiment) -> RenderableType | None:

@@ -1,4 +1,4 @@
-"""Accelerate config files: which keys are taken, which are not, and what is refused."""
+"""Accelerate config files: the three values that are taken, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
-from runner.config.accelerate import NOT_USED, apply, read
+from runner.config.accelerate import apply
 from runner.config.choices import DeviceKind, PrecisionName
 from runner.config.compose import compose, settings
 from runner.config.schema import Config, Device, Precision
 from runner.errors import UserError
 from runner.plan.experiment import prepare
-from runner.plan.tables import accelerate_notes
 from tests.configured import configured
 from tests.replicas import TINY
 
@@ -86,14 +84,7 @@ def summary(config: Config) -> tuple[str, int | None, str]:
     ],
 )
 def test_what_a_file_sets(keys: dict[str, Any], expected: tuple[str, int, str]) -> None:
-    path = write(**keys)
-    config = applied(path)
-    assert summary(config) == expected
-    found = read(path)
-    assert set(found.taken) | set(found.left) == set(MULTI_GPU) - {key for key in keys if keys[key] is ...}
-    assert not set(found.taken) & set(found.left)
-    # The notes above the plan read the file again with the resolved settings.
-    assert read(path, config.device.workers, config.precision.name) == found
+    assert summary(applied(write(**keys))) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,11 +99,7 @@ def test_what_a_file_sets(keys: dict[str, Any], expected: tuple[str, int, str]) 
 def test_the_command_line_takes_precedence(
     keys: dict[str, Any], workers: int | None, precision: str, expected: tuple[str, int, str]
 ) -> None:
-    path = write(**keys)
-    assert summary(applied(path, workers, precision)) == expected
-    left = read(path, workers, None if precision == "from_accelerate" else PrecisionName[precision]).left
-    assert ("num_processes" in left) == (workers is not None)
-    assert ("mixed_precision" in left) == (precision != "from_accelerate")
+    assert summary(applied(write(**keys), workers, precision)) == expected
 
 
 def test_composed_with_choices_and_bundles() -> None:
@@ -133,8 +120,8 @@ def test_the_place_of_the_file_does_not_make_another_setup(tmp_path: Path) -> No
 def test_several_machines_get_their_torchrun_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner starts workers on one machine; under torchrun the file describes the world."""
     path = write(**TWO_MACHINES)
-    arguments = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29501 --nproc-per-node 4"
-    with pytest.raises(UserError, match=f"torchrun {arguments} -m runner device=from_accelerate device.file={path}$"):
+    place = "--node-rank 1 --master-addr 10.0.0.1 --master-port 29501 -m runner"
+    with pytest.raises(UserError, match=f"torchrun --nnodes 2 --nproc-per-node 4 {place}"):
         applied(path)
     with pytest.raises(UserError, match="--nproc-per-node 3 "):
         applied(path, workers=6)
@@ -157,8 +144,11 @@ def test_several_machines_get_their_torchrun_command(monkeypatch: pytest.MonkeyP
         ({"num_processes": -1}, "num_processes"),
         ({"num_processes": 0}, "num_processes"),
         ({"num_processes": "two"}, "num_processes"),
-        ({"num_machines": 3}, "num_machines"),
-        ({"num_machines": 2}, "main_process_ip"),
+        ({"num_machines": 0}, "num_machines"),
+        ({"dynamo_backend": "INDUCTOR"}, r"dynamo_backend.*compile=true"),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, r"dynamo_config.*compile=true"),
+        ({"gpu_ids": "2,3"}, "gpu_ids.*CUDA_VISIBLE_DEVICES=2,3"),
+        ({"gpu_ids": [2]}, "gpu_ids.*CUDA_VISIBLE_DEVICES=2"),
     ],
 )
 def test_refused_values(keys: dict[str, Any], key: str) -> None:
@@ -168,23 +158,9 @@ def test_refused_values(keys: dict[str, Any], key: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_notes() -> None:
-    """The file, what is used, and what is ignored, with keys of the same reason together and unused ones last."""
-    dynamo = {"dynamo_backend": "INDUCTOR"}
-    notes = accelerate_notes(applied(write(gpu_ids="2,3", **{"[red]": 1}, **dynamo), workers=2))
-    assert notes is not None
-    console = Console(width=110)
-    with console.capture() as capture:
-        console.print(notes)
-    lines = [line.strip() for line in capture.get().splitlines()]
-    assert lines[:2] == [
-        "From acc.yaml",
-        "used     distributed_type → device.kind=gpu; mixed_precision → precision=bf16",
-    ]
-    text = "\n".join(lines)
-    for key, setting in (("num_processes", "device.workers=2"), ("dynamo_backend", "compile=true")):
-        assert any(line.partition(key)[2].startswith(":") and setting in line for line in lines)
-    assert "gpu_ids: set CUDA_VISIBLE_DEVICES=2,3" in text
-    assert "[red]" in text  # not interpreted as rich's markup
-    assert lines[-2].endswith(f": {NOT_USED}")
-    assert accelerate_notes(configured()) is None
+def test_what_is_set_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is used once the command and the environment say what it does not decide."""
+    path = write(gpu_ids="2,3", dynamo_backend="INDUCTOR", mixed_precision="no")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    config = configured(["device=from_accelerate", f"device.file={path}", "compile=true"])
+    assert (config.device.workers, config.compile) == (4, True)
