@@ -64,7 +64,7 @@ class OutOfMemory(RunFailed):
 def require(ok: bool, setting: str, value: object, rule: str) -> None:
     """Raise UserError unless `ok`. `rule` follows "is invalid: ", such as "use at least 1 sample"."""
     if not ok:
-        raise UserError(f"{setting}={_shown(value)} is invalid: {rule}")
+        raise UserError(f"{setting}={shown(value)} is invalid: {rule}")
 
 
 def not_installed(setting: str, extra: str) -> UserError:
@@ -72,7 +72,7 @@ def not_installed(setting: str, extra: str) -> UserError:
     return UserError(f"{setting} needs a package that is not installed: pip install -e '.[{extra}]' in a checkout")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as it is written on the command line."""
     if value is None:
         return "null"

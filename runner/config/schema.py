@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +41,75 @@ from runner.config.choices import (
     SyncPolicyName,
     SyncSchedule,
 )
-from runner.errors import require
+from runner.errors import require, shown
+
+_ADAM = ("betas", "eps")
+
+#: The settings that an optimizer of torch takes besides `lr` and `weight_decay`. The others keep torch's defaults.
+OPTIMIZER_SETTINGS: dict[OptimizerName, tuple[str, ...]] = {
+    OptimizerName.adamw: _ADAM,
+    OptimizerName.sgd: ("momentum", "nesterov"),
+    OptimizerName.adam: _ADAM,
+    OptimizerName.adafactor: (),
+    OptimizerName.adagrad: ("eps",),
+    OptimizerName.adamax: _ADAM,
+    OptimizerName.nadam: _ADAM,
+    OptimizerName.radam: _ADAM,
+    OptimizerName.rmsprop: ("eps", "momentum"),
+}
+_OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
+
+#: Settings that only some choices have.
+_ONLY_WITH: dict[str, tuple[str, ...]] = {
+    "accumulation.mode=fixed": ("steps",),
+    "accumulation.mode=auto": ("max_micro_batch",),
+    "accumulation.mode=fit": ("memory_share",),
+    "adapter.kind=lora": ("rank", "alpha", "dropout", "target_modules", "merge"),
+    "batch.mode=fixed_global": ("global_batch",),
+    "batch.mode=per_device": ("micro_batch",),
+    "equivalence.mode=identical": ("shards", "threads"),
+    "sharding.kind=fsdp": ("param_dtype",),
+    "sharding.kind=fsdp_offload": ("param_dtype",),
+    "sync.overlap=true": ("delay",),
+    "sync.policy=outer": _OUTER,
+    "sync.schedule=post_local": ("synchronous_share",),
+    "sync.schedule=qsr": ("qsr_alpha",),
+    **{f"optimizer.name={name.name}": settings for name, settings in OPTIMIZER_SETTINGS.items()},
+}
+
+
+def _check_choices(group: Any) -> None:
+    """Refuse settings of a group that the choices made in it do not have. Raises UserError."""
+    prefix, fields = type(group).__name__.lower(), dataclasses.fields(group)
+    made = {f"{prefix}.{one.name}={shown(getattr(group, one.name))}" for one in fields}
+    for one in fields:
+        having = [choice for choice, names in _ONLY_WITH.items() if choice.startswith(prefix) and one.name in names]
+        value = getattr(group, one.name)
+        # A group's choice is typed without the setting that it is: optimizer=sgd.
+        typed = re.sub(r"\.(mode|kind|name)=", "=", " or ".join(having))
+        ok = not having or value == one.default or not made.isdisjoint(having)
+        require(ok, f"{prefix}.{one.name}", value, f"only {typed} has this setting")
+
+
+def _require_count(setting: str, value: int | None, unit: str, null: str | None = None) -> None:
+    """Require at least 1 `unit`. `null`: what null stands for, if the setting may be null. Raises UserError."""
+    ok = null is not None if value is None else value >= 1
+    require(ok, setting, value, f"use at least 1 {unit}{_or_null(null)}")
+
+
+def _require_positive(setting: str, value: float | None, null: str | None = None) -> None:
+    """Require a finite number above 0. `null`: as above. Raises UserError."""
+    ok = null is not None if value is None else 0 < value < math.inf
+    require(ok, setting, value, f"must be finite and above 0{_or_null(null)}")
+
+
+def _require_share(setting: str, value: float | None) -> None:
+    """Require a number of at least 0 and below 1. Raises UserError."""
+    require(value is not None and 0 <= value < 1, setting, value, "must be at least 0 and below 1")
+
+
+def _or_null(null: str | None) -> str:
+    return "" if null is None else f", or null for {null}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +128,7 @@ class Device:
     length_buckets: list[int] | None = None
 
     def __post_init__(self) -> None:
-        require(self.workers is None or self.workers >= 1, "device.workers", self.workers, "use at least 1 worker")
+        _require_count("device.workers", self.workers, "worker", "every local device")
         buckets = self.length_buckets
         ok = buckets is None or (len(buckets) > 0 and min(buckets) >= 1)
         require(ok, "device.length_buckets", buckets, "use lengths of at least 1 token, such as [32,64,128], or null")
@@ -76,13 +145,11 @@ class Batch:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        fixed = self.mode is BatchMode.fixed_global
-        given, derived = ("global_batch", "micro_batch") if fixed else ("micro_batch", "global_batch")
-        size = getattr(self, given)
-        require(size is not None and size >= 1, f"batch.{given}", size, "use at least 1 sample")
-        other = "per_device" if fixed else "fixed_global"
-        rule = f"it is derived with batch={self.mode.name}; set batch.{given}, or choose batch={other}"
-        require(getattr(self, derived) is None, f"batch.{derived}", getattr(self, derived), rule)
+        _check_choices(self)
+        if self.mode is BatchMode.fixed_global:
+            _require_count("batch.global_batch", self.global_batch, "sample")
+        else:
+            _require_count("batch.micro_batch", self.micro_batch, "sample")
 
 
 @dataclass(frozen=True)
@@ -99,20 +166,15 @@ class Accumulation:
     memory_share: float | None = None
 
     def __post_init__(self) -> None:
-        modes = AccumulationMode
-        names = {modes.fixed: "steps", modes.auto: "max_micro_batch", modes.fit: "memory_share"}
-        for mode, name in names.items():
-            if mode is not self.mode:
-                rule = f"only accumulation={mode.name} has this setting; set accumulation.{names[self.mode]}"
-                require(getattr(self, name) is None, f"accumulation.{name}", getattr(self, name), rule)
-        if self.mode is modes.fit:
+        _check_choices(self)
+        if self.mode is AccumulationMode.fit:
             share = self.memory_share
             ok = share is not None and 0 < share <= 1
             require(ok, "accumulation.memory_share", share, "use a share above 0 and at most 1, such as 0.8")
-            return
-        value, what = getattr(self, names[self.mode]), "micro-batch" if self.mode is modes.fixed else "sample"
-        rule = f"use at least 1 {what}"
-        require(value is not None and value >= 1, f"accumulation.{names[self.mode]}", value, rule)
+        elif self.mode is AccumulationMode.fixed:
+            _require_count("accumulation.steps", self.steps, "micro-batch")
+        else:
+            _require_count("accumulation.max_micro_batch", self.max_micro_batch, "sample")
 
 
 @dataclass(frozen=True)
@@ -139,16 +201,13 @@ class Adapter:
     merge: bool = False
 
     def __post_init__(self) -> None:
-        rank, alpha, names = self.rank, self.alpha, self.target_modules
+        _check_choices(self)
         if self.kind is AdapterKind.none:
-            rule = "adapter=none has no such setting: add adapter=lora"
-            for name, default in (("rank", None), ("alpha", None), ("dropout", 0), ("target_modules", None)):
-                require(getattr(self, name) == default, f"adapter.{name}", getattr(self, name), rule)
-            require(not self.merge, "adapter.merge", True, "adapter=none has nothing to merge: add adapter=lora")
             return
-        require(rank is not None and rank >= 1, "adapter.rank", rank, "use at least 1")
-        require(alpha is not None and 0 < alpha < math.inf, "adapter.alpha", alpha, "must be finite and above 0")
-        require(0 <= self.dropout < 1, "adapter.dropout", self.dropout, "must be at least 0 and below 1")
+        _require_count("adapter.rank", self.rank, "dimension")
+        _require_positive("adapter.alpha", self.alpha)
+        _require_share("adapter.dropout", self.dropout)
+        names = self.target_modules
         ok = names is None or (len(names) > 0 and all(name.strip() for name in names))
         require(ok, "adapter.target_modules", names, "list names such as [query,value], or null for all linear layers")
 
@@ -165,13 +224,9 @@ class Sharding:
     param_dtype: PrecisionName | None = None
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         dtype, ok = self.param_dtype, self.param_dtype in (None, PrecisionName.bf16)
         require(ok, "sharding.param_dtype", dtype, "use bf16, or null for the weights' own")
-        rule = "sharding=none gathers no weights: add sharding=fsdp"
-        require(dtype is None or self.kind is not ShardingKind.none, "sharding.param_dtype", dtype, rule)
-
-
-_OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
 
 
 #: Settings of `sync` that earlier versions had. Digests still contain them, so that runs, checkpoints and sweeps of
@@ -232,7 +287,8 @@ class Sync:
         return self.delay if self.delay is not None else -(-self.k // (2 * fragments))
 
     def __post_init__(self) -> None:
-        require(self.k >= 1, "sync.k", self.k, "use at least 1 optimizer step (1 = fully synchronous)")
+        _require_count("sync.k", self.k, "optimizer step (1 = fully synchronous)")
+        _check_choices(self)
         self._check_schedule()
         self._check_fragments()
         self._check_overlap()
@@ -241,20 +297,14 @@ class Sync:
         self._check_average()
 
     def _check_schedule(self) -> None:
-        schedule, share, alpha = self.schedule, self.synchronous_share, self.qsr_alpha
+        schedule, share = self.schedule, self.synchronous_share
         if self.always_synchronous:
             rule = "sync.k=1 has no local steps to schedule: set sync.k above 1"
             require(schedule is SyncSchedule.constant, "sync.schedule", schedule, rule)
         if schedule is SyncSchedule.post_local:
             rule = "use a share of the samples above 0 and below 1, or null for 0.5"
             require(share is None or 0 < share < 1, "sync.synchronous_share", share, rule)
-        else:
-            require(share is None, "sync.synchronous_share", share, "only sync.schedule=post_local has this setting")
-        if schedule is SyncSchedule.qsr:
-            rule = "use a finite number above 0, or null for the peak learning rate × √k"
-            require(alpha is None or 0 < alpha < math.inf, "sync.qsr_alpha", alpha, rule)
-        else:
-            require(alpha is None, "sync.qsr_alpha", alpha, "only sync.schedule=qsr has this setting")
+        _require_positive("sync.qsr_alpha", self.qsr_alpha, "the peak learning rate × √k")
 
     def _check_fragments(self) -> None:
         fragments = self.fragments
@@ -269,7 +319,6 @@ class Sync:
 
     def _check_overlap(self) -> None:
         if not self.overlap:
-            require(self.delay is None, "sync.delay", self.delay, "only sync.overlap=true has this setting")
             return
         rule = "sync.policy=gradients uses gradients in the step that made them: set sync.overlap=false"
         require(self.policy is not SyncPolicyName.gradients, "sync.overlap", True, rule)
@@ -291,19 +340,15 @@ class Sync:
         require(self.schedule is not SyncSchedule.post_local, "sync.compress", self.compress, rule)
 
     def _check_outer(self) -> None:
-        values = {name: getattr(self, name) for name in _OUTER}
         if self.policy is not SyncPolicyName.outer:
-            for name, value in values.items():
-                require(value is None, f"sync.{name}", value, f"sync.policy={self.policy.name} has no outer optimizer")
             return
-        for name, value in values.items():
+        for name in _OUTER:
+            value = getattr(self, name)
             require(value is not None, f"sync.{name}", value, "sync.policy=outer needs a value: choose sync=outer")
-        lr, momentum = values["outer_lr"], values["outer_momentum"]
-        require(0 < lr < math.inf, "sync.outer_lr", lr, "must be finite and above 0")
-        require(0 <= momentum < 1, "sync.outer_momentum", momentum, "must be at least 0 and below 1")
-        require(
-            not self.outer_nesterov or momentum > 0, "sync.outer_nesterov", True, "needs sync.outer_momentum above 0"
-        )
+        _require_positive("sync.outer_lr", self.outer_lr)
+        _require_share("sync.outer_momentum", self.outer_momentum)
+        ok = not (self.outer_nesterov and self.outer_momentum == 0)
+        require(ok, "sync.outer_nesterov", True, "needs sync.outer_momentum above 0")
 
     def _check_average(self) -> None:
         if self.average is Average.weights:
@@ -335,23 +380,8 @@ class Scaling:
     weight_decay: ScalingWeightDecay = ScalingWeightDecay.fixed
 
     def __post_init__(self) -> None:
-        require(self.reference_batch >= 1, "scaling.reference_batch", self.reference_batch, "use at least 1 sample")
+        _require_count("scaling.reference_batch", self.reference_batch, "sample")
 
-
-_ADAM = ("betas", "eps")
-
-#: The settings that an optimizer of torch takes besides `lr` and `weight_decay`. The others keep torch's defaults.
-OPTIMIZER_SETTINGS: dict[OptimizerName, tuple[str, ...]] = {
-    OptimizerName.adamw: _ADAM,
-    OptimizerName.sgd: ("momentum", "nesterov"),
-    OptimizerName.adam: _ADAM,
-    OptimizerName.adafactor: (),
-    OptimizerName.adagrad: ("eps",),
-    OptimizerName.adamax: _ADAM,
-    OptimizerName.nadam: _ADAM,
-    OptimizerName.radam: _ADAM,
-    OptimizerName.rmsprop: ("eps", "momentum"),
-}
 
 #: The optimizers whose weight decay is not part of the gradient.
 _DECOUPLED = (OptimizerName.adamw, OptimizerName.adafactor)
@@ -374,21 +404,19 @@ class Optimizer:
     nesterov: bool | None = None
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "must be finite and above 0")
+        _check_choices(self)
+        _require_positive("optimizer.lr", self.lr)
         decay, norm = self.weight_decay, self.clip_norm
         require(0 <= decay < math.inf, "optimizer.weight_decay", decay, "must be finite and at least 0")
         require(norm is None or norm > 0, "optimizer.clip_norm", norm, "must be above 0, or null for no clipping")
-        taken = OPTIMIZER_SETTINGS[self.name]
-        for name in ("betas", "eps", "momentum", "nesterov"):
-            value, used = getattr(self, name), name in taken
-            rule = f"optimizer={self.name.name} {'needs a value' if used else 'has no such setting'}"
-            require((value is not None) is used, f"optimizer.{name}", value, rule)
+        for name, value in self.settings.items():
+            require(value is not None, f"optimizer.{name}", value, f"optimizer={self.name.name} needs a value")
         if self.betas is not None:
             ok = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
             require(ok, "optimizer.betas", self.betas, "use two numbers of at least 0 and below 1")
         require(self.eps is None or self.eps > 0, "optimizer.eps", self.eps, "must be above 0")
         if self.momentum is not None:
-            require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "must be at least 0 and below 1")
+            _require_share("optimizer.momentum", self.momentum)
             ok = not self.nesterov or self.momentum > 0
             require(ok, "optimizer.nesterov", True, "needs optimizer.momentum above 0")
 
@@ -406,8 +434,7 @@ class Schedule:
     warmup_share: float = 0.0
 
     def __post_init__(self) -> None:
-        share = self.warmup_share
-        require(0 <= share < 1, "schedule.warmup_share", share, "must be at least 0 and below 1")
+        _require_share("schedule.warmup_share", self.warmup_share)
 
 
 @dataclass(frozen=True)
@@ -428,12 +455,10 @@ class Evaluation:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        steps, patience, delta = self.every_steps, self.patience, self.min_delta
-        rule = "use at least 1 optimizer step, or null for once an epoch"
-        require(steps is None or steps >= 1, "evaluation.every_steps", steps, rule)
-        require(self.micro_batch >= 1, "evaluation.micro_batch", self.micro_batch, "use at least 1 sample")
-        rule = "use at least 1 evaluation, or null for no early stopping"
-        require(patience is None or patience >= 1, "evaluation.patience", patience, rule)
+        _require_count("evaluation.every_steps", self.every_steps, "optimizer step", "once an epoch")
+        _require_count("evaluation.micro_batch", self.micro_batch, "sample")
+        _require_count("evaluation.patience", self.patience, "evaluation", "no early stopping")
+        delta = self.min_delta
         require(0 <= delta < math.inf, "evaluation.min_delta", delta, "must be finite and at least 0")
 
 
@@ -483,11 +508,8 @@ class Checkpoint:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        minutes, steps = self.every_minutes, self.every_steps
-        rule = "must be finite and above 0, or null for no checkpoints by time"
-        require(minutes is None or 0 < minutes < math.inf, "checkpoint.every_minutes", minutes, rule)
-        rule = "use at least 1 optimizer step, or null for no checkpoints by steps"
-        require(steps is None or steps >= 1, "checkpoint.every_steps", steps, rule)
+        _require_positive("checkpoint.every_minutes", self.every_minutes, "no checkpoints by time")
+        _require_count("checkpoint.every_steps", self.every_steps, "optimizer step", "no checkpoints by steps")
         require(self.keep >= 1, "checkpoint.keep", self.keep, "use at least 1, or checkpoint=none")
 
 
@@ -518,9 +540,8 @@ class Profile:
     skip: int = 10
 
     def __post_init__(self) -> None:
-        ok = self.steps is None or self.steps >= 1
-        require(ok, "profile.steps", self.steps, "use at least 1 optimizer step, or null")
-        require(self.skip >= 1, "profile.skip", self.skip, "use at least 1 optimizer step, in which it starts")
+        _require_count("profile.steps", self.steps, "optimizer step", "no profile")
+        _require_count("profile.skip", self.skip, "optimizer step, in which it starts")
 
 
 @dataclass(frozen=True)
@@ -533,8 +554,7 @@ class Noise:
     every_steps: int | None = None
 
     def __post_init__(self) -> None:
-        ok = self.every_steps is None or self.every_steps >= 1
-        require(ok, "noise.every_steps", self.every_steps, "use at least 1 optimizer step, or null")
+        _require_count("noise.every_steps", self.every_steps, "optimizer step", "no measurement")
 
 
 @dataclass(frozen=True)
@@ -551,11 +571,10 @@ class Equivalence:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, unit in (("shards", "shard"), ("threads", "thread")):
-            value = getattr(self, name)
-            ok = (value is not None and value >= 1) if self.is_identical else value is None
-            rule = f"use at least 1 {unit}" if self.is_identical else "only equivalence=identical has this setting"
-            require(ok, f"equivalence.{name}", value, rule)
+        _check_choices(self)
+        if self.is_identical:
+            _require_count("equivalence.shards", self.shards, "shard")
+            _require_count("equivalence.threads", self.threads, "thread")
 
     @property
     def is_identical(self) -> bool:
@@ -588,12 +607,11 @@ class Hardware:
             require(self.link is None, "link", self.link, "it connects devices: add hardware=…, or leave it out")
             return
         for name in ("memory_gb", "memory_gb_per_s", "link_gb_per_s"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"hardware.{name}", value, "must be finite and above 0")
+            _require_positive(f"hardware.{name}", getattr(self, name))
         for precision, value in self.tflops.items():
             known = precision in PrecisionName.__members__
             require(known, "hardware.tflops", precision, f"use {', '.join(PrecisionName.__members__)}")
-            require(0 < value < math.inf, f"hardware.tflops.{precision}", value, "must be finite and above 0")
+            _require_positive(f"hardware.tflops.{precision}", value)
 
 
 @dataclass(frozen=True)
@@ -618,11 +636,8 @@ class PlanOverrides:
         for name in ("parameters", "tokens"):
             value = getattr(self, name)
             require(value is None or 1 <= value < math.inf, f"plan.{name}", value, "use at least 1, or null")
-        price = self.price_per_hour
-        ok = price is None or 0 < price < math.inf
-        require(ok, "plan.price_per_hour", price, "must be finite and above 0, or null")
-        ok = self.train_samples is None or self.train_samples >= 1
-        require(ok, "plan.train_samples", self.train_samples, "use at least 1 sample, or null")
+        _require_positive("plan.price_per_hour", self.price_per_hour, "no price")
+        _require_count("plan.train_samples", self.train_samples, "sample", "those of the data")
 
 
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
@@ -675,32 +690,35 @@ class Config:
     def __post_init__(self) -> None:
         # torch and NumPy take 32-bit seeds.
         require(0 <= self.seed < 2**31, "seed", self.seed, "must be at least 0 and below 2147483648")
-        require(self.epochs >= 1, "epochs", self.epochs, "use at least 1 epoch")
-        rule = "use at least 1 optimizer step, or null for whole epochs"
-        require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, rule)
-        require(self.log_every >= 1, "log_every", self.log_every, "use at least 1 optimizer step")
-        require(self.nonfinite_steps >= 1, "nonfinite_steps", self.nonfinite_steps, "use at least 1 optimizer step")
-        local_gradients = self.sync.policy is SyncPolicyName.gradients and not self.sync.always_synchronous
-        rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
-        ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
-        require(ok, "sync.policy", self.sync.policy, rule)
-        moments = self.sync.average is Average.weights_and_moments
-        name = self.optimizer.name
-        rule = f"the state of optimizer={name.name} cannot be averaged: use sync.average=weights"
-        require(not moments or name in _AVERAGED, "sync.average", self.sync.average, rule)
-        rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
-        require(not (moments and self.optimizer.momentum == 0), "sync.average", self.sync.average, rule)
+        _require_count("epochs", self.epochs, "epoch")
+        _require_count("max_steps", self.max_steps, "optimizer step", "whole epochs")
+        _require_count("log_every", self.log_every, "optimizer step")
+        _require_count("nonfinite_steps", self.nonfinite_steps, "optimizer step")
+        self._check_sync()
         self._check_scaling()
         dtype, ok = self.sharding.param_dtype, self.precision.name is PrecisionName.bf16
         require(dtype is None or ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
-        mode = f"equivalence={self.equivalence.mode.name}"
         if self.equivalence.dropout_by_sample:
+            mode = f"equivalence={self.equivalence.mode.name}"
             rule = f"{mode} cannot control dropout inside a compiled model; leave one of the two out"
             require(not self.compile, "compile", True, rule)
             rule = f"{mode} cannot control dropout in recomputed activations; leave one of the two out"
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
         if self.equivalence.is_identical:
             self._check_identical()
+
+    def _check_sync(self) -> None:
+        """Refuse what a precision or an optimizer cannot synchronise."""
+        sync, name = self.sync, self.optimizer.name
+        local_gradients = sync.policy is SyncPolicyName.gradients and not sync.always_synchronous
+        rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
+        ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
+        require(ok, "sync.policy", sync.policy, rule)
+        if sync.average is Average.weights_and_moments:
+            rule = f"the state of optimizer={name.name} cannot be averaged: use sync.average=weights"
+            require(name in _AVERAGED, "sync.average", sync.average, rule)
+            rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
+            require(self.optimizer.momentum != 0, "sync.average", sync.average, rule)
 
     def _check_scaling(self) -> None:
         """Refuse rules that were not derived for the optimizer."""
@@ -718,27 +736,16 @@ class Config:
         """Refuse what lets the result depend on the number of workers."""
         batch, sync, sharding = self.batch.mode, self.sync, self.sharding.kind
         # Phases of one step are local, too, with an outer optimizer or by qsr.
-        k = ("sync.k", sync.k, "1") if sync.k > 1 else ("sync", sync.policy, "periodic")
-        rules: tuple[tuple[bool, tuple[str, Any, str], str], ...] = (
-            (
-                batch is BatchMode.fixed_global,
-                ("batch", batch, "fixed_global"),
-                "its global batch grows with the workers",
-            ),
-            (sync.always_synchronous, k, "workers train alone between synchronisations"),
-            (
-                sync.compress is Compress.none,
-                ("sync.compress", sync.compress, "none"),
-                "each worker rounds its own sum",
-            ),
-            (
-                sharding is ShardingKind.none,
-                ("sharding", sharding, "none"),
-                "FSDP adds gradients in another order",
-            ),
+        k: tuple[str, Any] = ("sync.k=1", sync.k) if sync.k > 1 else ("sync=periodic", sync.policy)
+        rules = (
+            (batch is BatchMode.fixed_global, "batch=fixed_global", batch, "its global batch grows with the workers"),
+            (sync.always_synchronous, *k, "workers train alone between synchronisations"),
+            (sync.compress is Compress.none, "sync.compress=none", sync.compress, "each worker rounds its own sum"),
+            (sharding is ShardingKind.none, "sharding=none", sharding, "FSDP adds gradients in another order"),
         )
-        for ok, (name, value, right), reason in rules:
-            require(ok, name, value, f"{reason}; with equivalence=identical use {name}={right}")
+        for ok, right, value, reason in rules:
+            rule = f"{reason}; with equivalence=identical use {right}"
+            require(ok, right.partition("=")[0], value, rule)
 
 
 @functools.cache

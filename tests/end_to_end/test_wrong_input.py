@@ -171,7 +171,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner optimizer.lr=1,5e-4", "optimizer.lr=1,5e-4"),
     ("runner optimizer.betas=[0.9,x]", "optimizer.betas", "'x'"),
     ("runner optimizer.betas=0.9", "optimizer.betas"),
-    ("runner optimizer.momentum=0.9", "optimizer.momentum=0.9", "adamw"),
+    ("runner optimizer.momentum=0.9", "optimizer.momentum=0.9", "optimizer=sgd"),
     ("runner schedule.warmup_share=100", "schedule.warmup_share=100"),
     ("runner sync.k=0", "sync.k=0"),
     ("runner sync.k=4.5", "sync.k", "'4.5'"),
