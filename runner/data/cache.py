@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UserError, first_line
-from runner.folder.files import checksums, damage, is_from_disk
+from runner.folder.files import checksums, damage, digest_of, is_from_disk
 from runner.log import LOG
 
 #: Raise it when the layout of cached folders changes, so that old entries are not read as new ones.
@@ -45,8 +44,8 @@ class Cache:
         `build` writes it into an empty folder if it is missing, or damaged, with a warning. An entry appears by one
         rename, so that several runs can build the same one at once. Raises UserError.
         """
-        text = json.dumps({"layout": LAYOUT_VERSION, **key}, sort_keys=True)
-        entry = self.root / hashlib.sha256(text.encode()).hexdigest()[:24]
+        key = {"layout": LAYOUT_VERSION, **key}
+        entry = self.root / digest_of(key)[:24]
         if _damage(entry) is None:
             return entry
         try:
@@ -59,7 +58,7 @@ class Cache:
             ) from error
         try:
             build(draft)
-            (draft / "key.json").write_text(text)
+            (draft / "key.json").write_text(json.dumps(key, sort_keys=True))
             written = checksums(draft, sorted(path for path in draft.rglob("*") if path.is_file()))
             (draft / _CHECKSUMS).write_text(json.dumps(written))
             draft.chmod(0o755)  # temporary folders are private, but a cache may be shared

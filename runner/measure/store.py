@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from runner.config.choices import SyncPolicyName
 from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Sync
-from runner.folder.files import check_folder, write_json
+from runner.folder.files import check_folder, digest_of, write_json
 from runner.plan.experiment import Experiment
 from runner.plan.prediction import Measurement
 
@@ -45,8 +44,7 @@ def measurement_path(experiment: Experiment, threads: int) -> Path:
         "workers": [experiment.plan.world_size, placement.local_workers, threads],
         "sync": _synchronisation(config.sync, experiment.plan.world_size),
     }
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
-    return Path(config.cache_dir).expanduser() / "measurements" / f"{digest}.json"
+    return Path(config.cache_dir).expanduser() / "measurements" / f"{digest_of(content)[:24]}.json"
 
 
 def _synchronisation(sync: Sync, workers: int) -> Any:

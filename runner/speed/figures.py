@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
 from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import to_plain
-from runner.folder.files import started_ms
+from runner.folder.files import digest_of, started_ms
 from runner.folder.reading import read_json
 from runner.folder.record import FINISHED, RunRecord, SpeedFigures
 from runner.plan.baseline import RunSetup
@@ -42,7 +41,7 @@ def speed_key(setup: RunSetup, machine: str) -> str:
         "batch": [plan.micro_batch, plan.accumulation_steps, config.batch.length_sorted],
         "workers": plan.world_size,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return digest_of(content)[:16]
 
 
 def find_baseline(folder: Path, key: str, micro_batch: int, seed: int) -> Baseline | None:

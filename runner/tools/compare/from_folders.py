@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ from runner.config.schema import SETUP_DIGEST_EXCLUDES
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 from runner.folder.evaluation_rows import read_rows
-from runner.folder.files import started_ms
+from runner.folder.files import digest_of, started_ms
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json, read_settings
 from runner.folder.record import FINISHED, RunRecord, RunResult
@@ -148,7 +146,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         setup=_SEED_SUFFIX.sub("", record.setup),
         digest=str(record.setup_digest)
         if own_digests
-        else _digest([settings, certificate.get("recipe"), workers, certificate.get("device")]),
+        else digest_of([settings, certificate.get("recipe"), workers, certificate.get("device")])[:16],
         seed=int(config["seed"]) if record.seed is None else record.seed,
         workers=workers,
         # Shards are how `equivalence=identical` computes on any number of workers, and no setup's choice.
@@ -218,7 +216,9 @@ def _block(files: _RunFiles, metric: str, goal: str) -> BlockKey:
         samples, epochs = total, 1
     data = recipe.get("data")
     conditions = (f"{epochs} epochs" if epochs > 1 else "", metric)
-    return BlockKey(str(recipe["name"]), conditions, samples, epochs, metric, goal, _digest(data) if data else "")
+    return BlockKey(
+        str(recipe["name"]), conditions, samples, epochs, metric, goal, digest_of(data)[:16] if data else ""
+    )
 
 
 def _training_seconds(result: RunResult) -> float | None:
@@ -246,10 +246,6 @@ def _properties(certificate: Mapping[str, Any]) -> dict[str, CertificateProperty
         )
         for row in rows
     }
-
-
-def _digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

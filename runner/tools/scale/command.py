@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import hashlib
-import json
 import math
 import os
 import sys
@@ -26,7 +24,7 @@ from runner.config.environment import is_external
 from runner.config.plain import to_plain
 from runner.config.schema import Accumulation, Checkpoint, Config, Noise, Profile, Tracking
 from runner.errors import UserError, require
-from runner.folder.files import check_folder, write_json
+from runner.folder.files import check_folder, digest_of, write_json
 from runner.folder.lock import locked
 from runner.folder.reading import files_below, read_json
 from runner.launch.local import launch
@@ -76,7 +74,7 @@ class Test:
         left_out = ("experiment", "seeds", "margin", "by")
         asked = {name: value for name, value in vars(self).items() if name not in left_out}
         content = [self.experiment.job_digest, asked]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
+        return digest_of(content)[:10]
 
     def job(self, branch: Branch | None, folder: Path) -> Job:
         """The training of a branch; None: of the common weights, at the reference batch and the recipe's own length."""

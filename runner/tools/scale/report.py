@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runner.folder.files import write_json, write_text
+from runner.folder.files import sha256, write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.record import FINISHED
@@ -155,7 +154,7 @@ def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[s
     uri = store_of(tracking)
     if uri is None:
         return []
-    result = hashlib.sha256((folder / "result.json").read_bytes()).hexdigest()[:16]
+    result = sha256(folder / "result.json")[:16]
     card = TrackingRecord.read(folder) if (folder / CARD_FILE).exists() else None
     again = card is not None and card.tags.get(_RESULT_TAG) == result
     if card is None or not again:
