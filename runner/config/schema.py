@@ -273,6 +273,10 @@ class Sync:
         every_step = self.k == 1 and self.schedule in (SyncSchedule.constant, SyncSchedule.post_local)
         return every_step and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
 
+    def has_local_steps(self, workers: int) -> bool:
+        """Whether workers step alone between synchronisations."""
+        return workers > 1 and not self.always_synchronous
+
     @property
     def synchronous_share_or_default(self) -> float:
         """Share of the samples before the first local step of `post_local`."""

@@ -1,7 +1,8 @@
-"""What settings ask of data, plan and device: refused before a run has a folder."""
+"""What settings ask of data, plan and device: refused before a run has a folder, or noted."""
 
 from __future__ import annotations
 
+from runner.backends.machine import available_cores
 from runner.config.choices import (
     Compress,
     Goal,
@@ -15,7 +16,10 @@ from runner.config.choices import (
 from runner.config.schema import Config
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import UserError, did_you_mean, require
+from runner.plan.placement import Placement
 from runner.plan.plan import Plan
+from runner.plan.scaling_range import scaling_warning
+from runner.plan.schedule import schedule_warning
 from runner.plan.sync_steps import sync_steps
 
 
@@ -85,7 +89,7 @@ def _check_sync(config: Config, plan: Plan, device_type: str) -> None:
 
 def _check_scaling(config: Config, plan: Plan) -> None:
     """Refuse rules for the moving averages of the global batch where workers step alone. Raises UserError."""
-    rule, local_steps = config.scaling.rule, plan.world_size > 1 and not config.sync.always_synchronous
+    rule, local_steps = config.scaling.rule, config.sync.has_local_steps(plan.world_size)
     of_averages = rule in (ScalingRule.sde, ScalingRule.half_life, ScalingRule.half_life_sqrt)
     ok = not (of_averages and local_steps and config.scaling.batch is ScalingBatch.global_batch)
     alone = "between synchronisations workers make steps of their own batch: use scaling.batch=replica_batch"
@@ -102,7 +106,7 @@ def check_profile(config: Config, plan: Plan, done: int = 0) -> None:
 def unmeasured_noise(config: Config, plan: Plan, device_type: str) -> str | None:
     """Why the noise of gradients cannot be measured, and what to do; None if it can."""
     sync = config.sync
-    local = plan.world_size > 1 and not sync.always_synchronous
+    local = sync.has_local_steps(plan.world_size)
     alone = plan.world_size * plan.accumulation_steps > 1
     rules = (
         (alone, "it compares two gradients, and one worker has only one: use accumulation.steps=2, or more workers"),
@@ -119,3 +123,42 @@ def unmeasured_noise(config: Config, plan: Plan, device_type: str) -> str | None
         ),
     )
     return next((rule for ok, rule in rules if not ok), None)
+
+
+def notes_on(config: Config, plan: Plan, placement: Placement) -> list[str]:
+    """What has no effect, costs more than one may think or may not work, in sentences."""
+    notes, limit = [], config.max_steps
+    if plan.cut_short:
+        setting = "batch.micro_batch" if config.batch.global_batch is None else "batch.global_batch"
+        notes.append(
+            f"a global batch of {plan.global_batch:,} is more than the {plan.samples_per_epoch:,} training "
+            f"samples: each step trains on all of them; use a smaller {setting}"
+        )
+    if limit is not None and limit > plan.whole_steps:
+        epochs = f"{plan.epochs} epoch{'s' * (plan.epochs > 1)}"
+        notes.append(
+            f"max_steps={limit} has no effect, since {epochs} end after {plan.optimizer_steps:,} steps: for more, "
+            "raise epochs"
+        )
+    if config.profile.steps is not None:
+        first = config.profile.skip + 1
+        steps = f"steps {first:,} to {first + config.profile.steps - 1:,} are profiled, and slower for it"
+        notes.append(f"{steps}: profile/worker-0.json.gz opens in ui.perfetto.dev")
+    asked = config.accumulation.steps
+    if plan.shards is not None and asked is not None and 1 < asked < plan.accumulation_steps:
+        shards = f"under equivalence=identical a worker computes its {plan.accumulation_steps} shards one by one"
+        notes.append(f"accumulation.steps={asked} has no effect: {shards}")
+    threads, cores = config.equivalence.threads, available_cores()
+    used = (threads or cores) * placement.local_workers
+    if placement.device_type == "cpu" and used < cores:
+        notes.append(
+            f"equivalence.threads={threads} uses {used} of {cores} cores: more workers give the same bits sooner"
+        )
+    reason = unmeasured_noise(config, plan, placement.device_type)
+    if config.noise.every_steps is not None and reason is not None:  # on other workers, or for lack of memory
+        notes.append(f"the noise of the gradient is not measured: {reason}")
+    warnings = (scaling_warning(config, plan), schedule_warning(plan, config.schedule))
+    notes += [warning for warning in warnings if warning is not None]
+    if plan.world_size == 1 and plan.k > 1 and config.sync.policy is SyncPolicyName.periodic:
+        notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")
+    return notes

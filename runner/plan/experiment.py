@@ -12,8 +12,6 @@ from typing import Any
 
 from runner.backends.machine import library_versions, local_devices, processor
 from runner.config.choices import (
-    AccumulationMode,
-    BatchMode,
     DeviceKind,
     PrecisionName,
     ScalingWeightDecay,
@@ -29,12 +27,11 @@ from runner.errors import Unavailable, UserError, did_you_mean, require
 from runner.folder.files import check_folder, digest_of
 from runner.plan.baseline import RunSetup, baseline_of, baseline_plan
 from runner.plan.certificate import Certificate, certify
-from runner.plan.checks import check_metric, check_plan, unmeasured_noise
+from runner.plan.checks import check_metric, check_plan, notes_on, unmeasured_noise
 from runner.plan.describe_sync import sync_labels, sync_name
 from runner.plan.history import History, Outcome, Segment, ended_at
-from runner.plan.notes import notes_on
 from runner.plan.placement import Placement, check_device_serves, place
-from runner.plan.plan import Plan, make_plan
+from runner.plan.plan import Plan, continued_plan, make_plan
 
 
 @dataclass(frozen=True)
@@ -235,31 +232,7 @@ def prepare_resumed(config: Config, old: Plan, new_accumulation: bool, progress:
     `new_accumulation`: whether that setting was changed. Raises UserError.
     """
     inputs = _inputs(config, progress)
-    workers, rule = inputs.placement.workers, f"use at most {old.global_batch}, the samples of the run's global batch"
-    require(workers <= old.global_batch, "device.workers", workers, rule)
-    rule = f"use at most {old.shards}, the run's equivalence.shards"
-    require(old.shards is None or workers <= old.shards, "device.workers", workers, rule)
-    return _planned(
-        inputs, old.on_workers(workers, _accumulation(config, old, workers, new_accumulation), config.sync.k)
-    )
-
-
-def _accumulation(config: Config, old: Plan, workers: int, changed: bool) -> int:
-    """Micro-batches per optimizer step of each worker that continues a run. What limited the micro-batch still does."""
-    if old.shards is not None:
-        rule = "with equivalence=identical micro-batches are the shards, which the run has; leave it out"
-        require(not changed, "accumulation", config.accumulation.mode, rule)
-    if workers == old.world_size and not changed:
-        return old.accumulation_steps
-    replica_batch, limit = -(-old.global_batch // workers), config.accumulation.max_micro_batch
-    if config.batch.mode is BatchMode.per_device and not changed:
-        limit = config.batch.micro_batch
-    if config.accumulation.mode is AccumulationMode.fit:
-        limit = replica_batch if changed else old.micro_batch
-    if limit is not None:
-        return -(-replica_batch // limit)
-    assert config.accumulation.steps is not None
-    return min(config.accumulation.steps, replica_batch)
+    return _planned(inputs, continued_plan(old, config, inputs.placement.workers, new_accumulation))
 
 
 def _planned(inputs: Inputs, plan: Plan | None = None) -> Experiment:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.config.choices import AccumulationMode, ScalingRule
+from runner.config.choices import AccumulationMode, BatchMode, ScalingRule
 from runner.errors import UserError, require
 from runner.folder.files import digest_of
 from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
@@ -154,8 +154,7 @@ def make_plan(config: Config, samples_per_epoch: int, world_size: int) -> Plan:
 
     observed = scaling_samples(scaling.batch.name, global_batch, samples_per_epoch, world_size)
     ratio = observed / scaling.reference_batch
-    local_steps = world_size > 1 and not config.sync.always_synchronous
-    rule = rule_for(scaling, optimizer, local_steps, ratio)
+    rule = rule_for(scaling, optimizer, config.sync.has_local_steps(world_size), ratio)
     fitting = scaled(optimizer, scaling, rule, observed)
     pairs = {name: (getattr(fitting, name), getattr(optimizer, name)) for name in _FOLLOW_THE_BATCH}
     return Plan(
@@ -176,6 +175,33 @@ def make_plan(config: Config, samples_per_epoch: int, world_size: int) -> Plan:
         auto_rule=rule.name if scaling.rule is ScalingRule.auto and ratio != 1 else None,
         **{name: new for name, (new, old) in pairs.items() if new != old},
     )
+
+
+def continued_plan(old: Plan, config: Config, workers: int, new_accumulation: bool) -> Plan:
+    """The `old` plan of a run that continues on `workers`. Raises UserError if there are too many of them.
+
+    `new_accumulation`: whether that setting was changed; if not, what limited the micro-batch still does.
+    """
+    rule = f"use at most {old.global_batch}, the samples of the run's global batch"
+    require(workers <= old.global_batch, "device.workers", workers, rule)
+    rule = f"use at most {old.shards}, the run's equivalence.shards"
+    require(old.shards is None or workers <= old.shards, "device.workers", workers, rule)
+    rule = "with equivalence=identical micro-batches are the shards, which the run has; leave it out"
+    require(old.shards is None or not new_accumulation, "accumulation", config.accumulation.mode, rule)
+    replica_batch, accumulation = -(-old.global_batch // workers), config.accumulation
+    limit = accumulation.max_micro_batch
+    if config.batch.mode is BatchMode.per_device and not new_accumulation:
+        limit = config.batch.micro_batch
+    if accumulation.mode is AccumulationMode.fit:
+        limit = replica_batch if new_accumulation else old.micro_batch
+    if workers == old.world_size and not new_accumulation:
+        steps = old.accumulation_steps
+    elif limit is not None:
+        steps = -(-replica_batch // limit)
+    else:
+        assert accumulation.steps is not None
+        steps = min(accumulation.steps, replica_batch)
+    return old.on_workers(workers, steps, config.sync.k)
 
 
 def _check_limits(sizes: BatchSizes, accumulation_steps: int | None, max_micro_batch: int | None) -> None:

@@ -81,18 +81,13 @@ def _samples_effect(setup: RunSetup) -> str:
     return "more or less training" if setup.stopped_after is None else "the run stopped before the end of its plan"
 
 
-def _has_local_steps(setup: RunSetup) -> bool:
-    """Whether replicas take independent optimizer steps between synchronisations."""
-    return setup.plan.world_size > 1 and not setup.config.sync.always_synchronous
-
-
 def _data_order(setup: RunSetup) -> str:
     tail = ", tails dropped" if setup.plan.drop_last else ""
     return f"seed {setup.config.seed}, cut by {min(setup.plan.global_batch, setup.plan.samples_per_epoch)}{tail}"
 
 
 def _loss(setup: RunSetup) -> str:
-    return "sum ÷ worker's count" if _has_local_steps(setup) else "sum ÷ global count"
+    return "sum ÷ worker's count" if setup.config.sync.has_local_steps(setup.plan.world_size) else "sum ÷ global count"
 
 
 def _lr_curve(setup: RunSetup) -> list[float]:
@@ -142,7 +137,7 @@ def _clipping(setup: RunSetup) -> str:
 def _clipping_scope(setup: RunSetup) -> str:
     if setup.config.optimizer.clip_norm is None:
         return "none"
-    return "each worker" if _has_local_steps(setup) else "global batch"
+    return "each worker" if setup.config.sync.has_local_steps(setup.plan.world_size) else "global batch"
 
 
 def _evaluation(setup: RunSetup) -> str:

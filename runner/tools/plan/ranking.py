@@ -73,7 +73,7 @@ class RankedSetup:
         With local steps, or another scaling rule than the best, that was not tested.
         """
         plan, config = self.experiment.plan, self.experiment.config
-        if self.sample_cost is None or (plan.world_size > 1 and not config.sync.always_synchronous):
+        if self.sample_cost is None or config.sync.has_local_steps(plan.world_size):
             return None
         rule, batch = rule_of(config, plan)
         tested = batch == plan.reference_batch or rule.name == self.sample_cost.rule
