@@ -13,7 +13,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -293,59 +293,47 @@ class Sync:
     def __post_init__(self) -> None:
         _require_count("sync.k", self.k, "optimizer step (1 = fully synchronous)")
         _check_choices(self)
-        self._check_schedule()
-        self._check_fragments()
-        self._check_overlap()
-        self._check_compress()
-        self._check_outer()
-        self._check_average()
-
-    def _check_schedule(self) -> None:
-        schedule, share = self.schedule, self.synchronous_share
-        if self.always_synchronous:
-            rule = "sync.k=1 has no local steps to schedule: set sync.k above 1"
-            require(schedule is SyncSchedule.constant, "sync.schedule", schedule, rule)
-        if schedule is SyncSchedule.post_local:
-            rule = "use a share of the samples above 0 and below 1, or null for 0.5"
-            require(share is None or 0 < share < 1, "sync.synchronous_share", share, rule)
         _require_positive("sync.qsr_alpha", self.qsr_alpha, "the peak learning rate × √k")
+        for ok, name, rule in self._rules():
+            require(ok, f"sync.{name}", getattr(self, name), rule)
+        if self.policy is SyncPolicyName.outer:
+            self._check_outer()
 
-    def _check_fragments(self) -> None:
-        fragments = self.fragments
-        rule = (
-            f"use a number from 1 to sync.k={self.k}, or auto: each step of a round synchronises one fragment at most"
-        )
-        known = fragments == AUTO if isinstance(fragments, str) else 1 <= fragments <= self.k
-        require(known, "sync.fragments", fragments, rule)
-        if fragments != 1:
-            rule = "sync.policy=gradients averages no weights: use sync.fragments=1"
-            require(self.policy is not SyncPolicyName.gradients, "sync.fragments", fragments, rule)
-
-    def _check_overlap(self) -> None:
-        if not self.overlap:
-            return
-        rule = "sync.policy=gradients uses gradients in the step that made them: set sync.overlap=false"
-        require(self.policy is not SyncPolicyName.gradients, "sync.overlap", True, rule)
-        rule = "with sync.k=1 no local step can run during the all-reduce: set sync.k above 1, or sync.overlap=false"
-        require(self.k > 1, "sync.overlap", True, rule)
-        rule = (
-            f"an all-reduce must end before the next one of the same weights starts: use 1 to sync.k={self.k} steps, "
-            "or null (half of k, divided by the number of fragments)"
-        )
-        require(self.delay is None or 1 <= self.delay <= self.k, "sync.delay", self.delay, rule)
-
-    def _check_compress(self) -> None:
-        if self.compress is not Compress.int8:
-            return
-        rule = "int8 is for averages of weights, and this averages gradients: use bf16"
-        averages_gradients = self.always_synchronous or self.policy is SyncPolicyName.gradients
-        require(not averages_gradients, "sync.compress", self.compress, rule)
-        rule = "the synchronous part averages gradients, which int8 is not for: use bf16"
-        require(self.schedule is not SyncSchedule.post_local, "sync.compress", self.compress, rule)
+    def _rules(self) -> Iterator[tuple[bool, str, str]]:
+        """What must hold, the setting that is invalid if it does not, and why."""
+        k, local, gradients = self.k, not self.always_synchronous, self.policy is SyncPolicyName.gradients
+        constant, share, fragments = self.schedule is SyncSchedule.constant, self.synchronous_share, self.fragments
+        yield local or constant, "schedule", "sync.k=1 has no local steps to schedule: set sync.k above 1"
+        rule = "use a share of the samples above 0 and below 1, or null for 0.5"
+        yield share is None or 0 < share < 1, "synchronous_share", rule
+        known = fragments == AUTO if isinstance(fragments, str) else 1 <= fragments <= k
+        rule = f"use a number from 1 to sync.k={k}, or auto: each step of a round synchronises one fragment at most"
+        yield known, "fragments", rule
+        rule = "sync.policy=gradients averages no weights: use sync.fragments=1"
+        yield fragments == 1 or not gradients, "fragments", rule
+        if self.overlap:
+            rule = "sync.policy=gradients uses gradients in the step that made them: set sync.overlap=false"
+            yield not gradients, "overlap", rule
+            rule = "with sync.k=1 no local step can run during the all-reduce: set sync.k above 1, or"
+            yield k > 1, "overlap", f"{rule} sync.overlap=false"
+            rule = (
+                f"an all-reduce must end before the next one of the same weights starts: use 1 to sync.k={k} steps, or"
+            )
+            yield self.delay is None or 1 <= self.delay <= k, "delay", f"{rule} null (half of k ÷ sync.fragments)"
+        if self.compress is Compress.int8:
+            rule = "int8 is for averages of weights, and this averages gradients: use bf16"
+            yield local and not gradients, "compress", rule
+            rule = "the synchronous part averages gradients, which int8 is not for: use bf16"
+            yield self.schedule is not SyncSchedule.post_local, "compress", rule
+        if self.average is not Average.weights:
+            yield self.policy is SyncPolicyName.periodic, "average", "only sync.policy=periodic averages moments"
+            yield local, "average", "with sync.k=1 all workers have the same moments: set sync.average=weights"
+            rule = "overlap averages weights only: set sync.overlap=false or sync.average=weights"
+            yield not self.overlap, "average", rule
+            rule = f"second moments underflow in {self.compress.name}: use sync.compress=bf16 or none"
+            yield self.compress in (Compress.none, Compress.bf16), "average", rule
 
     def _check_outer(self) -> None:
-        if self.policy is not SyncPolicyName.outer:
-            return
         for name in _OUTER:
             value = getattr(self, name)
             require(value is not None, f"sync.{name}", value, "sync.policy=outer needs a value: choose sync=outer")
@@ -353,21 +341,6 @@ class Sync:
         _require_share("sync.outer_momentum", self.outer_momentum)
         ok = not (self.outer_nesterov and self.outer_momentum == 0)
         require(ok, "sync.outer_nesterov", True, "needs sync.outer_momentum above 0")
-
-    def _check_average(self) -> None:
-        if self.average is Average.weights:
-            return
-        rules = (
-            (self.policy is SyncPolicyName.periodic, "only sync.policy=periodic averages moments"),
-            (not self.always_synchronous, "with sync.k=1 all workers have the same moments: set sync.average=weights"),
-            (not self.overlap, "overlap averages weights only: set sync.overlap=false or sync.average=weights"),
-            (
-                self.compress in (Compress.none, Compress.bf16),
-                f"second moments underflow in {self.compress.name}: use sync.compress=bf16 or none",
-            ),
-        )
-        for ok, rule in rules:
-            require(ok, "sync.average", self.average, rule)
 
 
 @dataclass(frozen=True)
