@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,11 +120,16 @@ def epoch_digest(epoch: int, entries: np.ndarray, permutation: np.ndarray) -> st
     return hashlib.sha256(np.int64(epoch).astype("<i8").tobytes() + content.tobytes()).hexdigest()
 
 
+def digest_of_epochs(digests: Iterable[str]) -> str:
+    """The digest of a ledger, given those of its epochs."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def as_json(ledger: Ledger, unit: str = "samples", groups: str | None = None) -> dict[str, Any]:
     """The content of `ledger.json`. `unit`, `groups`: names of a sample and of a group, in the plural."""
     epochs = ledger.epochs
     totals = ("samples_seen", "duplicated", "missing", "misplaced", "skipped")
-    digest = hashlib.sha256("".join(record.digest for record in epochs).encode()).hexdigest()
+    digest = digest_of_epochs(record.digest for record in epochs)
     return {
         # Without a closed epoch nothing is known.
         "sound": bool(epochs) and not ledger.failures and all(record.sound for record in epochs),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from runner.plan.certificate import certify, worst_level
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
 from runner.run.earlier import plan_of_run, saved_settings
-from runner.train.ledger import merge
+from runner.train.ledger import digest_of_epochs, merge
 
 VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
 
@@ -208,7 +207,7 @@ def _ledger(run: Recorded) -> Finding:
             why = f"the digest of epoch {epoch['epoch']} is not that of the samples that seed {run.config.seed} gives"
             return Finding("ledger", DIFFERENT, why)
         digests.append(expected.digest)
-    if hashlib.sha256("".join(digests).encode()).hexdigest() != run.ledger["digest"]:
+    if digest_of_epochs(digests) != run.ledger["digest"]:
         return Finding("ledger", DIFFERENT, "its digest is not that of its epochs")
     seen = run.plan.samples_before(run.steps)
     in_epochs = sum(epoch["expected"] for epoch in run.ledger["epochs"])
