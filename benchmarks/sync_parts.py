@@ -4,7 +4,7 @@
 
 Two workers with one core each synchronise a part of 22.7 million fp32 weights (MiniLM) over gloo on this machine, with
 the classes that training uses and with overlap: each call applies the average that the previous one started, and starts
-the next. Chunks of several sizes (numbers that are processed together, `_CHUNK` in `runner/sync/telemetry.py`; 0: all
+the next. Chunks of several sizes (numbers that are processed together, `_CHUNK` in `runner/sync/vectors.py`; 0: all
 of them) take turns within a round. Prints medians with ranges over rounds, as results/sync-parts.md has them:
 processor time, since other processes may use the machine.
 """
@@ -27,10 +27,11 @@ from torch import nn
 
 from benchmarks.slow_link.surroundings import surroundings
 from runner.backends.torch_distributed import TorchBackend
-from runner.config.choices import Compress
-from runner.sync import StepFacts, telemetry
-from runner.sync.local_sgd import LocalSGD
-from runner.sync.rounds import PlannedRounds
+from runner.config.choices import Compress, SyncPolicyName
+from runner.config.schema import Sync
+from runner.sync import StepFacts, vectors
+from runner.sync.replica import Replica
+from runner.sync.streaming import StreamingSGD
 
 SIZE = 22_713_216
 PARTS = (16, 4, 1)
@@ -50,12 +51,13 @@ class Synchronisations:
         self._chunk, self._step, self._pause = chunk or size, 0, _PAUSE * size / SIZE
         self._model = nn.Linear(size, 1, bias=False)
         with self._cut():
-            rounds = PlannedRounds(range(2**16))
-            self._policy = LocalSGD(self._model, [], backend, compress, rounds, delay=1)
+            replica = Replica(self._model, [], None, backend)
+            sync = Sync(SyncPolicyName.periodic, 2, compress=compress, overlap=True)
+            self._policy = StreamingSGD(replica, backend, sync, range(2**16))
 
     @contextlib.contextmanager
     def _cut(self) -> Iterator[None]:
-        with mock.patch.dict(telemetry._CHUNK, cpu=self._chunk):
+        with mock.patch.dict(vectors._CHUNK, cpu=self._chunk):
             yield
 
     def __call__(self) -> tuple[float, float]:

@@ -1,14 +1,11 @@
-"""Averages over workers of many tensors by one collective: one flat vector, a wire format, optional overlap.
-
-Below: the running statistics of workers that average only gradients.
-"""
+"""Weighted averages over workers: one collective on a vector, in a format for the wire, blocking or overlapped."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,11 +13,8 @@ from torch import Tensor
 
 from runner.backends import Backend
 from runner.config.choices import Compress
-from runner.sync.protocol import LocalPhase
+from runner.sync.protocol import StepFacts
 from runner.sync.telemetry import SyncRecord, UpdateSpread
-
-#: Elements to whose multiples each tensor is aligned, so that kernels read whole vector registers.
-ALIGNMENT = 16
 
 #: dtype on the wire, and a factor that lifts updates of 1e-5 above fp16's smallest numbers; bf16 has fp32's range.
 _WIRE_FORMATS = {
@@ -31,74 +25,37 @@ _WIRE_FORMATS = {
 
 
 def wire_dtype(compress: Compress) -> torch.dtype | None:
-    """Of an all-reduce; None: no compression."""
+    """The dtype of what is all-reduced; None: no compression."""
     return _WIRE_FORMATS.get(compress, (None, 1.0))[0]
 
 
-class FlatLayout:
-    """The places of tensors of one dtype, one after the other in a vector. `bounds`: where each begins, and the end."""
+@dataclass
+class LocalPhase:
+    """The optimizer steps since the last synchronisation.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self.bounds = [0]
-        for tensor in tensors:
-            assert tensor.dtype is tensors[0].dtype, (tensor.dtype, tensors[0].dtype)
-            self.bounds.append(self.bounds[-1] + -(-tensor.numel() // ALIGNMENT) * ALIGNMENT)
-
-    def views(self, vector: Tensor) -> list[Tensor]:
-        """The vector in pieces with the shapes and strides of the tensors."""
-        return [self._view(vector, start, like) for start, like in zip(self.bounds, self._tensors, strict=False)]
-
-    def _view(self, vector: Tensor, start: int, like: Tensor) -> Tensor:
-        if like.is_contiguous():
-            return vector[start : start + like.numel()].view(like.shape)
-        # The strides of a new tensor like it have no gaps between elements. An optimizer's moments have the same.
-        return vector.as_strided(like.shape, torch.empty_like(like).stride(), vector.storage_offset() + start)
-
-
-class FlatTensors:
-    """Tensors of one dtype and device, one after the other in the vector `memory`, with zeros as padding.
-
-    `shared`: the tensors become views of the vector, so that a collective on it needs no copy. Otherwise `pack` copies
-    them into it and `unpack` back: on torch_xla tensors cannot share memory.
+    `last`: the latest step, counted from 0. `count`, `global_count`: loss terms of this worker and of all workers.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], shared: bool) -> None:
-        first, self._layout = tensors[0], FlatLayout(tensors)
-        self.bounds = self._layout.bounds
-        self._tensors = list(tensors)
-        self._shared = shared
-        self.memory = torch.zeros(self.bounds[-1], dtype=first.dtype, device=first.device)
-        if shared:
-            self._copy_in()
-            for tensor, view in zip(self._tensors, self.views(), strict=True):
-                tensor.data = view
+    steps: int = 0
+    last: int = -1
+    count: int = 0
+    global_count: int = 0
+    lr_sum: float = 0.0
 
-    def views(self) -> list[Tensor]:
-        """The vector in pieces with the shapes and strides of the tensors."""
-        return self._layout.views(self.memory)
+    def add(self, facts: StepFacts) -> None:
+        self.steps += 1
+        self.last = facts.step
+        self.count += facts.local_count
+        self.global_count += facts.global_count
+        self.lr_sum += facts.lr
 
-    def pack(self) -> Tensor:
-        """The vector with the tensors' current values."""
-        if not self._shared:
-            self._copy_in()
-        return self.memory
+    def weight(self, world_size: int) -> float:
+        """This worker's weight in an average. No communication: the data order fixes every worker's count."""
+        return self.count / self.global_count if self.global_count else 1 / world_size
 
-    def unpack(self) -> None:
-        """Set the tensors to the vector's values."""
-        if not self._shared:
-            torch._foreach_copy_(self._tensors, self.views())
-
-    def release(self) -> None:
-        """Give each tensor its own memory again."""
-        if self._shared:
-            for tensor in self._tensors:
-                tensor.data = tensor.data.clone()
-            self._shared = False
-
-    def _copy_in(self) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(self.views(), [tensor.detach() for tensor in self._tensors])
+    @property
+    def mean_lr(self) -> float:
+        return self.lr_sum / self.steps
 
 
 class VectorSum(Protocol):
@@ -130,7 +87,7 @@ class VectorSum(Protocol):
 class AllReduceSum:
     """By one all-reduce, in the memory of `vector` or in a format of 16 bits."""
 
-    def __init__(self, backend: Backend, compress: Compress, overlapped: bool, vector: Tensor) -> None:
+    def __init__(self, backend: Backend, compress: Compress, vector: Tensor, overlapped: bool) -> None:
         dtype, self._scale = _WIRE_FORMATS[compress]
         self._backend, self._dtype, self._overlapped = backend, vector.dtype, overlapped
         compressed = dtype is not None and dtype is not vector.dtype
@@ -156,7 +113,7 @@ class AllReduceSum:
 
 
 class WeightedAverage:
-    """The average of what workers put into `vector_sum` times their `weight`, in two calls: `start` and `finish`.
+    """The average over workers of vectors that they `put` times their `weight`, in two calls: `start` and `finish`.
 
     `overlapped`: compute continues while the collective is in flight.
     """
@@ -172,6 +129,14 @@ class WeightedAverage:
         self._stall_seconds = 0.0
         if overlapped:  # connect the workers now: it takes time, and later they would have to wait for it
             backend.start_all_reduce([torch.zeros(1, device=backend.device)], async_op=True)()
+
+    def put(self, place: slice, values: Tensor) -> None:
+        """Set a part of this worker's vector, its values times its weight."""
+        self._sum.put(place, values)
+
+    def get(self, place: slice) -> Tensor:
+        """A part of the latest average."""
+        return self._sum.get(place)
 
     def weight(self, phase: LocalPhase, dtype: torch.dtype) -> Tensor | float:
         """This worker's share of the loss terms of a local phase."""
@@ -238,45 +203,3 @@ class WeightedAverage:
         self.phase = LocalPhase(**state["phase"]) if state["phase"] is not None else None
         # Checkpoints of earlier versions do not have the seconds.
         self._wait, self._seconds, self._stall_seconds = None, state.get("seconds"), state.get("stall_seconds", 0.0)
-
-
-class RunningStatistics:
-    """Floating-point buffers, such as those of batch normalisation, of workers that average gradients.
-
-    They differ between workers during training: averaging gradients does not make them equal.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor], backend: Backend) -> None:
-        self._backend = backend
-        self._buffers = list(buffers) if backend.world_size > 1 else []
-        #: At the start. The change since is averaged, so that constant buffers keep their exact values.
-        self.initial = [buffer.clone() for buffer in self._buffers]
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it the buffers have their average. A collective."""
-        own = [buffer.clone() for buffer in self._buffers]
-        self.average()
-        yield
-        for buffer, before in zip(self._buffers, own, strict=True):
-            buffer.copy_(before)
-        if own:
-            self._backend.mark_step()
-
-    @torch.no_grad()
-    def average(self) -> None:
-        """Average the buffers over workers, in place. A collective."""
-        if not self._buffers:
-            return
-        torch._foreach_sub_(self._buffers, self.initial)
-        flat = FlatTensors(self._buffers, shared=False)
-        self._backend.mark_step()
-        self._backend.all_reduce(flat.pack()).div_(self._backend.world_size)
-        flat.unpack()
-        torch._foreach_add_(self._buffers, self.initial)
-        self._backend.mark_step()
-
-    def load(self, initial: Sequence[Tensor]) -> None:
-        """Restore what was `initial` in the run that continues."""
-        for buffer, saved in zip(self.initial, initial, strict=True):
-            buffer.copy_(saved)

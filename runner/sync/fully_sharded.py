@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.sync.averaging import RunningStatistics
 from runner.sync.protocol import StepFacts, SyncPolicy
+from runner.sync.running_statistics import RunningStatistics
 from runner.sync.telemetry import SyncStats
 
 

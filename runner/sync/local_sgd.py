@@ -1,203 +1,169 @@
-"""Local SGD: workers step alone and average what they have learnt."""
+"""Local SGD: workers step alone for k steps, and then average their weights."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from runner.backends import Backend
-from runner.config.choices import Compress
-from runner.sync.averaging import AllReduceSum, FlatTensors, VectorSum
-from runner.sync.fragment import Fragment, cut
-from runner.sync.optimizers import Moments, OuterSGD
-from runner.sync.protocol import StepFacts, SyncPolicy
-from runner.sync.quantised import OrderedExecutor, QuantisedSum
-from runner.sync.rounds import PlannedRounds, Round
-from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats
+from runner.config.schema import Sync
+from runner.sync.averaging import AllReduceSum, LocalPhase, WeightedAverage
+from runner.sync.optimizers import outer_optimizer
+from runner.sync.protocol import LocalPolicy, StepFacts
+from runner.sync.replica import Replica
+from runner.sync.telemetry import SyncRecord
+from runner.sync.vectors import chunks, norm, norm_of_squares
 
 
-class LocalSGD(SyncPolicy):
-    """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little") and its variants.
+class LocalSGD(LocalPolicy):
+    """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little").
 
-    Every worker steps alone. Once in each of the `rounds`, and at the end, the workers' updates since the last
-    synchronisation are averaged, weighted by the loss terms each has trained on, and added to the common weights.
-    Running statistics in `buffers` and `moments` are averaged as well.
-
-    `make_outer`: makes an optimizer of the common weights that steps with the average instead of adding it.
-    `accumulate`: weights stay the common ones during a local phase, and updates are added up, as accumulation does with
-    gradients. `delay`: optimizer steps during which an average is in flight (Wang et al. 2020, "Overlap Local-SGD");
-    they stay on top of the new common weights. 0: workers wait for it. `fragments`: parts of equal size into which the
-    weights are cut, and which are synchronised one after the other in a round (Douillard et al. 2025, "Streaming DiLoCo
-    with overlapping communication").
-
-    Vectors are laid out as [weights | buffers | moments].
+    Every worker steps alone. After the steps `due`, and at the end, all replicas become the average of the workers'
+    weights. With `sync.policy=outer` an outer optimizer makes the step to the average.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        buffers: Sequence[Tensor],
-        backend: Backend,
-        compress: Compress,
-        rounds: PlannedRounds,
-        make_outer: Callable[[Tensor], OuterSGD] | None = None,
-        accumulate: bool = False,
-        delay: int = 0,
-        moments: Moments | None = None,
-        fragments: int = 1,
-    ) -> None:
-        self._delay = delay
-        self.forward_model, self.overlaps = model, delay > 0
-        self.resolved_settings = {"fragments": fragments, **({"delay": delay} if delay else {})}
-        self._backend, self._rounds, self._moments, self._accumulates = backend, rounds, moments, accumulate
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        others = [[*buffers], *(moments.by_name() if moments is not None else [])]
-        self._flat = FlatTensors(list(itertools.chain(parameters, *others)), shared=not backend.compiles)
-        replica = self._flat.pack()
-        ends = itertools.accumulate([len(parameters), *map(len, others)], initial=0)
-        parts = [slice(*pair) for pair in itertools.pairwise(self._flat.bounds[end] for end in ends)]
-        # Workers that wait average the whole replica in its own memory. Others need memory for what is sent.
-        in_place = fragments == 1 and not self.overlaps
-        self._in_order = OrderedExecutor(backend, self.overlaps) if compress is Compress.int8 else None
-        make_sum: Callable[[Tensor], VectorSum]
-        if self._in_order is not None:
-            make_sum = functools.partial(QuantisedSum, backend, self._in_order)
-        else:
-            make_sum = functools.partial(AllReduceSum, backend, compress, self.overlaps)
-        self._fragments = [
-            Fragment(
-                replica,
-                own,
-                backend,
-                make_sum,
-                make_outer,
-                accumulate,
-                in_place,
-                self.overlaps,
-            )
-            for own in zip(*(cut(part, fragments) for part in parts), strict=True)
-        ]
-        self._round: Round | None = None
-        self._history = SyncHistory()
+    replicated_keys = ("model", "policy")
 
-    @property
-    def replicated_keys(self) -> tuple[str, ...]:
-        # Otherwise each replica is ahead of the common weights by its own steps.
-        if not self._replicas_are_common:
-            return ()
-        return ("model", "policy") if self._in_order is None else ("model",)  # what rounding took is each worker's
-
-    @property
-    def _replicas_are_common(self) -> bool:
-        """Whether replicas are equal right after a round."""
-        return not self.overlaps and len(self._fragments) == 1
+    def __init__(self, replica: Replica, backend: Backend, sync: Sync, due: Collection[int]) -> None:
+        super().__init__(replica.model)
+        self._replica, self._due = replica, due
+        # The sum is computed in the memory of the weights, unless it is compressed.
+        vector_sum = AllReduceSum(backend, sync.compress, replica.vector, overlapped=False)
+        average = WeightedAverage(backend, vector_sum, overlapped=False)
+        self._common = CommonWeights(replica, replica.parts, average, sync)
+        self._phase = LocalPhase()
 
     @torch.no_grad()
     def after_step(self, facts: StepFacts) -> bool:
-        for fragment in self._fragments:
-            fragment.phase.add(facts)
-        if self._accumulates and facts.local_count > 0:
-            self._accumulate_update()
-        synchronised = self._finish_due(facts.step)
-        for number in self._due(facts.step):
-            self._start(self._fragments[number], facts.step + self._delay)
-        synchronised |= self._finish_due(facts.step)
-        return synchronised
-
-    def _due(self, step: int) -> list[int]:
-        """The numbers of the fragments whose average starts after this step."""
-        if self._round is None or step > self._round.last:
-            self._round = self._rounds.start(step)
-        return self._round.due(step, len(self._fragments)) if self._round is not None else []
-
-    def _finish_due(self, step: int) -> bool:
-        """Apply the averages that are due after this step; True if that ends a round."""
-        due = [fragment for fragment in self._fragments if fragment.applied_after == step]
-        for fragment in due:
-            self._finish(fragment)
-        return self._fragments[-1] in due
-
-    def _accumulate_update(self) -> None:
-        """Set the updates that this worker has just made aside, to be averaged later."""
-        replica = self._flat.pack()
-        for fragment in self._fragments:
-            fragment.accumulate(replica)
-        self._flat.unpack()
-        self._backend.mark_step()
-
-    def _start(self, fragment: Fragment, applied_after: int) -> None:
-        if fragment.applied_after is not None:  # rounds are long enough, except the first after a resumption
-            self._finish(fragment)
-        if self._moments is not None:
-            self._moments.collect()
-        fragment.start(self._flat.pack(), applied_after)
-
-    def _finish(self, fragment: Fragment) -> None:
-        replica = self._flat.pack() if self.overlaps else self._flat.memory
-        record = fragment.finish(replica)
-        self._history.add(record)
-        self._flat.unpack()
-        if self._moments is not None:
-            self._moments.set_step_count(record.step)
-        self._backend.mark_step()
+        self._phase.add(facts)
+        if facts.step not in self._due:
+            return False
+        self._synchronise()
+        return True
 
     @torch.no_grad()
     def finish(self) -> bool:
-        open_phases = [fragment for fragment in self._fragments if fragment.phase.steps > 0]
-        in_flight = [fragment for fragment in self._fragments if fragment.applied_after is not None]
-        for fragment in in_flight:
-            self._finish(fragment)
-        for fragment in open_phases:
-            self._start(fragment, fragment.phase.last)
-            self._finish(fragment)
-        return bool(in_flight or open_phases)
+        if self._phase.steps == 0:
+            return False
+        self._synchronise()
+        return True
 
-    @contextmanager
-    def common_weights(self) -> Iterator[None]:
-        if self._replicas_are_common:
-            yield
-            return
-        with torch.no_grad():
-            replica = self._flat.pack()
-            own = replica.clone()
-            for fragment in self._fragments:
-                fragment.set_common(replica)
-            self._flat.unpack()
-            self._backend.mark_step()
-        yield
-        with torch.no_grad():
-            replica.copy_(own)
-            self._flat.unpack()
-            self._backend.mark_step()
-
-    def stats(self) -> SyncStats:
-        return self._history.stats
-
-    def take_records(self) -> list[SyncRecord]:
-        return self._history.take_records()
+    def _synchronise(self) -> None:
+        phase, self._phase = self._phase, LocalPhase()
+        vector = self._replica.pack_with_moments()
+        self._common.start_average(vector, phase)
+        record = self._common.apply_average(vector)
+        self._replica.unpack_average(record.step)
+        self.history.add(record)
 
     def close(self) -> None:
-        if self._in_order is not None:
-            self._in_order.close()
-        self._flat.release()
+        self._replica.release()
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "fragments": [fragment.state_dict() for fragment in self._fragments],
-            "round": dataclasses.astuple(self._round) if self._round is not None else None,
-            "history": self._history.state_dict(),
+            "phase": dataclasses.asdict(self._phase),
+            "tensors": self._common.tensors(),
+            "history": self.history.state_dict(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for fragment, own in zip(self._fragments, state["fragments"], strict=True):
-            fragment.load_state_dict(own)
-        self._round = Round(*state["round"]) if state["round"] is not None else None
-        self._history.load_state_dict(state["history"])
+        own = state["fragments"][0] if "fragments" in state else state  # as earlier versions wrote it
+        self._phase = LocalPhase(**own["phase"])
+        self._common.load(own["tensors"])
+        self.history.load_state_dict(state["history"])
+
+
+class Chunk(NamedTuple):
+    """Neighbouring numbers that are processed together.
+
+    `part`: 0 for weights, 1 for buffers, others for moments. `own`: their place in the replica's vector; `place`: in
+    the vectors of what is averaged.
+    """
+
+    part: int
+    own: slice
+    place: slice
+
+
+class CommonWeights:
+    """The weights and buffers that all workers had in common after the latest synchronisation, and the way to new ones.
+
+    With x_i the values of worker i, w_i its share of the loss terms and a the common values, these become
+    a + Σ w_i (x_i − a): updates are averaged and not weights, so that a wire of 16 bits rounds only updates. Moments
+    are averaged as they are. `parts`: slices of the replica's vector: weights, buffers, each moment.
+    """
+
+    def __init__(self, replica: Replica, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
+        sizes = [part.stop - part.start for part in parts]
+        starts = itertools.accumulate(sizes, initial=0)
+        self._parts, self._average = parts[:2], average
+        self._chunks = [
+            Chunk(number, own, slice(own.start - part.start + start, own.stop - part.start + start))
+            for number, (part, start) in enumerate(zip(parts, starts, strict=False))
+            for own in chunks(part, replica.vector.device)
+        ]
+        self._common = torch.cat([replica.vector[part] for part in self._parts])
+        self._weights, self._buffers = self._common.split(sizes[:2])
+        self._norm = norm(self._weights)
+        self._outer = outer_optimizer(sync, self._weights)
+
+    def start_average(self, vector: Tensor, phase: LocalPhase) -> None:
+        """Start to average what workers have learnt in a local phase. A collective."""
+        weight, squares = self._average.weight(phase, vector.dtype), []
+        for chunk in self._chunks:
+            values = vector[chunk.own]
+            if chunk.part > 1:
+                self._average.put(chunk.place, values * weight)
+                continue
+            update = self._update(chunk, values)
+            if chunk.part == 0:
+                squares.append(torch.dot(update, update))
+            self._average.put(chunk.place, update.mul_(weight))
+        self._average.start(phase, weight, norm_of_squares(squares) / self._norm)
+
+    def apply_average(self, vector: Tensor) -> SyncRecord:
+        """Wait for the average, make it the common values, and give these to the replica's `vector`."""
+        phase = self._average.finish()
+        squares, common_squares = [], []
+        for chunk in self._chunks:
+            values, mean = vector[chunk.own], self._average.get(chunk.place)
+            if chunk.part > 1:
+                values.copy_(mean)
+                continue
+            common = self._common[chunk.place]
+            if chunk.part == 0:
+                squares.append(torch.dot(mean, mean))
+            if chunk.part == 0 and self._outer is not None:
+                self._outer.step(chunk.place, mean, phase.mean_lr)
+            else:
+                common.add_(mean)
+            if chunk.part == 0:
+                common_squares.append(torch.dot(common, common))
+            self._replace(chunk, values)
+        record = self._average.record(phase, norm_of_squares(squares) / self._norm)
+        self._norm = norm_of_squares(common_squares)
+        return record
+
+    def _update(self, chunk: Chunk, values: Tensor) -> Tensor:
+        """What this worker has learnt, as a new tensor; `values`: of its replica."""
+        return values - self._common[chunk.place]
+
+    def _replace(self, chunk: Chunk, values: Tensor) -> None:
+        """Give the replica's `values` the new common ones."""
+        values.copy_(self._common[chunk.place])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint keeps."""
+        return {"common": self._common} | ({"momentum": self._outer.momentum} if self._outer is not None else {})
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore `tensors`."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+        self._norm = norm(self._weights)

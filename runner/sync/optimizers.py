@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from runner.config.choices import SyncPolicyName
+from runner.config.schema import Sync
+
 _ADAM = ("exp_avg", "exp_avg_sq")
 _MOMENT_NAMES = {AdamW: _ADAM, Adam: _ADAM, SGD: ("momentum_buffer",)}
 
@@ -35,6 +38,15 @@ class OuterSGD:
         momentum.mul_(self._beta).add_(gradient)
         step = gradient.add_(momentum, alpha=self._beta) if self._nesterov else momentum
         self._weights[place].add_(step, alpha=-self._lr * unit)
+
+
+def outer_optimizer(sync: Sync, weights: Tensor) -> OuterSGD | None:
+    """The outer optimizer that the settings name, if they do."""
+    if sync.policy is not SyncPolicyName.outer:
+        return None
+    assert sync.outer_lr is not None
+    assert sync.outer_momentum is not None
+    return OuterSGD(weights, sync.outer_lr, sync.outer_momentum, bool(sync.outer_nesterov), bool(sync.outer_per_lr))
 
 
 class Moments:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from runner.sync.telemetry import SyncRecord, SyncStats
+from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats
 
 
 @dataclass(frozen=True)
@@ -37,35 +37,6 @@ class StepFacts:
         The average is then that of the sum over the global batch divided by its count.
         """
         return max(self.global_count, 1) / world_size
-
-
-@dataclass
-class LocalPhase:
-    """The optimizer steps since the last synchronisation.
-
-    `last`: the latest step, counted from 0. `count`, `global_count`: loss terms of this worker and of all workers.
-    """
-
-    steps: int = 0
-    last: int = -1
-    count: int = 0
-    global_count: int = 0
-    lr_sum: float = 0.0
-
-    def add(self, facts: StepFacts) -> None:
-        self.steps += 1
-        self.last = facts.step
-        self.count += facts.local_count
-        self.global_count += facts.global_count
-        self.lr_sum += facts.lr
-
-    def weight(self, world_size: int) -> float:
-        """This worker's weight in an average. No communication: the data order fixes every worker's count."""
-        return self.count / self.global_count if self.global_count else 1 / world_size
-
-    @property
-    def mean_lr(self) -> float:
-        return self.lr_sum / self.steps
 
 
 class SyncPolicy(Protocol):
@@ -154,3 +125,17 @@ class SyncPolicy(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class LocalPolicy(SyncPolicy):
+    """A policy whose workers step alone; `history` has its synchronisations."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.forward_model = model
+        self.history = SyncHistory()
+
+    def stats(self) -> SyncStats:
+        return self.history.stats
+
+    def take_records(self) -> list[SyncRecord]:
+        return self.history.take_records()

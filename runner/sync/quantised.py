@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.backends import Backend
-from runner.sync.telemetry import chunks
+from runner.sync.vectors import chunks
 
 #: Numbers that share a scale. The scales add 1.6% to the bytes.
 _BLOCK = 256

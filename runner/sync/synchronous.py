@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,15 +17,29 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from runner.backends import Backend
-from runner.data.embedding import GradientKeepingEmbedding, keep_gradients
 from runner.errors import UserError
-from runner.sync.averaging import RunningStatistics
 from runner.sync.protocol import StepFacts, SyncPolicy
-from runner.sync.telemetry import SyncRecord, SyncStats
+from runner.sync.running_statistics import RunningStatistics
+from runner.sync.telemetry import SyncStats
 
 #: Embeddings of at least this size send only the rows of their gradient that a step has used. Tables of positions, of
 #: which a step may use all rows, are smaller.
 _SENT_AS_ROWS_BYTES = 2**25
+
+
+class RowEmbedding(Protocol):
+    """An embedding whose gradient has only the rows that a step has used, while it is `sparse`."""
+
+    weight: Tensor
+    sparse: bool
+
+    def make_dense(self) -> None:
+        """Turn the weight's gradient into a usual one."""
+        ...
+
+
+#: Finds the embeddings of a model that are of at least some bytes, and lets them compute such gradients.
+FindRowEmbeddings = Callable[[nn.Module, int], Sequence[RowEmbedding]]
 
 _Hook = Callable[[Any, GradBucket], "torch.futures.Future[Tensor]"]
 _COMPRESS_HOOKS: dict[torch.dtype, _Hook] = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
@@ -35,8 +48,9 @@ _COMPRESS_HOOKS: dict[torch.dtype, _Hook] = {torch.bfloat16: bf16_compress_hook,
 class Synchronous(SyncPolicy):
     """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
-    `wire`: the dtype of gradients on the wire, None for their own. `sends_rows`: whether large embeddings send only
-    the rows of their gradient that a step has used. `compares`: whether some steps compare gradients.
+    `wire`: the dtype of gradients on the wire, None for their own. `find_embeddings`: finds large embeddings, which
+    send only the rows of their gradient that a step has used; None: all gradients are sent whole. `compares`: whether
+    some steps compare gradients.
     """
 
     averages_gradients = True
@@ -47,7 +61,7 @@ class Synchronous(SyncPolicy):
         buffers: Sequence[Tensor],
         backend: Backend,
         wire: torch.dtype | None = None,
-        sends_rows: bool = False,
+        find_embeddings: FindRowEmbeddings | None = None,
         compares: bool = False,
     ) -> None:
         self._backend, self._wire = backend, wire
@@ -58,13 +72,13 @@ class Synchronous(SyncPolicy):
         self._hooks: list[RemovableHandle] = []
         self._statistics = RunningStatistics(buffers, backend)
         self.forward_model = model
-        self._embeddings: list[GradientKeepingEmbedding] = []
+        self._embeddings: list[RowEmbedding] = []
         #: Of all-reduces of their gradients.
         self._row_bytes, self._row_seconds = 0, 0.0
         if backend.world_size > 1 and not backend.compiles:
             tables = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding)}
-            if sends_rows and not tables.issuperset(parameters):  # DDP needs at least one parameter
-                self._embeddings = _without_ddp(model)
+            if find_embeddings is not None and not tables.issuperset(parameters):  # DDP needs at least one parameter
+                self._embeddings = _without_ddp(model, find_embeddings)
             before_sending = self._note_own_gradient if compares else None
             self.forward_model = _data_parallel(model, backend.device, wire, before_sending)
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
@@ -239,12 +253,12 @@ def _average_bucket(state: Any, bucket: GradBucket) -> torch.futures.Future[Tens
     return dist.all_reduce(scaled, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
-def _without_ddp(model: nn.Module) -> list[GradientKeepingEmbedding]:
+def _without_ddp(model: nn.Module, find_embeddings: FindRowEmbeddings) -> list[RowEmbedding]:
     """Have DDP leave out the gradients of large embeddings, and let these have the rows that a step has used.
 
     DDP averages sparse gradients as well, but refuses one that is dense because the weight is also used as a whole.
     """
-    large = [one for one in keep_gradients(model, _SENT_AS_ROWS_BYTES) if one.weight.requires_grad]
+    large = [one for one in find_embeddings(model, _SENT_AS_ROWS_BYTES) if one.weight.requires_grad]
     for embedding in large:
         embedding.sparse = True
     weights = {embedding.weight for embedding in large}
@@ -285,83 +299,3 @@ def _data_parallel(
     # DDP times the first ten steps, which build buckets, and then one of a hundred by default: sample more often.
     wrapped._set_ddp_runtime_logging_sample_rate(10)
     return wrapped
-
-
-class PostLocal(SyncPolicy):
-    """Post-local SGD (Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD"): synchronous first, local later.
-
-    `make_local` is called before step `first_local`, when weights and moments of all replicas are equal.
-    """
-
-    def __init__(self, synchronous: SyncPolicy, make_local: Callable[[], SyncPolicy], first_local: int) -> None:
-        self._make_local, self._first_local = make_local, first_local
-        self._is_local = False
-        self._earlier_stats = SyncStats()
-        self._use(synchronous)
-
-    def _use(self, policy: SyncPolicy) -> None:
-        self._policy = policy
-        self.forward_model, self.overlaps = policy.forward_model, policy.overlaps
-        self.averages_gradients, self.resolved_settings = policy.averages_gradients, policy.resolved_settings
-
-    def _become_local(self) -> None:
-        self._earlier_stats = self._policy.stats()
-        self._policy.close()
-        self._use(self._make_local())
-        self._is_local = True
-
-    @property
-    def replicated_keys(self) -> tuple[str, ...]:
-        return self._policy.replicated_keys
-
-    def loss_divisor(self, facts: StepFacts) -> float:
-        return self._policy.loss_divisor(facts)
-
-    def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
-        context = self._policy.backward_pass(facts, number)
-        self.collective_backward = self._policy.collective_backward
-        return context
-
-    def before_backward(self) -> None:
-        self._policy.before_backward()
-
-    def before_optimizer_step(self, facts: StepFacts) -> bool:
-        return self._policy.before_optimizer_step(facts)
-
-    def own_gradient(self) -> Tensor | None:
-        return self._policy.own_gradient()
-
-    def after_step(self, facts: StepFacts) -> bool:
-        synchronised = self._policy.after_step(facts)
-        if not self._is_local and facts.step + 1 >= self._first_local:  # above: resumed there, from one worker
-            self._policy.finish()
-            self._become_local()
-        return synchronised
-
-    def common_weights(self) -> AbstractContextManager[Any]:
-        return self._policy.common_weights()
-
-    def finish(self) -> bool:
-        return self._policy.finish()
-
-    def stats(self) -> SyncStats:
-        return self._earlier_stats + self._policy.stats()
-
-    def take_records(self) -> list[SyncRecord]:
-        return self._policy.take_records()
-
-    def close(self) -> None:
-        self._policy.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "is_local": self._is_local,
-            "earlier_stats": dataclasses.asdict(self._earlier_stats),
-            "policy": self._policy.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["is_local"] and not self._is_local:
-            self._become_local()
-        self._earlier_stats = SyncStats(**state["earlier_stats"])
-        self._policy.load_state_dict(state["policy"])

@@ -19,33 +19,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-import torch
 from torch import Tensor
 
-#: Numbers that are processed together, by the type of the device; others process a whole vector. On a CPU they stay in
-#: its caches from one operation to the next, on a GPU they limit the memory for intermediate results.
-_CHUNK = {"cpu": 2**18, "cuda": 2**24}
-
 _COST = ("steps", "bytes", "seconds", "stall_seconds")
-
-
-def chunks(part: slice, device: torch.device) -> list[slice]:
-    """A part of a vector in pieces, each of which is processed together; at least one."""
-    size = _CHUNK.get(device.type, max(part.stop - part.start, 1))
-    starts = range(part.start, part.stop, size) or [part.start]
-    return [slice(start, min(start + size, part.stop)) for start in starts]
-
-
-def norm(vector: Tensor) -> Tensor:
-    """The L2 norm."""
-    own = [vector[chunk] for chunk in chunks(slice(0, len(vector)), vector.device)]
-    return norm_of_squares([torch.dot(chunk, chunk) for chunk in own])
-
-
-def norm_of_squares(squares: Sequence[Tensor]) -> Tensor:
-    """The L2 norm from the sums of squares of all chunks: one fp32 sum over 20 million squares would be wrong in the
-    fourth digit."""
-    return torch.stack(tuple(squares)).sum().sqrt()
 
 
 @dataclass(frozen=True)

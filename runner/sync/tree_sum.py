@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.plan.shards import Subtree, TreeSum, shards_by_worker, subtrees_of, used_shards
-from runner.sync.averaging import ALIGNMENT, FlatLayout
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.synchronous import require_gradients
 from runner.sync.telemetry import SyncStats
+from runner.sync.vectors import ALIGNMENT, FlatLayout
 
 #: Bytes of gradients that are sent together, as in DDP.
 _BUCKET_BYTES = 25 * 2**20

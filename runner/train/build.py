@@ -39,7 +39,7 @@ from runner.folder.phase_progress import PhaseProgress
 from runner.folder.record import RunResult
 from runner.plan import Plan
 from runner.plan.history import PROCESSOR
-from runner.sync import build_sync_policy
+from runner.sync import Trained, build_sync_policy
 from runner.sync.averaging import wire_dtype
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
@@ -163,7 +163,8 @@ def build_loop(job: Job, backend: Backend, log: LogMetrics) -> Loop:
     fused = not backend.compiles and (sharded is None or config.optimizer.name is not OptimizerName.sgd)
     optimizer = build_optimizer(job.plan.scaled(config.optimizer), model, fused)
     bytes_per_pass = sharded.bytes_per_pass if sharded is not None else None
-    policy = build_sync_policy(config, job.plan, model, optimizer, backend, bytes_per_pass)
+    trained = Trained(model, optimizer, bytes_per_pass, keep_gradients)
+    policy = build_sync_policy(config, job.plan, trained, backend)
     if config.equivalence.is_identical:
         _require_equal_workers(model, backend, job.device_type)
     own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)

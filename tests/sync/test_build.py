@@ -27,7 +27,11 @@ def kinds(backend: Backend, settings: list[str]) -> list[tuple[str, str]]:
             {
                 "sync.k=1": "Synchronous",
                 "sync=outer sync.k=1": "LocalSGD",
-                "sync=accumulated sync.k=4": "LocalSGD",
+                "sync.k=4 sync.compress=bf16": "LocalSGD",
+                "sync.k=4 sync.overlap=true": "StreamingSGD",
+                "sync.k=4 sync.fragments=2": "StreamingSGD",
+                "sync.k=4 sync.compress=int8": "StreamingSGD",
+                "sync=accumulated sync.k=4": "AccumulatedUpdates",
                 "sync=gradients sync.k=4": "PeriodicGradients",
                 "sync=gradients sync.k=1": "Synchronous",
                 "sync.k=4 sync.schedule=post_local": "PostLocal",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,19 +13,40 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
-from runner.config.choices import Compress
-from runner.sync import StepFacts, SyncPolicy, running_statistics, telemetry
+from runner.config.choices import Compress, SyncPolicyName
+from runner.config.schema import Sync
+from runner.sync import StepFacts, SyncPolicy, vectors
 from runner.sync.local_sgd import LocalSGD
-from runner.sync.optimizers import OuterSGD
-from runner.sync.rounds import PlannedRounds
+from runner.sync.published import AccumulatedUpdates
+from runner.sync.replica import Replica
+from runner.sync.running_statistics import running_statistics
+from runner.sync.streaming import StreamingSGD
 from tests.pool import WorkerPool
+
+PERIODIC = Sync(SyncPolicyName.periodic, 4)
+
+
+def outer(lr: float, momentum: float, nesterov: bool, **others: Any) -> Sync:
+    """Settings with an outer optimizer."""
+    return Sync(
+        SyncPolicyName.outer,
+        6,
+        outer_lr=lr,
+        outer_momentum=momentum,
+        outer_nesterov=nesterov,
+        outer_per_lr=False,
+        **others,
+    )
+
 
 FLOATS = ("weight", "bias", "running_mean", "running_var")
 
 
 def make(accumulate: bool, model: nn.Module, backend: Backend, due: Collection[int]) -> SyncPolicy:
-    buffers = running_statistics(model)
-    return LocalSGD(model, buffers, backend, Compress.none, PlannedRounds(due), accumulate=accumulate)
+    replica = Replica(model, running_statistics(model), None, backend)
+    if accumulate:
+        return AccumulatedUpdates(replica, backend, Sync(SyncPolicyName.accumulated, 4), due)
+    return LocalSGD(replica, backend, PERIODIC, due)
 
 
 def move(model: nn.Module, by: float) -> None:
@@ -76,6 +98,29 @@ def test_finish_averages_the_last_steps(pool: WorkerPool, accumulate: bool) -> N
         assert state["weight"].tolist() == [3.0] * 3
 
 
+def continued(backend: Backend, kinds: Sequence[type[LocalSGD | StreamingSGD]]) -> Tensor:
+    """Weights after four steps, two with each kind of policy, the second of which has the first one's state."""
+    model, state = nn.Linear(3, 2), None
+    nn.init.ones_(model.weight)
+    for number, kind in enumerate(kinds):
+        policy = kind(Replica(model, [], None, backend), backend, outer(0.7, 0.9, True), [0, 3])
+        if state is not None:
+            policy.load_state_dict(state)
+        for step in (2 * number, 2 * number + 1):
+            with torch.no_grad():
+                model.weight.add_(backend.rank + step)
+            policy.after_step(StepFacts(step, 2, 1, 1 + backend.rank, 3, 0.1))
+        state = copy.deepcopy(policy.state_dict())
+        policy.close()
+    return model.weight.detach().clone()
+
+
+def test_earlier_versions_saved_plain_phases_as_one_fragment(pool: WorkerPool) -> None:
+    """Their checkpoints continue in the middle of a phase, with the same bits."""
+    expected, found = (pool.run(2, continued, kinds) for kinds in ([LocalSGD] * 2, [StreamingSGD, LocalSGD]))
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
 #: The two fragments of a model before each step of torchft's fixture test_diloco_mocked_updates_0, without delay or
 #: mixing: weights that begin at 1 fall by 2 in each step; 6 steps to a round; the outer optimizer is SGD of lr 2.
 TORCHFT = (
@@ -88,9 +133,8 @@ def diloco_history(backend: Backend) -> list[list[list[float]]]:
     """The different weights of each fragment before each step."""
     model = nn.Linear(4, 8, bias=False)
     nn.init.ones_(model.weight)
-    make_outer = functools.partial(OuterSGD, lr=2.0, momentum=0.0, nesterov=False, per_lr=False)
-    rounds = PlannedRounds([5, 11, 17])
-    policy = LocalSGD(model, [], backend, Compress.none, rounds, make_outer=make_outer, fragments=2)
+    replica = Replica(model, [], None, backend)
+    policy = StreamingSGD(replica, backend, outer(2.0, 0.0, False, fragments=2), [5, 11, 17])
     history = []
     for step in range(len(TORCHFT[0])):
         history.append([part.unique().tolist() for part in model.weight.detach().flatten().split(16)])
@@ -122,21 +166,15 @@ def test_parameters_share_memory_until_close(pool: WorkerPool) -> None:
     assert all(pool.run(2, close_policy)[0])
 
 
-def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, outer: bool) -> tuple[Tensor, Any]:
+def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, with_outer: bool) -> tuple[Tensor, Any]:
     """Weights and the policy's state, with an average in flight or not, from chunks of `size` numbers."""
-    with mock.patch.dict(telemetry._CHUNK, cpu=size):
+    with mock.patch.dict(vectors._CHUNK, cpu=size):
         torch.manual_seed(0)
         model = nn.BatchNorm1d(1000)
-        policy = LocalSGD(
-            model,
-            running_statistics(model),
-            backend,
-            compress,
-            PlannedRounds(range(1, 20, 2)),
-            functools.partial(OuterSGD, lr=0.7, momentum=0.9, nesterov=True, per_lr=False) if outer else None,
-            delay=int(overlaps),
-            fragments=2,
-        )
+        options = {"compress": compress, "fragments": 2, "overlap": overlaps, "delay": 1 if overlaps else None}
+        sync = outer(0.7, 0.9, True, **options) if with_outer else replace(PERIODIC, **options)
+        replica = Replica(model, running_statistics(model), None, backend)
+        policy = StreamingSGD(replica, backend, sync, range(1, 20, 2))
         torch.manual_seed(backend.rank)
         for step in range(8):
             with torch.no_grad():
@@ -151,12 +189,12 @@ def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, o
 
 
 @pytest.mark.parametrize(
-    ("compress", "overlaps", "outer"),
+    ("compress", "overlaps", "with_outer"),
     [(Compress.none, False, False), (Compress.bf16, True, True), (Compress.int8, True, False)],
 )
-def test_chunks_change_no_bit(pool: WorkerPool, compress: Compress, overlaps: bool, outer: bool) -> None:
+def test_chunks_change_no_bit(pool: WorkerPool, compress: Compress, overlaps: bool, with_outer: bool) -> None:
     """Only telemetry adds up what is processed together."""
-    whole, small = (pool.run(2, in_chunks, size, compress, overlaps, outer) for size in (2**18, 256))
+    whole, small = (pool.run(2, in_chunks, size, compress, overlaps, with_outer) for size in (2**18, 256))
     for (weights, tensors), (same, others) in zip(whole, small, strict=True):
         assert torch.equal(weights, same)
         for fragment, other in zip(tensors, others, strict=True):

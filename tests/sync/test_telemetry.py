@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner.sync.telemetry import SyncRecord, UpdateSpread, norm, sync_summary
+from runner.sync.telemetry import SyncRecord, UpdateSpread, sync_summary
+from runner.sync.vectors import norm
 
 
 def spread(updates: Tensor, weights: list[float], length: float) -> UpdateSpread:

@@ -12,10 +12,11 @@ import torch_xla
 from torch_xla.debug import metrics
 
 from runner.backends.xla import XlaBackend, compiled_all_reduce, host_all_reduce
-from runner.config.choices import Compress
+from runner.config.choices import SyncPolicyName
+from runner.config.schema import Sync
 from runner.sync import StepFacts
 from runner.sync.local_sgd import LocalSGD
-from runner.sync.rounds import PlannedRounds
+from runner.sync.replica import Replica
 from runner.train.build import build_loop
 from runner.train.loop import Loop
 from tests.replicas import tiny_job
@@ -145,7 +146,7 @@ def test_an_average_is_one_program_with_one_all_reduce() -> None:
     hlo, loop = lowered(["optimizer=sgd", "sync.k=4"], compiled_all_reduce(WORKERS), executed=5)
     (reduction,) = all_reduces(hlo)
     assert f"replica_groups={EIGHT}" in reduction
-    assert f"f32[{len(loop.policy._flat.memory)}]" in reduction
+    assert f"f32[{len(loop.policy._replica.vector)}]" in reduction
     assert " dot(" not in hlo
     assert not HOST_TRAFFIC.search(hlo)
 
@@ -157,7 +158,7 @@ def test_an_average_is_the_same_program_for_any_number_of_samples(tensors: int) 
     for own_count in (0, 6, 7, 48):
         backend = XlaBackend(_Host(), torch_xla.device(), compiled_all_reduce(WORKERS))  # type: ignore[arg-type]
         model = torch.nn.Linear(3, 2, bias=tensors == 2).to(backend.device)
-        policy = LocalSGD(model, [], backend, Compress.none, PlannedRounds([3]))
+        policy = LocalSGD(Replica(model, [], None, backend), backend, Sync(SyncPolicyName.periodic, 4), [3])
         torch_xla.sync()
         backend.mark_step = lambda: None  # type: ignore[method-assign]  # it would be executed
         policy.after_step(StepFacts(3, 48, 1, own_count, 48, 0.1))

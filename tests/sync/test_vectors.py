@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runner.sync.averaging import FlatTensors
+from runner.sync.vectors import FlatTensors
 
 
 def some_tensors() -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The published proof of concept of synchronising every k batches, kept to reproduce its results."""
+"""Policies of a published experiment, kept to reproduce its results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,59 @@ from torch import Tensor, nn
 
 from runner.backends import Backend
 from runner.config.choices import Compress
-from runner.sync.averaging import AllReduceSum, FlatTensors, WeightedAverage
-from runner.sync.protocol import LocalPhase, StepFacts, SyncPolicy
-from runner.sync.telemetry import SyncHistory, SyncRecord, SyncStats, norm
+from runner.config.schema import Sync
+from runner.sync.averaging import AllReduceSum, LocalPhase, WeightedAverage
+from runner.sync.local_sgd import Chunk
+from runner.sync.protocol import LocalPolicy, StepFacts
+from runner.sync.replica import Replica
+from runner.sync.streaming import Fragment, StreamingSGD
+from runner.sync.vectors import FlatTensors, norm
 
 #: Weights sent along to measure the drift, at most about this many: replicas are never compared otherwise.
 _SAMPLE_SIZE = 16_384
 
 
-class PeriodicGradients(SyncPolicy):
+class AccumulatedFragment(Fragment):
+    """A fragment whose weights stay the common ones in a local phase: updates are set aside, and averaged later."""
+
+    def __init__(self, replica: Replica, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
+        super().__init__(replica, parts, average, sync)
+        self._accumulated = torch.zeros_like(self._weights)
+
+    def set_aside(self, vector: Tensor) -> None:
+        """Move the update that this worker has just made out of its weights."""
+        weights = vector[self._parts[0]]
+        self._accumulated.add_(weights).sub_(self._weights)
+        weights.copy_(self._weights)
+
+    def _update(self, chunk: Chunk, values: Tensor) -> Tensor:
+        update = super()._update(chunk, values)
+        if chunk.part == 0:
+            update.copy_(self._accumulated[chunk.place])
+            self._accumulated[chunk.place].zero_()
+        return update
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | {"accumulated": self._accumulated}
+
+
+class AccumulatedUpdates(StreamingSGD):
+    """Updates are added up without being applied, as gradient accumulation does with gradients, and then averaged."""
+
+    fragment_type = AccumulatedFragment
+
+    @torch.no_grad()
+    def after_step(self, facts: StepFacts) -> bool:
+        if facts.local_count > 0:
+            vector = self._replica.pack()
+            for fragment in self._fragments:
+                assert isinstance(fragment, AccumulatedFragment)
+                fragment.set_aside(vector)
+            self._replica.unpack()
+        return super().after_step(facts)
+
+
+class PeriodicGradients(LocalPolicy):
     """Gradients are averaged only in the steps `due`; in all others every worker uses its own.
 
     Replicas drift apart and are never made equal; the run's weights are those of worker 0, as in the experiment.
@@ -28,7 +72,7 @@ class PeriodicGradients(SyncPolicy):
     def __init__(
         self, model: nn.Module, buffers: Sequence[Tensor], backend: Backend, compress: Compress, due: Collection[int]
     ) -> None:
-        self.forward_model = model
+        super().__init__(model)
         self._backend, self._due = backend, due
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = buffers
@@ -36,10 +80,9 @@ class PeriodicGradients(SyncPolicy):
         self._start = self._sample()
         # Not shared with parameters and sample, which only have the right shapes: gradients are new in every step.
         self._flat = FlatTensors([*self._parameters, self._start], shared=False)
-        self._sum = AllReduceSum(backend, compress, False, self._flat.memory)
-        self._average = WeightedAverage(backend, self._sum, False)
+        vector_sum = AllReduceSum(backend, compress, self._flat.memory, overlapped=False)
+        self._average = WeightedAverage(backend, vector_sum, overlapped=False)
         self._steps = 0
-        self._history = SyncHistory()
 
     def before_optimizer_step(self, facts: StepFacts) -> bool:
         if facts.step not in self._due:
@@ -59,11 +102,11 @@ class PeriodicGradients(SyncPolicy):
         phase = LocalPhase(self._steps + 1, facts.step, facts.local_count, facts.global_count)
         norms = norm(vector[:weights_end]), norm(sample) / sample_norm
         weight = self._average.weight(phase, vector.dtype)
-        self._sum.put(everything, vector * weight)
+        self._average.put(everything, vector * weight)
         self._average.start(phase, weight, *norms)
         self._average.finish()
-        vector.copy_(self._sum.get(everything))
-        self._history.add(self._average.record(phase, norm(vector[:weights_end]), norm(sample) / sample_norm))
+        vector.copy_(self._average.get(everything))
+        self.history.add(self._average.record(phase, norm(vector[:weights_end]), norm(sample) / sample_norm))
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(gradient)
@@ -104,16 +147,10 @@ class PeriodicGradients(SyncPolicy):
     def _replica(self) -> list[Tensor]:
         return [*(p.detach() for p in self._parameters), *self._buffers]
 
-    def stats(self) -> SyncStats:
-        return self._history.stats
-
-    def take_records(self) -> list[SyncRecord]:
-        return self._history.take_records()
-
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "start": self._start, "history": self._history.state_dict()}
+        return {"steps": self._steps, "start": self._start, "history": self.history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
         self._start = state["start"].to(self._start.device)
-        self._history.load_state_dict(state["history"])
+        self.history.load_state_dict(state["history"])
