@@ -26,7 +26,8 @@ from runner.config.compose import compose, settings
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
 from runner.plan.schedule import lr_multiplier
-from runner.train.build import Job, build_loop
+from runner.train.build import build_loop
+from runner.train.job import Job
 from runner.train.loop import Loop
 
 STEPS = 10
@@ -36,20 +37,20 @@ def make_loop(backend: TorchBackend, overrides: list[str]) -> Loop:
     experiment = prepare(settings(compose(overrides)))
     folder = Path(tempfile.mkdtemp())
     job = Job(experiment.config, experiment.facts, folder, "cpu", 1, available_cores(), experiment.plan, time.time())
-    return build_loop(job, backend, lambda step, metrics: None)
+    return build_loop(job, backend)
 
 
 def plain(loop: Loop) -> Iterator[None]:
     """The same training as one writes it without the runner; each `next` is `STEPS` steps."""
-    model = loop.recipe.build_model(loop.prepared)
+    model = loop.replica.recipe.build_model(loop.replica.prepared)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=loop.plan.lr, weight_decay=0.01, fused=True)
     order = permutation(loop.plan.samples_per_epoch, 0, 0).tolist()
     size, total = loop.plan.global_batch, loop.plan.total_samples
     batches = DataLoader(
-        loop.prepared.train,
+        loop.replica.prepared.train,
         batch_sampler=[order[i : i + size] for i in range(0, len(order), size)],
-        collate_fn=lambda rows: loop.recipe.collate(rows, loop.prepared),
+        collate_fn=lambda rows: loop.replica.recipe.collate(rows, loop.replica.prepared),
     )
     for t, batch in enumerate(batches):
         for group in optimizer.param_groups:

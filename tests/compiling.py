@@ -13,7 +13,7 @@ from runner.backends import Backend, Compilations, TorchBackend
 from runner.data.loader import FILLER
 from runner.data.recipe import Batch
 from runner.data.unpadded import PLACES
-from runner.train.build import _gather_warnings
+from runner.train.finish import gather_warnings
 from tests import replicas
 from tests.resumed import train_in_parts
 
@@ -91,9 +91,9 @@ def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless
     """
     loop = replicas.make_loop(Compiling(backend), overrides)
     if heedless:
-        collate, more = loop.recipe.collate, itertools.cycle(range(20))
+        collate, more = loop.replica.recipe.collate, itertools.cycle(range(20))
         object.__setattr__(
-            loop.recipe, "collate", lambda rows, prepared, length: collate(rows, prepared, length + next(more))
+            loop.replica.recipe, "collate", lambda rows, prepared, length: collate(rows, prepared, length + next(more))
         )
     loop.train()
     loop.finish()
@@ -106,13 +106,12 @@ def what_is_said_of_shapes(backend: TorchBackend, overrides: list[str], heedless
 def warnings_of_all(backend: TorchBackend, said: list[str | None]) -> tuple[str, ...]:
     """What a run's summary is told of compilations, if the workers have this to say."""
     loop = replicas.make_loop(Compiling(backend), [])
-    loop.compilations.warning = lambda: said[backend.rank]  # type: ignore[method-assign]
     loop.policy.close()
-    return _gather_warnings(loop, None)
+    return gather_warnings(loop.backend, said[backend.rank], None)
 
 
 def optimizer_is_fused(backend: TorchBackend, overrides: list[str], compiles: bool) -> set[bool]:
     """Whether any group of the optimizer uses torch's fused kernels."""
     loop = replicas.make_loop(Compiling(backend) if compiles else backend, overrides)
     loop.policy.close()
-    return {bool(group["fused"]) for group in loop.optimizer.param_groups}
+    return {bool(group["fused"]) for group in loop.replica.optimizer.param_groups}

@@ -52,9 +52,10 @@ def train(backend: Backend, settings: list[str]) -> dict[str, Any]:
     loop.train()
     loop.finish()
     loop.model.eval()
-    batch = loop.recipe.collate(loop.prepared.eval[list(range(len(loop.prepared.eval)))], loop.prepared)
+    recipe, prepared = loop.replica.recipe, loop.replica.prepared
+    batch = recipe.collate(prepared.eval[list(range(len(prepared.eval)))], prepared)
     with torch.no_grad():
-        logits = loop.recipe.predict(loop.model, batch)
+        logits = recipe.predict(loop.model, batch)
     digest = hashlib.sha256("".join(record.digest for record in loop.ledger.epochs).encode()).hexdigest()
     losses = [metrics["train/loss"] for _, metrics in logged if "train/loss" in metrics]
     loop.policy.close()

@@ -15,7 +15,9 @@ from runner.backends import Backend
 from runner.config.plain import to_plain
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from runner.train.build import Job, build_loop
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks
+from runner.train.job import Job
 from runner.train.loop import Loop
 from runner.train.sharding import full
 from tests.configured import configured
@@ -51,8 +53,8 @@ def tiny_job(overrides: list[str], workers: int, folder: Path | None = None) -> 
 
 
 def make_loop(backend: Backend, overrides: list[str], logged: list[Any] | None = None) -> Loop:
-    log = (lambda step, metrics: logged.append((step, metrics))) if logged is not None else (lambda step, metrics: None)
-    return build_loop(tiny_job(overrides, backend.world_size), backend, log)
+    log = (lambda step, metrics: logged.append((step, metrics))) if logged is not None else None
+    return build_loop(tiny_job(overrides, backend.world_size), backend, Hooks(log=log))
 
 
 def weights_of(loop: Loop) -> Weights:
@@ -64,7 +66,7 @@ def outcome(loop: Loop) -> dict[str, Any]:
     """The results in which two ways of training are compared."""
     return {
         "weights": weights_of(loop),
-        "metrics": loop.eval_metrics,
+        "metrics": loop.evaluator.metrics,
         "ledger": [to_plain(record) for record in loop.ledger.epochs],
     }
 
@@ -80,8 +82,8 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
         "logged": logged,
         "steps": loop.optimizer_step,
         "stats": loop.policy.stats(),
-        "noise": loop.noise.result(),
-        "best": (loop.best.step, loop.best.value),
+        "noise": loop.step.noise.result(),
+        "best": (loop.evaluator.best.step, loop.evaluator.best.value),
     }
     loop.policy.close()
     return result
@@ -102,9 +104,8 @@ def train_recipe(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     experiment = prepare(configured([*overrides, f"device.workers={workers}"]))
     job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
     losses: list[float] = []
-    loop = build_loop(
-        job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")
-    )
+    hooks = Hooks(log=lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss"))
+    loop = build_loop(job, backend, hooks)
     loop.train()
     loop.finish()
     result = {**outcome(loop), "losses": losses}
@@ -125,14 +126,14 @@ def count_all_reduces(backend: Backend, overrides: list[str], steps: int) -> tup
         return allreduce_hook(state, bucket)
 
     loop.policy.forward_model.register_comm_hook(None, hook)
-    loss = loop.recipe.loss
+    loss = loop.replica.recipe.loss
 
     def counted(model: Any, batch: Any) -> Any:
         nonlocal micro_batches
         micro_batches += 1
         return loss(model, batch)
 
-    object.__setattr__(loop.recipe, "loss", counted)
+    object.__setattr__(loop.replica.recipe, "loss", counted)
     loop.train(until=steps)
     loop.policy.close()
     return calls, micro_batches
@@ -141,10 +142,10 @@ def count_all_reduces(backend: Backend, overrides: list[str], steps: int) -> tup
 def train_with_high_loss_scale(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     """fp16 with a loss scale that overflows at first, so that the scaler skips steps."""
     loop = make_loop(backend, overrides)
-    loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=10_000)
+    loop.step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=10_000)
     loop.train()
     loop.finish()
-    result = {"ledger": [to_plain(record) for record in loop.ledger.epochs], "scale": loop.scaler.get_scale()}
+    result = {"ledger": [to_plain(record) for record in loop.ledger.epochs], "scale": loop.step.scaler.get_scale()}
     result["weights"] = weights_of(loop)
     loop.policy.close()
     return result
@@ -180,9 +181,9 @@ def noise_of(backend: Backend, overrides: list[str]) -> tuple[Any, Weights]:
     workers = backend.world_size
     experiment = prepare(configured([*overrides, f"device.workers={workers}"]))
     job = Job(experiment.config, experiment.facts, Path(), "cpu", workers, 1, experiment.plan, time.time())
-    loop = build_loop(job, backend, lambda step, metrics: None)
+    loop = build_loop(job, backend)
     loop.train()
     loop.finish()
-    result = loop.noise.result(), weights_of(loop)
+    result = loop.step.noise.result(), weights_of(loop)
     loop.policy.close()
     return result

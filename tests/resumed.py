@@ -19,8 +19,10 @@ from runner.config.schema import Checkpoint
 from runner.errors import Preempted
 from runner.folder.metrics_log import MetricsLog, cut_metrics
 from runner.train import build, checkpoint
-from runner.train.build import Job, build_loop
+from runner.train.build import build_loop
 from runner.train.checkpoint import Checkpoints, newest, sync_digest
+from runner.train.hooks import Hooks
+from runner.train.job import Job
 from runner.train.loop import Loop
 from runner.train.sharding import full
 from tests.replicas import outcome, tiny_job
@@ -43,7 +45,7 @@ class _Log(dict[tuple[str, int], float]):
 def train_whole(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     """Train without a stop; everything in which two runs can be compared."""
     log = _Log()
-    loop = build_loop(tiny_job(overrides, backend.world_size), backend, log.write)
+    loop = build_loop(tiny_job(overrides, backend.world_size), backend, Hooks(log=log.write))
     loop.train()
     return _finished(loop, log)
 
@@ -57,7 +59,7 @@ def train_in_parts(
     """
     folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
     job, log = tiny_job(overrides, backend.world_size, folder), _Log()
-    loop = build_loop(job, backend, log.write)
+    loop = build_loop(job, backend, Hooks(log=log.write))
     new = copy.deepcopy(loop.state_dict())
     with pytest.MonkeyPatch.context() as patch:
         if leave_out is not None:
@@ -69,7 +71,7 @@ def train_in_parts(
                 _save(loop, backend, folder)
                 loop.policy.close()
                 torch.manual_seed(999)  # nothing may depend on the generators' current states
-                loop = build_loop(_from_newest(job), backend, log.write)
+                loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
             loop.train()
             return _finished(loop, log)
         except AssertionError as error:
@@ -87,10 +89,11 @@ def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tu
     job, log = tiny_job(overrides, backend.world_size, folder), _Log()
     try:
         for when, after in moments:
-            loop = build_loop(_from_newest(job), backend, log.write)
+            loops: list[Loop] = []
 
-            def asked(loop: Loop = loop, when: str = when, after: int = after) -> bool:
-                evaluates = loop.meter.phase == "evaluation"
+            def asked(loops: list[Loop] = loops, when: str = when, after: int = after) -> bool:
+                (loop,) = loops
+                evaluates = loop.meter.timer.phase == "evaluation"
                 return (
                     backend.rank == backend.world_size - 1
                     and loop.optimizer_step >= after
@@ -98,7 +101,11 @@ def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tu
                 )
 
             settings = Checkpoint(on_preemption=True, keep=1)
-            loop.checkpoints = Checkpoints(folder, settings, backend, _identity(loop), asked)
+            identity = {"sync": sync_digest(job.config.sync, job.config.sharding)}
+            checkpoints = Checkpoints(folder, settings, backend, identity, asked)
+            hooks = Hooks(log=log.write, asked_to_end=checkpoints.preempted, after_step=[checkpoints])
+            loop = build_loop(_from_newest(job), backend, hooks)
+            loops.append(loop)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(checkpoint, "_AGREE_EVERY_S", 0.0)
                 with pytest.raises(Preempted) as caught:
@@ -107,7 +114,7 @@ def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tu
             assert loop.optimizer_step >= after
             loop.policy.close()
             backend.all_gather_object(None)  # until worker 0 has completed the checkpoint
-        loop = build_loop(_from_newest(job), backend, log.write)
+        loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
         loop.train()
         return _finished(loop, log)
     finally:
@@ -123,9 +130,8 @@ def train_part(backend: Backend, overrides: list[str], folder: Path, until: int 
     """
     job, log = tiny_job(overrides, 1, folder), _Log()
     plan = job.plan.on_workers(backend.world_size, 1, job.config.sync.k)
-    loop = build_loop(
-        _from_newest(dataclasses.replace(job, plan=plan, local_workers=backend.world_size)), backend, log.write
-    )
+    job = dataclasses.replace(job, plan=plan, local_workers=backend.world_size)
+    loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
     loop.train(until)
     if until is None:
         return _finished(loop, log)
@@ -139,7 +145,7 @@ def train_killed(backend: Backend, overrides: list[str], folder: Path, saved_aft
     job = tiny_job(overrides, backend.world_size, folder)
     for until in (killed_after, None):
         log = MetricsLog(folder) if backend.rank == 0 else None
-        loop = build_loop(_from_newest(job), backend, log.write if log is not None else lambda *_: None)
+        loop = build_loop(_from_newest(job), backend, Hooks(log=log.write if log is not None else None))
         if until is not None:
             loop.train(saved_after)
             _save(loop, backend, folder)
@@ -153,15 +159,13 @@ def train_killed(backend: Backend, overrides: list[str], folder: Path, saved_aft
 
 
 def _save(loop: Loop, backend: Backend, folder: Path) -> None:
-    checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, _identity(loop))
-    checkpoints.save(loop.optimizer_step, loop.state_dict, loop.policy.replicated_keys if loop.synchronised else ())
+    replica, equal = loop.replica, loop.policy.replicated_keys if loop.synchronised else ()
+    identity = {**replica.identity, "sync": sync_digest(replica.config.sync, replica.config.sharding)}
+    checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, identity)
+    checkpoints.save(loop.optimizer_step, loop.state_dict, equal)
     checkpoints.wait()
     assert checkpoints.warning() is None, checkpoints.warning()
     backend.all_gather_object(None)  # until worker 0 has completed it
-
-
-def _identity(loop: Loop) -> dict[str, str]:
-    return {**loop.identity, "sync": sync_digest(loop.config.sync, loop.config.sharding)}
 
 
 def _from_newest(job: Job) -> Job:

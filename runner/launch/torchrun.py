@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -27,7 +28,7 @@ from runner.launch.local import WorkerFailed, WorkerLost
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, requests
 from runner.launch.worker import run
 from runner.log import LOG
-from runner.train.build import Job
+from runner.train.job import Job
 
 _JOB_KEY = "job"
 #: How long the other ranks wait for the job: rank 0 may have to tokenise a whole data set first.
@@ -67,9 +68,18 @@ class ExternalWorld:
 
     def _run(self, job: Job) -> RunResult | None:
         try:
-            return run(job, self.rank, self.world_size, self.local_rank, self.store, lambda: None, _give_up)
+            return run(job, self.rank, self.world_size, self.local_rank, self.store, self)
         except WorkerLost as error:
             raise WorkerFailed(str(error)) from None  # torchrun starts workers again, not this process
+
+    def tell_training(self) -> None:
+        """Nobody asks: signals come to each process."""
+
+    def give_up(self, why: str) -> NoReturn:
+        """End this process because another worker is missing."""
+        LOG.error(why)
+        sys.stderr.flush()
+        os._exit(1)
 
     @contextlib.contextmanager
     def release_others(self) -> Iterator[None]:
@@ -79,12 +89,6 @@ class ExternalWorld:
         finally:
             if not self.job_sent:
                 self.store.set(_JOB_KEY, json.dumps(None))
-
-
-def _give_up(why: str) -> None:
-    LOG.error(why)
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def join_external() -> ExternalWorld:

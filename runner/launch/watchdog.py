@@ -46,7 +46,7 @@ class Watchdog:
 
     def __init__(self, loop: Loop, store: dist.Store, timeout_s: float, give_up: Callable[[str], None]) -> None:
         """`store`: of the workers. `give_up`: ends the process with a sentence, after `timeout_s` without progress."""
-        self._loop, self._store, self._give_up = loop, store, give_up
+        self._loop, self._timer, self._store, self._give_up = loop, loop.meter.timer, store, give_up
         self._rank, self._workers = loop.backend.rank, loop.backend.world_size
         self._timeout_s = timeout_s
         self._scale = min(1.0, timeout_s / 100)
@@ -75,7 +75,7 @@ class Watchdog:
         number = 0
         while not self._pause():
             number += 1
-            sign = (number, self._loop.meter.progress_count, self._loop.optimizer_step + 1, self._loop.meter.phase)
+            sign = (number, self._timer.progress_count, self._loop.optimizer_step + 1, self._timer.phase)
             with contextlib.suppress(RuntimeError):  # a store that is gone
                 self._store.set(f"alive/{self._rank}", json.dumps(sign))
                 if self._now - self._since > self._scale * _QUIET_S:
@@ -87,12 +87,12 @@ class Watchdog:
         return {rank: Heartbeat(*json.loads(self._store.get(f"alive/{rank}"))) for rank in ranks}
 
     def _watch(self) -> None:
-        progress_count, said, looked_at = self._loop.meter.progress_count, False, time.monotonic()
+        progress_count, said, looked_at = self._timer.progress_count, False, time.monotonic()
         while not self._pause():
             before, looked_at = looked_at, time.monotonic()
             self._now += min(looked_at - before, self._scale * _LONGEST_LOOK_S)
-            if self._loop.meter.progress_count != progress_count:
-                progress_count, said, self._since, self._seen = self._loop.meter.progress_count, False, self._now, []
+            if self._timer.progress_count != progress_count:
+                progress_count, said, self._since, self._seen = self._timer.progress_count, False, self._now, []
                 continue
             quiet = self._now - self._since
             if quiet > self._timeout_s:

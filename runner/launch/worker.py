@@ -1,26 +1,38 @@
-"""The entry point of a worker process that trains, and how launched workers find each other."""
+"""The entry point of a worker process that trains, and how workers find each other."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 
-from runner.backends import Backend
+from runner.backends import Backend, build_backend
+from runner.backends.machine import CoreWaits
 from runner.backends.memory import enough_for
 from runner.backends.torch_distributed import long_collectives
+from runner.config.choices import ShardingKind
+from runner.data.cache import Cache
 from runner.errors import first_line
+from runner.folder.metrics_log import MetricsLog
+from runner.folder.phase_progress import PhaseProgress
 from runner.folder.record import RunResult
 from runner.launch.local import WorkerContext, WorkerLost
 from runner.launch.signals import requests
 from runner.launch.watchdog import Watchdog
-from runner.train.build import Job, WorkerJob, connect, train
-from runner.train.loop import Loop
+from runner.train.build import build_loop
+from runner.train.checkpoint import Checkpoints
+from runner.train.finish import finish, require_space_for_model, write_ledger
+from runner.train.hooks import Hooks
+from runner.train.identical import make_deterministic
+from runner.train.identity import job_identity
+from runner.train.job import Job, WorkerJob
+from runner.train.kept_rows import KeptRows
+from runner.train.profile import Profiler
 
 
 def rendezvous_store(context: WorkerContext) -> dist.Store:
@@ -32,6 +44,25 @@ def rendezvous_store(context: WorkerContext) -> dist.Store:
     return dist.FileStore(str(context.rendezvous / "workers"), context.workers)
 
 
+def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
+    """This worker's device, connected to the other workers through `store`."""
+    torch.set_num_threads(job.threads)
+    if job.config.equivalence.is_identical:
+        make_deterministic(job.device_type)
+    return build_backend(
+        job.device_type,
+        rank,
+        world_size,
+        local_rank,
+        store,
+        local_workers=job.local_workers,
+        cache=Cache(job.config.cache_dir).root,
+        threads=job.threads,
+        timeout_s=job.config.launch.timeout_s,
+        offloads=job.config.sharding.kind is ShardingKind.fsdp_offload,
+    )
+
+
 def connect_launched(job: WorkerJob, context: WorkerContext) -> Backend:
     """The device of a launched worker, connected to the other workers of the launch."""
     return connect(job, context.rank, context.workers, context.rank, rendezvous_store(context))
@@ -40,7 +71,7 @@ def connect_launched(job: WorkerJob, context: WorkerContext) -> Backend:
 def run_launched(job: dict[str, Any], context: WorkerContext) -> RunResult | None:
     """The entry point of a launched worker that trains. `job`: `Job.as_json()`."""
     store, training = rendezvous_store(context), Job.from_json(job)
-    return run(training, context.rank, context.workers, context.rank, store, context.tell_training, context.give_up)
+    return run(training, context.rank, context.workers, context.rank, store, context)
 
 
 @contextlib.contextmanager
@@ -60,32 +91,55 @@ def translate_worker_errors(rank: int, instead: str) -> Iterator[None]:
         raise
 
 
-def run(
-    job: Job,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    store: dist.Store,
-    tell_training: Callable[[], None],
-    give_up: Callable[[str], None],
-) -> RunResult | None:
+class Parent(Protocol):
+    """Who has started a worker."""
+
+    def tell_training(self) -> None:
+        """Note that this worker begins to train, from where it can save its state if it is preempted."""
+
+    def give_up(self, why: str) -> NoReturn:
+        """End this process with a sentence, from any thread."""
+
+
+def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store, parent: Parent) -> RunResult | None:
     """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
 
-    `tell_training`: called when this worker begins to train, from where it can save its state. `give_up`: ends this
-    process with a sentence, from any thread. Raises what `translate_worker_errors` raises.
+    Leaves `metrics.jsonl`, `ledger.json` and `model/` in the run's folder. Raises what `translate_worker_errors`
+    raises, and Preempted when all workers have saved their state to end.
     """
-
-    @contextlib.contextmanager
-    def watched(loop: Loop) -> Iterator[None]:
-        timeout_s = job.config.launch.timeout_s
-        with long_collectives(timeout_s), Watchdog(loop, store, timeout_s, give_up):
-            if job.config.checkpoint.on_preemption:
-                requests.training, requests.grace_s = True, job.config.launch.grace_s
-                tell_training()
-            yield
-
+    config, timeout_s = job.config, job.config.launch.timeout_s
     with translate_worker_errors(rank, "sharding=fsdp, precision=bf16 or a smaller model"):
         backend = connect(job, rank, world_size, local_rank, store)
-        result = train(job, backend, watched, requests.preempted)
+
+        log = MetricsLog(job.folder) if rank == 0 else None
+        kept_rows = KeptRows(job.folder) if rank == 0 else None
+        profiler = Profiler(config.profile, job.folder, backend) if config.profile.steps is not None else None
+        identity = job_identity(job, rank)
+        checkpoints = Checkpoints(job.folder, config.checkpoint, backend, identity, requests.preempted)
+        hooks = Hooks(
+            log=log.write if log is not None else None,
+            evaluation_progress=PhaseProgress(job.folder, "evaluating", "batches") if rank == 0 else None,
+            kept_rows=kept_rows,
+            asked_to_end=checkpoints.preempted,
+            after_step=(profiler, checkpoints) if profiler is not None else (checkpoints,),
+        )
+        loop = build_loop(job, backend, hooks)
+
+        require_space_for_model(job, loop)  # found out at the end, it would be too late
+        waits = CoreWaits()
+        try:
+            watchdog = Watchdog(loop, store, timeout_s, parent.give_up)
+            with long_collectives(timeout_s), watchdog, profiler or contextlib.nullcontext():
+                if config.checkpoint.on_preemption:
+                    requests.training, requests.grace_s = True, config.launch.grace_s
+                    parent.tell_training()
+                loop.train()
+                loop.finish()
+                loop.meter.timer.progress("checkpoint")
+                checkpoints.wait()
+        finally:
+            write_ledger(job, loop)  # also when it ends the run
+
+        result = finish(job, loop, checkpoints, log, kept_rows, waits.share())
         backend.close()
     return result

@@ -24,7 +24,9 @@ from runner.launch.worker import connect_launched
 from runner.plan import Plan
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step
-from runner.train.build import Job, build_loop, measure_utilisation
+from runner.train.build import build_loop
+from runner.train.flops import measure_utilisation
+from runner.train.job import Job
 from runner.train.loop import Loop
 from runner.train.sharding import local
 
@@ -127,9 +129,9 @@ def run_launched(job: dict[str, Any], context: WorkerContext) -> Measured | None
 
 
 def _measure(job: MeasuringJob, backend: Backend) -> Measured:
-    loop = build_loop(job, backend, lambda step, metrics: None)
     steps = [step for group in job.groups for step in group]
-    loop.order = GivenSteps(job.plan, job.config.seed, backend.rank, steps)
+    loop = build_loop(job, backend, order=GivenSteps(job.plan, job.config.seed, backend.rank, steps))
+    replica = loop.replica
     groups, memory = [], []
     for group in job.groups:
         loop.train(until=loop.optimizer_step + len(group))
@@ -144,13 +146,13 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
     started = time.perf_counter()
     known, _ = measure_utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
-    model = loop.sharded.whole() if loop.sharded is not None else loop.model
+    model = replica.sharded.whole() if replica.sharded is not None else loop.model
     if backend.rank == 0:
         assert model is not None  # as on worker 0
-        loop.recipe.save(model, loop.prepared, job.folder / "model")
+        replica.recipe.save(model, replica.prepared, job.folder / "model")
         shutil.rmtree(job.folder / "model")
     per_sample = known.get("flops_per_sample")
-    assert loop.first_step_at is not None
+    assert loop.log.first_step is not None
     return Measured(
         groups=[_mean(of_workers) for of_workers in zip(*all_groups, strict=True)],
         memory=[max(of_workers) for of_workers in zip(*all_memory, strict=True)][:-1],
@@ -159,10 +161,10 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
         evaluations=evaluations,
         whole_evaluation=whole,
         metrics_s=metrics_s,
-        first_step_s=loop.first_step_at - job.started_at,
+        first_step_s=loop.log.first_step.ended_at - job.started_at,
         ending_s=time.perf_counter() - started,
         flops_per_token=per_sample
-        and per_sample / float(_lengths(loop.prepared.train)[loop.order.epoch_permutation(0)].mean()),
+        and per_sample / float(_lengths(loop.replica.prepared.train)[loop.order.epoch_permutation(0)].mean()),
         peak_flops_per_s=known.get("peak_flops_per_s"),
         parameters=sum(parameter.numel() for parameter in loop.model.parameters() if parameter.requires_grad),
     )
@@ -183,14 +185,14 @@ def _lengths(table: Table) -> np.ndarray:
 
 
 def _seconds_of_evaluation(loop: Loop, rows: Sequence[int]) -> float:
-    part = dataclasses.replace(loop.prepared, eval=_Part(loop.prepared.eval, rows))
+    part = dataclasses.replace(loop.replica.prepared, eval=_Part(loop.replica.prepared.eval, rows))
     return _predict(loop, part)[1]
 
 
 def _predict(loop: Loop, prepared: Prepared) -> tuple[torch.Tensor, float]:
     loop.backend.all_gather_object(None)  # the workers begin together
     started = time.perf_counter()
-    predictions = loop.predictor.predict(prepared)
+    predictions = loop.replica.predictor.predict(prepared)
     assert predictions is not None  # nothing stops it
     return predictions, time.perf_counter() - started
 
@@ -199,16 +201,16 @@ def _evaluate_all(
     loop: Loop, parts: Sequence[Sequence[int]], seconds: Sequence[float]
 ) -> tuple[float | None, list[float]]:
     """Seconds of predicting all evaluation data, and of computing the metrics twice; None and [] for many data."""
-    table = loop.prepared.eval
+    table = loop.replica.prepared.eval
     per_token = sum(seconds) / sum(_lengths(table)[rows].sum() for rows in parts)
     estimated = loop.backend.broadcast_object(float(per_token * _lengths(table).sum()))
     if estimated > _WHOLE_EVALUATION_S:
         return None, []
-    predictions, whole = _predict(loop, loop.prepared)
+    predictions, whole = _predict(loop, loop.replica.prepared)
     metrics_s = []
     for _ in range(2):
         started = time.perf_counter()
         if loop.backend.rank == 0:
-            loop.recipe.metrics(predictions, table)
+            loop.replica.recipe.metrics(predictions, table)
         metrics_s.append(time.perf_counter() - started)
     return whole, metrics_s

@@ -11,7 +11,7 @@ from runner.config.schema import Config
 from runner.errors import UserError, first_line
 from runner.folder.reading import read_json
 from runner.track.card import git_commit
-from runner.train.build import code_of
+from runner.train.identity import code_of
 
 FILE_NAME = "environment.json"
 

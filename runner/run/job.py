@@ -44,8 +44,8 @@ from runner.speed.run_numbers import Restarts
 from runner.track.card import DIVERGED_TAG, card_of, continued
 from runner.track.secrets import masked, without_credentials
 from runner.track.tracker import build_tracker
-from runner.train.build import Job
 from runner.train.checkpoint import saved_folders
+from runner.train.job import Job
 
 
 @dataclass(frozen=True)

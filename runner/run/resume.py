@@ -49,8 +49,8 @@ from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
 from runner.track.secrets import masked, masked_keys
 from runner.track.store import check_tracking, how_to_sync, store_for
-from runner.train.build import CODE_PREFIX, code_of
 from runner.train.checkpoint import Saved, newest, remove_drafts, set_aside, sync_digest
+from runner.train.identity import CODE_PREFIX, code_of
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ from runner.config.choices import ShardingKind
 from runner.config.plain import to_plain
 from runner.config.schema import REMOVED_SYNC_SETTINGS, Sharding, Sync
 from runner.config.schema import Checkpoint as CheckpointConfig
-from runner.errors import Diverged, UserError, first_line
+from runner.errors import Diverged, Preempted, UserError, first_line
 from runner.folder.files import Checksums, checksums, damage, digest_of, require_space, sync_folder, write_json
 from runner.folder.reading import read_json
 from runner.log import LOG
+from runner.train.hooks import Training
 from runner.train.sharding import is_sharded, laid_out_as, local
 
 FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json", "shards"
@@ -108,15 +109,14 @@ class Checkpoints:
         backend: Backend,
         identity: Mapping[str, Any],
         preempted: Callable[[], bool] = lambda: False,
-        note_waiting: Callable[[], object] = lambda: None,
     ) -> None:
         """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end.
 
-        `note_waiting`: called when training begins to wait for a save.
+        `identity`: what must be the same when the run is resumed, besides the model's.
         """
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
-        self._backend, self._preempted, self._note_waiting = backend, preempted, note_waiting
+        self._backend, self._preempted = backend, preempted
         #: What the workers have asked each other for, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = self._agreed_at = time.monotonic()
@@ -128,6 +128,25 @@ class Checkpoints:
         self._failures: list[str] = []
         #: Seconds in which training stood still for checkpoints.
         self.stall_seconds = 0.0
+
+    def after_step(self, training: Training) -> None:
+        """Save if it is due. A collective. Raises Preempted after the save that ends the run."""
+        self.count(training.optimizer_step)
+        if not training.synchronised:
+            return
+        policy = training.replica.policy
+        self.ending = self.ending or training.evaluation_stopped  # as all workers know
+        if not self.ending:
+            self.agree(wait=not policy.overlaps)
+        if self.due or self.ending:
+            training.flush()  # which may make micro-batches smaller
+            training.meter.timer.progress("checkpoint")
+            steps, identity = training.order.accumulation_steps, training.replica.identity
+            stalled = self.save(training.optimizer_step, training.state_dict, policy.replicated_keys, steps, identity)
+            training.log(training.optimizer_step, {"checkpoint/stall_seconds": stalled})
+        if self.ending:
+            self.wait()
+            raise Preempted(training.optimizer_step if self.warning() is None else None)
 
     def count(self, step: int) -> None:
         """Note that optimizer step `step` was done."""
@@ -159,7 +178,14 @@ class Checkpoints:
             self._agree_every = max(1, min(int(steps), 2 * self._agree_every))
         self._until_agreed = self._agree_every
 
-    def save(self, step: int, state: Callable[[], State], equal: Sequence[str], accumulation_steps: int = 1) -> float:
+    def save(
+        self,
+        step: int,
+        state: Callable[[], State],
+        equal: Sequence[str],
+        accumulation_steps: int = 1,
+        model_identity: Mapping[str, str] | None = None,
+    ) -> float:
         """Copy the state and start to write it; the seconds that this took. A collective.
 
         `equal`: the parts that are the same on all workers. `accumulation_steps`: of the workers from now on.
@@ -179,7 +205,7 @@ class Checkpoints:
             "workers": self._workers,
             "equal": equal,
             "accumulation_steps": accumulation_steps,
-            "identity": dict(self._identity),
+            "identity": {**(model_identity or {}), **self._identity},
         }
         self._thread = threading.Thread(
             target=self._write_or_warn, args=(manifest, plain, tensors), name="checkpoint", daemon=True
@@ -195,7 +221,6 @@ class Checkpoints:
         while self._asked:
             self._asked.popleft()()
         if self._thread is not None:
-            self._note_waiting()
             self._thread.join()
             self._thread = None
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from runner.backends import Compilations
 
@@ -87,12 +87,12 @@ class CompilationWatch:
         before, self._before = self._before, self._count()
         return self._before - before
 
-    def after_step(self, step: int, batch: Mapping[str, Tensor]) -> None:
-        """Attribute new compilations to optimizer step `step` (counted from 1) with `batch` as last micro-batch."""
+    def after_step(self, step: int, shapes: Mapping[str, torch.Size]) -> None:
+        """Attribute new compilations to optimizer step `step` (counted from 1), whose last micro-batch has `shapes`."""
         new = self._new()
         self._first_step = self._first_step or step
         if new and step >= self._first_step + _WARM_UP_STEPS:
-            self._late[", ".join(f"{name} {list(tensor.shape)}" for name, tensor in batch.items())] += new
+            self._late[", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())] += new
             self._last_late_step = step
 
     def after_evaluation(self) -> None:

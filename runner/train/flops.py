@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from runner.backends import Backend
 from runner.backends.machine import BUSY, CoreWaits
 from runner.config.choices import PrecisionName
-from runner.data.recipe import Batch, Prepared, Recipe
+from runner.data.recipe import Batch
+from runner.errors import first_line
+from runner.train.loop import Loop
 from runner.train.precision import Precision
+from runner.train.replica import Replica
 from runner.train.tokens import token_width
 
 #: Rows whose operations are counted. Three would determine a transformer, whose operations are a quadratic function of
@@ -51,9 +55,7 @@ def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: 
 
 
 @torch.no_grad()
-def flops_per_sample(
-    recipe: Recipe, prepared: Prepared, model: nn.Module, backend: Backend, precision: Precision, rows: np.ndarray
-) -> float:
+def flops_per_sample(replica: Replica, rows: np.ndarray) -> float:
     """Operations to train a sample: forward and backward pass, the mean over these rows of the training table.
 
     Counts the operations of matrix products, convolutions and attention in forward passes of single rows without
@@ -65,6 +67,7 @@ def flops_per_sample(
 
     A collective if the forward pass is one. Changes the model to evaluation mode.
     """
+    recipe, prepared, model = replica.recipe, replica.prepared, replica.model
     lengths = np.asarray(prepared.train.column("length"))
     by_length = np.argsort(lengths)
     chosen = by_length[np.linspace(0, len(by_length) - 1, _ROWS).round().astype(int)]
@@ -74,16 +77,39 @@ def flops_per_sample(
     counted = []
     for row, length in zip(chosen.tolist(), known.tolist(), strict=True):
         batch = _without_padding(recipe.collate(prepared.train[[row]], prepared, length), length)
-        ((_, batch),) = backend.feed([(np.array([row]), batch)])
+        ((_, batch),) = replica.backend.feed([(np.array([row]), batch)])
         counter = FlopCounterMode(display=False, custom_mapping={_ATTENTION_ON_CPU: _attention_flops})
         # A compiled model hides its operations.
-        with torch.compiler.set_stance("force_eager"), precision.autocast(), counter:
+        with torch.compiler.set_stance("force_eager"), replica.precision.autocast(), counter:
             recipe.loss(model, batch)
         counted.append(_with_backward(counter, type(model).__name__, frozen))
     degree = min(2, len(set(known.tolist())) - 1)
     scale = max(float(known.max()), 1.0)  # keeps the powers of long lengths apart
     fit = np.polynomial.Polynomial.fit(known / scale, counted, degree, domain=[0, 1], window=[0, 1])
     return float(fit(lengths[rows] / scale).mean())
+
+
+def measure_utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """How much of the devices was used, as entries of `RunResult`, and warnings. A collective.
+
+    `threads`: of all workers of a machine together.
+    """
+    backend = loop.backend
+    memory = backend.all_gather_object(backend.peak_memory_bytes())  # before it is used to find out the rest
+    known: dict[str, Any] = {"peak_memory_bytes": None if None in memory else tuple(memory)}
+    # Without throughput there is nothing to compare; on torch_xla counting would compile programs for new shapes.
+    if backend.compiles or not loop.meter.timed_seconds:
+        return known, ()
+    warnings: tuple[str, ...] = ()
+    if backend.rank == 0 or loop.policy.collective_forward:
+        seen = loop.order.epoch_permutation(0)[: loop.plan.samples_before(loop.optimizer_step)]
+        try:
+            known["flops_per_sample"] = flops_per_sample(loop.replica, seen)
+        except Exception as error:  # noqa: BLE001 - a figure must not cost the trained model, which is not saved yet
+            warnings = (f"operations cannot be counted ({first_line(error)}): the utilization is not known",)
+    peaks = backend.all_gather_object(peak_flops_per_s(backend, loop.replica.precision, threads))
+    known["peak_flops_per_s"] = None if None in peaks else sum(peaks)
+    return known, warnings
 
 
 def _is_frozen(module: nn.Module) -> bool:

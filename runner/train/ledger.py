@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,12 @@ import numpy as np
 import torch
 
 from runner.backends import Backend
+from runner.config.choices import LedgerMode
 from runner.plan.order import DataOrder
+from runner.train.throughput import StepRecord
+
+#: A mistake in the data repeats in every step: the first ones only are listed.
+_MAX_FAILURES = 10
 
 
 class LedgerError(AssertionError):
@@ -48,11 +53,12 @@ class EpochRecord:
 class Ledger:
     """One worker's record of the current epoch, and the merged records of previous epochs.
 
-    `groups`: the group of each sample, int64 of shape [samples], or None. `failures`: one sentence per mismatch.
+    `groups`: the group of each sample, int64 of shape [samples], or None. `mode`: whether a mismatch with the plan ends
+    the run. `failures`: one sentence per mismatch.
     """
 
-    def __init__(self, groups: np.ndarray | None = None) -> None:
-        self._groups = groups
+    def __init__(self, groups: np.ndarray | None = None, mode: LedgerMode = LedgerMode.fail) -> None:
+        self._groups, self._mode = groups, mode
         self.epochs: list[EpochRecord] = []
         self.failures: list[str] = []
         #: Of the current epoch: rows of (t, id, skipped), int64.
@@ -74,6 +80,32 @@ class Ledger:
             record = dataclasses.replace(record, groups_seen=len(np.unique(self._groups[merged[:, 1]])))
         self.epochs.append(record)
         return record
+
+    def require_counts(self, records: Sequence[StepRecord], order: DataOrder, backend: Backend) -> None:
+        """Compare the loss terms of steps with their plan; what happens to a mismatch, see `_fail`."""
+        for record in records:
+            if record.counted != record.planned:
+                counts = f"counted {record.counted} loss terms where {record.planned} were planned"
+                self._fail(f"optimizer step {record.step}: the recipe {counts}", order, backend)
+
+    def require_sound(self, record: EpochRecord, order: DataOrder, backend: Backend) -> None:
+        """Compare the samples of an epoch with its plan; what happens to a mismatch, see `_fail`."""
+        if not record.sound:
+            sentence = (
+                f"epoch {record.epoch}: of {record.expected} planned samples {record.missing} were missing, "
+                f"{record.duplicated} were duplicated and {record.misplaced} were in another step"
+            )
+            self._fail(sentence, order, backend)
+
+    def _fail(self, sentence: str, order: DataOrder, backend: Backend) -> None:
+        """Note a mismatch with the plan, on all workers. With ledger=fail it is a collective and raises LedgerError."""
+        if len(self.failures) < _MAX_FAILURES:
+            self.failures.append(sentence)
+        if self._mode is LedgerMode.fail:
+            epoch, done = (order.epoch, order.t) if order.t else (order.epoch - 1, len(order.steps()))
+            if len(self.epochs) == epoch:  # still open: its samples explain why a count is wrong
+                self.close_epoch(epoch, done, order, backend)
+            raise LedgerError(f"{sentence} (set ledger=warn to continue nevertheless)")
 
     def _rows(self) -> torch.Tensor:
         rows = [np.zeros((0, 3), dtype=np.int64), *self._entries]

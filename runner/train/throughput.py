@@ -60,38 +60,16 @@ class StepRecord:
     repeated: int = 0
 
 
-class Meter:
-    """Keeps the loss of each step on the device and reduces several steps in one small all-reduce.
+class PhaseTimer:
+    """Times the phases of optimizer steps, and knows the current one."""
 
-    Reading a loss makes the host wait for the device, and summing it makes workers wait for each other. Both are paid
-    once per reduction.
-    """
-
-    def __init__(self, backend: Backend, compilations: Callable[[], Compilations | None]) -> None:
-        """`compilations`: all so far; None if nothing compiles."""
-        self._backend, self._compilations = backend, compilations
-        self._pending: list[StepLoss] = []
-        self._in_flight: deque[tuple[list[StepLoss], Callable[[], list[float]]]] = deque()
-        self._phase_starts: list[tuple[str, Any]] = []
-        self._phase_totals = dict.fromkeys(PHASES, 0.0)
-        self._phase_steps = 0
-        self._timed_from: float | None = None
-        self._paused_at = 0.0
-        self._compile_seconds = 0.0
+    def __init__(self, backend: Backend, annotates: bool = False) -> None:
+        """`annotates`: whether phases are marked in a profile."""
+        self._backend, self._annotates = backend, annotates
+        self._starts: list[tuple[str, Any]] = []
+        self._annotation: record_function | None = None
         #: The current phase of a step, and a number that grows whenever this worker makes progress.
         self.phase, self.progress_count = "other", 0
-        #: Whether the phases are marked in a profile.
-        self.annotates = False
-        self._annotation: record_function | None = None
-        #: Seconds of an optimizer step by phase since the previous reduction; empty if the device has no phases.
-        self.step_seconds: dict[str, float] = {}
-        self.loss_total = 0.0
-        self.count_total = 0
-        self.timed_samples = 0
-        self.timed_seconds = 0.0
-        self.samples_per_s = 0.0
-        #: Seconds between `pause` and `resume`: evaluation, and merging the ledger at the end of an epoch.
-        self.paused_seconds = 0.0
 
     def begin(self, phase: str) -> None:
         """Start a phase, which ends the previous one.
@@ -102,14 +80,56 @@ class Meter:
         self.progress(phase)
         timestamp = self._backend.record_event()
         if timestamp is not None:
-            self._phase_starts.append((phase, timestamp))
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-        self._annotation = record_function(phase).__enter__() if self.annotates else None
+            self._starts.append((phase, timestamp))
+        if self._annotates:
+            if self._annotation is not None:
+                self._annotation.__exit__(None, None, None)
+            self._annotation = record_function(phase).__enter__()
 
     def progress(self, phase: str) -> None:
-        """Note that this worker makes progress, in a phase of a step or in `evaluation`."""
+        """Note that this worker makes progress, in a phase of a step, in `evaluation` or in `checkpoint`."""
         self.phase, self.progress_count = phase, self.progress_count + 1
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds by phase since the previous call, empty without phases. The device must be synchronised."""
+        if not self._starts:
+            return {}
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for (phase, start), (_, end) in zip(self._starts, self._starts[1:], strict=False):
+            seconds[phase] += start.elapsed_time(end) / 1000
+        self._starts = self._starts[-1:]  # the current phase
+        return seconds
+
+
+class Meter:
+    """Keeps the loss of each step on the device and reduces several steps in one small all-reduce.
+
+    Reading a loss makes the host wait for the device, and summing it makes workers wait for each other. Both are paid
+    once per reduction.
+    """
+
+    def __init__(
+        self, backend: Backend, compilations: Callable[[], Compilations | None], annotates: bool = False
+    ) -> None:
+        """`compilations`: all so far; None if nothing compiles. `annotates`: whether phases are marked in a profile."""
+        self._backend, self._compilations = backend, compilations
+        self.timer = PhaseTimer(backend, annotates)
+        self._pending: list[StepLoss] = []
+        self._in_flight: deque[tuple[list[StepLoss], Callable[[], list[float]]]] = deque()
+        self._phase_totals = dict.fromkeys(PHASES, 0.0)
+        self._phase_steps = 0
+        self._timed_from: float | None = None
+        self._paused_at = 0.0
+        self._compile_seconds = 0.0
+        #: Seconds of an optimizer step by phase since the previous reduction; empty if the device has no phases.
+        self.step_seconds: dict[str, float] = {}
+        self.loss_total = 0.0
+        self.count_total = 0
+        self.timed_samples = 0
+        self.timed_seconds = 0.0
+        self.samples_per_s = 0.0
+        #: Seconds between `pause` and `resume`: evaluation, and merging the ledger at the end of an epoch.
+        self.paused_seconds = 0.0
 
     def add(self, loss: StepLoss) -> None:
         self._pending.append(loss)
@@ -133,9 +153,9 @@ class Meter:
 
     def resume(self) -> None:
         self._new_compile_seconds()
-        self.begin("other")
+        self.timer.begin("other")
         self._backend.synchronize()
-        self._take_phase_seconds()
+        self.timer.take_seconds()
         self._timed_from = time.perf_counter()
         self.paused_seconds += self._timed_from - self._paused_at
 
@@ -165,11 +185,11 @@ class Meter:
 
     def _measure(self, steps: list[StepLoss], stalled: float) -> None:
         """Time the steps since the previous reduction, of which the first has nothing to be timed from."""
-        self.begin("other")
+        self.timer.begin("other")
         self._backend.synchronize()
         now = time.perf_counter()
         compiling = self._new_compile_seconds()
-        phases = self._take_phase_seconds()
+        phases = self.timer.take_seconds()
         timed_from, self._timed_from = self._timed_from, now
         if timed_from is None:
             return
@@ -210,16 +230,6 @@ class Meter:
                 steps, losses, counted, norms, applied, repeated, strict=True
             )
         ]
-
-    def _take_phase_seconds(self) -> dict[str, float]:
-        """Seconds by phase since the previous call, empty without phases. The device must be synchronised."""
-        if not self._phase_starts:
-            return {}
-        seconds = dict.fromkeys(PHASES, 0.0)
-        for (phase, start), (_, end) in zip(self._phase_starts, self._phase_starts[1:], strict=False):
-            seconds[phase] += start.elapsed_time(end) / 1000
-        self._phase_starts = self._phase_starts[-1:]  # the current phase
-        return seconds
 
     def _new_compile_seconds(self) -> float:
         """Seconds of compilation since the previous call. They belong to start-up, whenever they occur."""

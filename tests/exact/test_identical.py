@@ -15,10 +15,12 @@ import torch
 
 from runner.backends import Backend
 from runner.exact import exact_streams
-from runner.train.build import weights_digest
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks, Training
+from runner.train.identical import weights_digest
 from runner.train.loop import Loop
 from tests.pool import WorkerPool
-from tests.replicas import make_loop, refusal
+from tests.replicas import make_loop, refusal, tiny_job
 from tests.resumed import train_part
 from tests.sync.reference import ADAMW, SGD
 from tests.token_recipe import TOKENS
@@ -29,13 +31,24 @@ IDENTICAL = ["equivalence=identical", *DROPOUT, "schedule.warmup_share=0"]
 WIDE = ["recipe.model.hidden_size=128", "recipe.model.feed_forward_size=512", "precision=fp32", *ADAMW]
 
 
+class _Digests:
+    """Takes the digest of all weights after every step."""
+
+    def __init__(self) -> None:
+        self.of_steps: list[str] = []
+
+    def after_step(self, training: Training) -> None:
+        self.of_steps.append(weights_digest(dict(training.replica.model.named_parameters())))
+
+
 def bits(backend: Backend, overrides: list[str], fault: str | None = None) -> dict[str, Any]:
     """The digest of all weights after every step, and whatever else must be the same."""
     logged: list[Any] = []
+    digests = _Digests()
+    hooks = Hooks(log=lambda step, metrics: logged.append((step, metrics)), after_step=[digests])
     with mock.patch("runner.sync.tree_sum._BUCKET_BYTES", 2_000):  # several of so small a model
-        loop, weights = make_loop(backend, overrides, logged), list[str]()
+        loop = build_loop(tiny_job(overrides, backend.world_size), backend, hooks)
     assert backend.world_size == 1 or len(loop.policy._buckets) > 2
-    loop.on_step = lambda: weights.append(weights_digest(dict(loop.model.named_parameters())))
     with FAULTS[fault](loop, backend) if fault else nullcontext():
         loop.train()
         loop.finish()
@@ -43,11 +56,11 @@ def bits(backend: Backend, overrides: list[str], fault: str | None = None) -> di
     torch.set_num_threads(1)
     assert threads == (2 if fault == "another number of threads" else 1)
     return {
-        "weights": weights,
+        "weights": digests.of_steps,
         "losses": [metrics["train/loss"] for _, metrics in logged if "train/loss" in metrics],
-        "metrics": loop.eval_metrics,
+        "metrics": loop.evaluator.metrics,
         "ledger": hashlib.sha256("".join(record.digest for record in loop.ledger.epochs).encode()).hexdigest(),
-        "moments": [weights_digest(state) for state in loop.optimizer.state.values()],
+        "moments": [weights_digest(state) for state in loop.replica.optimizer.state.values()],
     }
 
 
@@ -137,9 +150,9 @@ def _another_number_of_threads(loop: Loop, backend: Backend) -> AbstractContextM
 
 
 def _a_shifted_dropout_stream(loop: Loop, backend: Backend) -> AbstractContextManager[Any]:
-    right = exact_streams(loop.config.seed)
+    right = exact_streams(loop.replica.config.seed)
     last = loop.optimizer_step + 3
-    return mock.patch.object(loop, "_dropout", lambda step, ids, device: right(step + (step == last), ids, device))
+    return mock.patch.object(loop.step, "_dropout", lambda step, ids, device: right(step + (step == last), ids, device))
 
 
 FAULTS = {
@@ -195,7 +208,9 @@ def test_a_buffer_that_changes_is_refused(pool: WorkerPool) -> None:
 def predictions(backend: Backend, overrides: list[str]) -> list[list[float]]:
     """Of 30 rows, as they are evaluated in batches of 7."""
     loop = make_loop(backend, overrides)
-    values = dataclasses.replace(loop.predictor, micro_batch=7).predict(loop.prepared)
+    config = loop.replica.config
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, micro_batch=7))
+    values = dataclasses.replace(loop.replica.predictor, config=config).predict(loop.replica.prepared)
     assert values is not None
     return values.tolist()  # type: ignore[no-any-return]
 

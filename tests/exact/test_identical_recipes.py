@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.config.compose import conf_dir
-from runner.train.build import weights_digest
+from runner.train.identical import weights_digest
 from tests.offline import offline_recipes
 from tests.pool import WorkerPool
 from tests.replicas import train_recipe

@@ -9,15 +9,16 @@ import pytest
 from runner.backends import Backend
 from runner.folder import phase_progress
 from runner.folder.phase_progress import PhaseProgress, phase_under_way
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks
 from tests.pool import WorkerPool
-from tests.replicas import make_loop
+from tests.replicas import tiny_job
 
 
 def reported(backend: Backend, overrides: list[str]) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
-    loop = make_loop(backend, overrides)
-    loop.eval_progress = lambda done, total: calls.append((done, total))
-    loop.finish()
+    hooks = Hooks(evaluation_progress=lambda done, total: calls.append((done, total)))
+    build_loop(tiny_job(overrides, backend.world_size), backend, hooks).finish()
     return calls
 
 

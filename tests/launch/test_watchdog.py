@@ -68,7 +68,7 @@ def give_up(why):
     os._exit(1)
 loop = SimpleNamespace(
     backend=SimpleNamespace(rank=0, world_size=2),
-    meter=SimpleNamespace(progress_count=0, phase="backward"),
+    meter=SimpleNamespace(timer=SimpleNamespace(progress_count=0, phase="backward")),
     policy=SimpleNamespace(collective_forward=False),
     optimizer_step=3,
 )
@@ -76,7 +76,7 @@ with Watchdog(loop, dist.HashStore(), 2.0, give_up):
     print("watching", flush=True)
     for _ in range(10):
         time.sleep(0.1)
-    loop.meter.progress_count += 1
+    loop.meter.timer.progress_count += 1
     print("a step", flush=True)
     time.sleep(60)
 """

@@ -23,8 +23,8 @@ class Compiler:
         self.programs += programs
 
 
-def batch(tokens: int) -> dict[str, torch.Tensor]:
-    return {"input_ids": torch.zeros(4, tokens), "labels": torch.zeros(4)}
+def shapes(tokens: int) -> dict[str, torch.Size]:
+    return {"input_ids": torch.Size([4, tokens]), "labels": torch.Size([4])}
 
 
 def warning(compiled: dict[int, int], same_shape: bool = False) -> str | None:
@@ -33,7 +33,7 @@ def warning(compiled: dict[int, int], same_shape: bool = False) -> str | None:
     watch = CompilationWatch(backend.compilations)
     for step in range(1, 41):
         backend.compile(compiled.get(step, 0))
-        watch.after_step(step, batch(16 if same_shape else step))
+        watch.after_step(step, shapes(16 if same_shape else step))
         backend.compile(7)
         watch.after_evaluation()
     assert watch.total() == Compilations(1000 + sum(compiled.values()) + 40 * 7, 1.5, 3)
@@ -71,6 +71,6 @@ def test_up_to_three_shapes_are_named() -> None:
 def test_a_backend_that_compiles_nothing() -> None:
     watch = CompilationWatch(Compiler(None).compilations)
     for step in range(1, 41):
-        watch.after_step(step, batch(step))
+        watch.after_step(step, shapes(step))
     assert watch.warning() is None
     assert watch.total() is None

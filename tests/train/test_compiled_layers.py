@@ -30,7 +30,8 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     loop.train()
     trained = loop.compilations.total()
     loop.finish()
-    compiled = {"trained": trained, "all": loop.compilations.total(), "first_step_s": loop.first_step_compile_s}
+    assert loop.log.first_step is not None
+    compiled = {"trained": trained, "all": loop.compilations.total(), "first_step_s": loop.log.first_step.compile_s}
     return {**outcome(loop), **compiled}
 
 

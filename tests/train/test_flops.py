@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 from torch import nn
@@ -9,8 +12,12 @@ from torch import nn
 from runner.backends import Backend
 from runner.backends.machine import CoreWaits
 from runner.config.choices import PrecisionName
+from runner.plan.experiment import prepare
+from runner.train.build import build_loop
 from runner.train.flops import flops_per_sample, peak_flops_per_s, published_peak
+from runner.train.job import Job
 from runner.train.sharding import full
+from tests.configured import configured
 from tests.pool import WorkerPool
 from tests.replicas import make_loop
 
@@ -19,8 +26,8 @@ _MERGED = ["adapter=lora", "adapter.merge=true"]
 
 def counted(backend: Backend, overrides: list[str]) -> float:
     loop = make_loop(backend, overrides)
-    rows = np.arange(len(loop.prepared.train))
-    flops = flops_per_sample(loop.recipe, loop.prepared, loop.model, backend, loop.precision, rows)
+    rows = np.arange(len(loop.replica.prepared.train))
+    flops = flops_per_sample(loop.replica, rows)
     loop.policy.close()
     return flops
 
@@ -28,7 +35,7 @@ def counted(backend: Backend, overrides: list[str]) -> float:
 def by_formula(backend: Backend, overrides: list[str]) -> float:
     """6 per token and weight of a layer, 4 if it is frozen, and attention's 12 × layers × hidden × length²."""
     loop = make_loop(backend, overrides)
-    lengths = np.asarray(loop.prepared.train.column("length"))
+    lengths = np.asarray(loop.replica.prepared.train.column("length"))
     hidden = loop.model.config.hidden_size
     flops = 12 * loop.model.config.num_hidden_layers * hidden * float((lengths.astype(float) ** 2).mean())
     for name, module in loop.model.named_modules():
@@ -72,18 +79,9 @@ def test_a_linear_layer(pool: WorkerPool) -> None:
 
 
 def linear_layer(backend: Backend, overrides: list[str]) -> float:
-    from runner.config.compose import compose, settings
-    from runner.config.instantiate import build_recipe
-    from runner.data.cache import Cache
-    from runner.data.recipe import Prepared
-    from runner.train.precision import Precision
-
-    config = settings(compose([*overrides, "device=cpu", "tracking=none"]))
-    recipe = build_recipe(config.recipe, config.trusted_packages)
-    cache = Cache(config.cache_dir)
-    prepared = Prepared.load(recipe.prepare(cache, recipe.facts(cache)))
-    precision = Precision(config.precision.name, "cpu")
-    return flops_per_sample(recipe, prepared, recipe.build_model(prepared), backend, precision, np.arange(8))
+    experiment = prepare(configured([*overrides, "device=cpu", "tracking=none"]))
+    job = Job(experiment.config, experiment.facts, Path(), "cpu", 1, 1, experiment.plan, time.time())
+    return flops_per_sample(build_loop(job, backend).replica, np.arange(8))
 
 
 def peak(backend: Backend, name: str, waited_share: float | None) -> float | None:

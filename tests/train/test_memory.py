@@ -25,8 +25,8 @@ def train_with_little_memory(
     is the error of a worker that cannot go on alone.
     """
     loop = make_loop(backend, overrides)
-    loss, buffer, limit = loop.recipe.loss, torch.zeros(1), limits[backend.rank]
-    loop._buffers.append(buffer)
+    loss, buffer, limit = loop.replica.recipe.loss, torch.zeros(1), limits[backend.rank]
+    loop.retry._buffers.append(buffer)
 
     def no_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -42,7 +42,7 @@ def train_with_little_memory(
                 no_memory()
         return result
 
-    object.__setattr__(loop.recipe, "loss", limited)  # a frozen dataclass
+    object.__setattr__(loop.replica.recipe, "loss", limited)  # a frozen dataclass
     try:
         loop.train()
     except OutOfMemory as error:
@@ -51,7 +51,7 @@ def train_with_little_memory(
     result = {
         **outcome(loop),
         "tokens": dataclasses.astuple(loop.tokens)[:2],
-        "smaller": [dataclasses.astuple(one) for one in loop.smaller_micro_batches],
+        "smaller": [dataclasses.astuple(one) for one in loop.retry.smaller_micro_batches],
         "accumulation_steps": loop.order.accumulation_steps,
     }
     loop.policy.close()

@@ -61,11 +61,12 @@ def test_measuring_changes_no_bit(pool: WorkerPool, workers: int, overrides: lis
 def single_samples(backend: object, overrides: list[str]) -> tuple[float, float]:
     """tr(Σ) and |G|² of the model's first step, from the gradient of each sample: G is Σ gradients ÷ Σ terms."""
     loop = make_loop(backend, overrides)  # type: ignore[arg-type]
-    table = loop.prepared.train
+    recipe, prepared = loop.replica.recipe, loop.replica.prepared
+    table = prepared.train
     gradients = []
     for row in range(len(table)):
         loop.model.zero_grad()
-        loop.recipe.loss(loop.model, loop.recipe.collate(table[[row]], loop.prepared))[0].backward()
+        recipe.loss(loop.model, recipe.collate(table[[row]], prepared))[0].backward()
         gradients.append(torch.cat([p.grad.flatten() for p in loop.model.parameters() if p.grad is not None]))
     each, terms = torch.stack(gradients), torch.tensor(label_counts(table)).double()
     mean = each.sum(0) / terms.sum()

@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 
 from runner.backends import Backend
-from runner.config.schema import Profile
-from runner.train.profile import FOLDER, profiled
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks
+from runner.train.profile import FOLDER, Profiler
 from tests.pool import WorkerPool
-from tests.replicas import Weights, make_loop, train, weights_of
+from tests.replicas import Weights, tiny_job, train, weights_of
 from tests.sync.reference import SGD, largest_difference
 
 
-def train_profiled(backend: Backend, overrides: list[str], folder: Path, settings: Profile) -> Weights:
-    loop = make_loop(backend, overrides)
-    with profiled(settings, loop, folder):
+def train_profiled(backend: Backend, overrides: list[str], folder: Path) -> Weights:
+    job = tiny_job(overrides, backend.world_size)
+    profiler = Profiler(job.config.profile, folder, backend)
+    loop = build_loop(job, backend, Hooks(after_step=[profiler]))
+    with profiler:
         loop.train()
         loop.finish()
     loop.policy.close()
@@ -29,7 +32,8 @@ def train_profiled(backend: Backend, overrides: list[str], folder: Path, setting
 @pytest.mark.parametrize(("skip", "workers"), [(3, 2), (1, 1)])
 def test_a_trace_and_a_table_for_each_worker(pool: WorkerPool, tmp_path: Path, skip: int, workers: int) -> None:
     overrides = [*SGD, "accumulation.steps=2"]
-    weights = pool.run(workers, train_profiled, overrides, tmp_path, Profile(steps=4, skip=skip))[0]
+    profile = ["profile.steps=4", f"profile.skip={skip}"]
+    weights = pool.run(workers, train_profiled, [*overrides, *profile], tmp_path)[0]
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {
         f"worker-{rank}.{suffix}" for rank in range(workers) for suffix in ("json.gz", "txt")
     }
@@ -40,8 +44,3 @@ def test_a_trace_and_a_table_for_each_worker(pool: WorkerPool, tmp_path: Path, s
         assert names["aten::addmm"]
         assert "aten::" in (tmp_path / FOLDER / f"worker-{rank}.txt").read_text()
     assert largest_difference(weights, pool.run(workers, train, overrides)[0]["weights"]) == 0
-
-
-def test_none_by_default(pool: WorkerPool, tmp_path: Path) -> None:
-    pool.run(1, train_profiled, [*SGD, "max_steps=2"], tmp_path, Profile())
-    assert not list(tmp_path.iterdir())

@@ -86,7 +86,7 @@ def train_on_augmented_text(backend: Backend, seed: int, augment: bool) -> tuple
     state = random_state()
     drawn = draws()
     restore_random_state(state)
-    collate, seen = loop.recipe.collate, []
+    collate, seen = loop.replica.recipe.collate, []
 
     def augmented(rows: Any, prepared: Any, length: int | None = None) -> Any:
         batch = collate(rows, prepared, length)
@@ -98,7 +98,7 @@ def train_on_augmented_text(backend: Backend, seed: int, augment: bool) -> tuple
         seen.append(tokens.tolist())
         return batch
 
-    object.__setattr__(loop.recipe, "collate", augmented)
+    object.__setattr__(loop.replica.recipe, "collate", augmented)
     loop.train()
     loop.policy.close()
     return weights_of(loop), seen, drawn

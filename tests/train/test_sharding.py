@@ -102,8 +102,8 @@ def whole_model(backend: Backend, overrides: list[str]) -> Any:
     loop = make_loop(backend, overrides)
     loop.train(until=2)
     loop.finish()
-    assert loop.sharded is not None
-    model = loop.sharded.whole()
+    assert loop.replica.sharded is not None
+    model = loop.replica.sharded.whole()
     shards = sum(parameter.to_local().numel() for parameter in loop.model.parameters())  # type: ignore[operator]
     weights = weights_of(loop)
     result = None if model is None else (type(model).__name__, dict(model.state_dict()))

@@ -111,9 +111,9 @@ def test_seconds_by_phase(cpu: FakeBackend) -> None:
     meter.reduce()
     for _ in range(2):
         for phase, seconds in (("data", 1), ("forward", 3), ("backward", 6), ("optimizer", 2), ("communication", 4)):
-            meter.begin(phase)
+            meter.timer.begin(phase)
             cpu.pass_time(seconds)
-        meter.begin("other")
+        meter.timer.begin("other")
         cpu.pass_time(0.5)
         add_steps(meter)
     meter.reduce(stalled=2.0)
@@ -122,7 +122,7 @@ def test_seconds_by_phase(cpu: FakeBackend) -> None:
     meter.pause()
     cpu.pass_time(100)
     meter.resume()
-    meter.begin("forward")
+    meter.timer.begin("forward")
     cpu.pass_time(6)
     add_steps(meter)
     meter.reduce()

@@ -63,7 +63,7 @@ def counted_and_computed(backend: Backend, overrides: list[str]) -> tuple[Tokens
     loop.train()
     loop.finish()
     loop.policy.close()
-    return over_all_workers(loop.tokens, backend), sum(areas), int(loop.prepared.train.column("length").sum())
+    return over_all_workers(loop.tokens, backend), sum(areas), int(loop.replica.prepared.train.column("length").sum())
 
 
 @pytest.mark.parametrize("workers", [1, 8])

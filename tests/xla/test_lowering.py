@@ -61,7 +61,7 @@ class _Worker(_Host):
 def lowered(overrides: list[str], all_reduce: Any, executed: int = 0, rank: int = 0) -> tuple[str, Loop]:
     """Train on a backend as on a TPU with eight workers: the program after the first `executed` ones, as HLO."""
     backend = XlaBackend(_Worker(rank), torch_xla.device(), all_reduce)  # type: ignore[arg-type]
-    loop = build_loop(tiny_job(["precision=fp32", *overrides], WORKERS), backend, lambda step, metrics: None)
+    loop = build_loop(tiny_job(["precision=fp32", *overrides], WORKERS), backend)
     marks = 0
     hlo = ""
 

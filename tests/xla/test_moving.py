@@ -10,7 +10,7 @@ import torch_xla
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-from runner.train.build import to_device
+from runner.backends.moving import to_device
 
 SMALL_BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

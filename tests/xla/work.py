@@ -39,7 +39,7 @@ def trained(backend: Backend, overrides: list[str]) -> dict[str, Any]:
         "losses": np.array([losses[step] for step in sorted(losses)]),
         "weights": {name: tensor.cpu() for name, tensor in weights_of(loop).items()},
         "logits": logits(loop),
-        "metrics": loop.eval_metrics,
+        "metrics": loop.evaluator.metrics,
         "ledger": as_json(loop.ledger),
         "stats": loop.policy.stats(),
     }
@@ -58,10 +58,10 @@ def trained_in_two_parts(backend: Backend, overrides: list[str], stop: int) -> d
 def logits(loop: Loop) -> torch.Tensor:
     """Of the evaluation part, in sample order, as the shipped evaluation passes them to the recipe's metrics."""
     seen: list[torch.Tensor] = []
-    recipe = loop.recipe
+    recipe = loop.replica.recipe
     object.__setattr__(recipe, "metrics", lambda predictions, table: seen.append(predictions) or {})
     try:
-        loop.predictor.evaluate(loop.prepared)
+        loop.replica.predictor.evaluate(loop.replica.prepared)
     finally:
         object.__delattr__(recipe, "metrics")
     return seen[0] if seen else torch.zeros(0)
@@ -93,7 +93,7 @@ def compiled_by_step(backend: Backend, overrides: list[str], steps: int) -> tupl
 def with_ragged_batches(backend: Backend, overrides: list[str]) -> tuple[int, str | None]:
     """Train with a recipe that pads batches to 16 different lengths; its compilations, and the warning."""
     loop = make_loop(backend, overrides)
-    collate = loop.recipe.collate
+    collate = loop.replica.recipe.collate
     calls = 0
 
     def ragged(rows: Any, prepared: Any, length: int | None = None) -> Any:
@@ -101,7 +101,7 @@ def with_ragged_batches(backend: Backend, overrides: list[str]) -> tuple[int, st
         calls += 1
         return collate(rows, prepared, 14 + calls % 16)
 
-    object.__setattr__(loop.recipe, "collate", ragged)
+    object.__setattr__(loop.replica.recipe, "collate", ragged)
     loop.train()
     total = loop.compilations.total()
     loop.policy.close()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runner.backends import Backend
+from runner.backends.moving import to_device
 from runner.config.choices import ShardingKind
 from runner.config.instantiate import build_recipe
 from runner.config.plain import from_plain
@@ -16,10 +17,11 @@ from runner.data.recipe import Recipe
 from runner.folder.phase_progress import PhaseProgress
 from runner.launch.local import WorkerContext
 from runner.launch.worker import connect_launched, translate_worker_errors
-from runner.train.build import WorkerJob, prepare_data, to_device
+from runner.train.build import prepare_data
 from runner.train.compilation import compile_model
-from runner.train.evaluate import Predictor
+from runner.train.job import WorkerJob
 from runner.train.precision import Precision
+from runner.train.predictor import Predictor
 from runner.train.sharding import in_turn, mesh_of, shard
 
 #: In the job's folder: the predictions in sample order, float64.
@@ -64,16 +66,7 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
     if config.compile:
         compile_model(model)
     started = time.perf_counter()
-    predictor = Predictor(
-        recipe,
-        model,
-        backend,
-        precision,
-        config.evaluation.micro_batch,
-        config.device.length_buckets,
-        collective_forward=sharding.kind is not ShardingKind.none,
-        same_batches=config.equivalence.is_identical,
-    )
+    predictor = Predictor(config, recipe, model, backend, precision)
     progress = PhaseProgress(job.folder, "evaluating", "batches") if backend.rank == 0 else None
     predictions = predictor.predict(prepared, progress)
     if backend.rank != 0:

@@ -6,7 +6,9 @@ from typing import Any
 
 from runner.launch.local import WorkerContext
 from runner.launch.worker import connect_launched
-from runner.train.build import Job, build_loop
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks
+from runner.train.job import Job
 
 
 def run_launched(job: dict[str, Any], context: WorkerContext) -> list[float]:
@@ -19,7 +21,7 @@ def run_launched(job: dict[str, Any], context: WorkerContext) -> list[float]:
         if "train/loss" in metrics:
             losses[step] = metrics["train/loss"]
 
-    loop = build_loop(typed, backend, log)
+    loop = build_loop(typed, backend, Hooks(log=log))
     loop.train(until=job["steps"])
     loop.flush()
     loop.policy.close()

@@ -37,7 +37,7 @@ from runner.run.progress import live_status
 from runner.tools.scale.branches import LONGER, Branch, Findings, find, longer, planned
 from runner.tools.scale.report import answer, print_findings, send, write_report
 from runner.tools.scale.worker import OUTCOMES, START, read, run_launched
-from runner.train.build import Job
+from runner.train.job import Job
 
 #: Share of a run's samples in a branch.
 _WINDOW = 0.25

@@ -19,10 +19,11 @@ from runner.config.choices import Goal
 from runner.errors import Diverged
 from runner.folder.files import strict_json
 from runner.launch.local import WorkerContext
-from runner.launch.worker import rendezvous_store, translate_worker_errors
+from runner.launch.worker import connect, rendezvous_store, translate_worker_errors
 from runner.tools.scale.branches import Branch, Outcome
 from runner.train.adapter import changing_state, load_changing_state
-from runner.train.build import Job, build_loop, connect
+from runner.train.build import build_loop
+from runner.train.job import Job
 from runner.train.loop import Loop
 
 #: Files in the test's folder: the common weights with their loss, and a line for each branch. Trackers are not sent
@@ -59,7 +60,7 @@ def run_launched(test: dict[str, Any], context: WorkerContext) -> None:
 
 
 def _train_start(job: Job, until: int, backend: Backend, path: Path) -> None:
-    loop = build_loop(job, backend, _no_log)
+    loop = build_loop(job, backend)
     loop.train(until)
     loop.finish()
     weights = {name: tensor.detach().cpu().clone() for name, tensor in changing_state(loop.model).items()}
@@ -73,7 +74,7 @@ def _train_start(job: Job, until: int, backend: Backend, path: Path) -> None:
 def _train_branch(job: Job, weights: dict[str, torch.Tensor], backend: Backend) -> Outcome:
     """A whole training with the common weights in place of the recipe's; its optimizer starts anew, as theirs did."""
     started = time.monotonic()
-    loop = build_loop(job, backend, _no_log)
+    loop = build_loop(job, backend)
     load_changing_state(loop.model, weights)
     try:
         loop.train()
@@ -87,7 +88,7 @@ def _train_branch(job: Job, weights: dict[str, torch.Tensor], backend: Backend) 
 
 def _measured(loop: Loop) -> tuple[float, float]:
     """Loss and metric on the evaluation data. A recipe without a loss has the metric for both, lower being better."""
-    metrics, evaluation = loop.eval_metrics, loop.config.evaluation
+    metrics, evaluation = loop.evaluator.metrics, loop.replica.config.evaluation
     metric = metrics[evaluation.metric]
     return metrics.get("loss", metric if evaluation.goal is Goal.min else -metric), metric
 
@@ -111,7 +112,3 @@ def read(folder: Path) -> dict[Branch, Outcome]:
             branch = Branch(row["batch"], row["rule"], row["seed"], row["windows"])
             found[branch] = Outcome(float(row["loss"]), float(row["metric"]), row["seconds"])
     return found
-
-
-def _no_log(step: int, metrics: dict[str, float]) -> None:
-    """The outcome of a branch is its evaluation."""

@@ -33,7 +33,7 @@ from runner.run.progress import live_status
 from runner.tools.verify.lockstep import frames_compared, run_launched
 from runner.tools.verify.mismatch import Mismatch
 from runner.track.secrets import masked_override
-from runner.train.build import Job
+from runner.train.job import Job
 
 #: 1 is a crash and 2 a wrong setting, as of every command.
 EXIT_SAME, EXIT_DIFFERENT = 0, 3

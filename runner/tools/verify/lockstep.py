@@ -13,10 +13,12 @@ import torch.distributed as dist
 
 from runner.backends import Backend
 from runner.launch.local import WorkerContext
-from runner.launch.worker import rendezvous_store
+from runner.launch.worker import connect, rendezvous_store
 from runner.tools.verify.mismatch import Mismatch, SnapshotComparison
 from runner.tools.verify.snapshot import Snapshot, snapshots
-from runner.train.build import Job, build_loop, connect
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks
+from runner.train.job import Job
 from runner.train.ledger import LedgerError
 from runner.train.loop import Loop
 
@@ -45,7 +47,7 @@ def run_launched(pair: dict[str, Any], context: WorkerContext) -> dict[str, Any]
     # With its own prefix in the common store each setup is a separate world.
     backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, store))
     log: list[tuple[int, dict[str, float]]] = []
-    loop = build_loop(job, backend, lambda step, metrics: log.append((step, metrics)))
+    loop = build_loop(job, backend, Hooks(log=lambda step, metrics: log.append((step, metrics))))
     link = Link(store, Path(pair["folder"]))
     configs = [one.config for one in jobs.values()]
     precisions = [config.precision.name for config in configs]

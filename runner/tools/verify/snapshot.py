@@ -54,14 +54,15 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
                 if loop.backend.rank == 0:
                     gradients[name] = _copy(gradient)
 
-    if loop.backend.rank == 0 or loop.sharded is not None:
-        loop.optimizer.register_step_pre_hook(keep_gradients)
+    if loop.backend.rank == 0 or loop.replica.sharded is not None:
+        loop.replica.optimizer.register_step_pre_hook(keep_gradients)
     yield _weights_only(loop, 0)
     for step in range(1, steps + 1):
         gradients.clear()
         loop.train(until=step)
         loop.flush()
-        samples = torch.cat(loop.backend.all_gather_object(torch.from_numpy(loop.last_samples)))
+        assert loop.latest is not None
+        samples = torch.cat(loop.backend.all_gather_object(torch.from_numpy(loop.latest.samples)))
         metrics = {name: value for at, logged in log if at == step for name, value in logged.items()}
         log.clear()
         weights, replicas = _common_weights(loop)
@@ -70,7 +71,7 @@ def snapshots(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int) -
             samples=sorted(samples.tolist()),
             lr=metrics["train/lr"] if loop.backend.rank == 0 else None,
             loss=metrics["train/loss"] if loop.backend.rank == 0 else None,
-            skipped=loop.last_skipped,
+            skipped=loop.latest.skipped,
             gradients=dict(gradients),
             gradients_of=_gradients_of(loop),
             weights=weights,
@@ -94,7 +95,7 @@ def _weights_only(loop: Loop, step: int) -> Snapshot:
 
 
 def _gradients_of(loop: Loop) -> str:
-    n, sync = loop.backend.world_size, loop.config.sync
+    n, sync = loop.backend.world_size, loop.replica.config.sync
     if n == 1 or sync.always_synchronous:
         return "the global batch"
     return f"worker 0 of {n}, {', '.join(sync_labels(sync))}"
@@ -119,7 +120,7 @@ def _replicas(loop: Loop) -> str | None:
 
     Buffers are not compared: running statistics differ between workers until they are averaged or saved.
     """
-    if loop.backend.world_size == 1 or loop.sharded is not None:
+    if loop.backend.world_size == 1 or loop.replica.sharded is not None:
         return None
     names = [name for name, _ in loop.model.named_parameters()]
     of_rank = loop.backend.all_gather_object([_hash(parameter) for parameter in loop.model.parameters()])

@@ -21,7 +21,9 @@ from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
 from runner.errors import UserError
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
-from runner.train.build import Job, build_loop
+from runner.train.build import build_loop
+from runner.train.hooks import Hooks
+from runner.train.job import Job
 from tests.pool import WorkerPool
 
 #: What the article prints for two devices, and for accumulation over two batches.
@@ -40,14 +42,13 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
     experiment = prepare(config)
     job = Job(config, experiment.facts, Path(), "cpu", 1, 1, experiment.plan, time.time())
     losses: list[float] = []
-    loop = build_loop(
-        job, backend, lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss")
-    )
+    hooks = Hooks(log=lambda _, metrics: losses.extend(v for k, v in metrics.items() if k == "train/loss"))
+    loop = build_loop(job, backend, hooks)
     loop.train()
     loop.finish()
     (weights,) = (p.detach().clone() for p in loop.model.parameters())
     loop.policy.close()
-    return {"weights": weights.flatten(), "metrics": loop.eval_metrics, "losses": losses}
+    return {"weights": weights.flatten(), "metrics": loop.evaluator.metrics, "losses": losses}
 
 
 def by_hand(batches_per_step: int, dtype: torch.dtype) -> tuple[Tensor, list[float]]:

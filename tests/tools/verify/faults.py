@@ -17,6 +17,7 @@ from runner.plan.order import DataOrder, cut
 from runner.tools.verify.lockstep import Frame, frames
 from runner.train.loop import Loop
 from runner.train.seeds import set_seed, worker_seed
+from runner.train.step import StepDone
 from tests.replicas import make_loop
 
 Fault = Callable[[Loop, Backend], contextlib.AbstractContextManager[Any]]
@@ -73,17 +74,17 @@ def _mean_of_means(loop: Loop, backend: Backend) -> Any:
 
 
 def _learning_rate_scaled_twice(loop: Loop, backend: Backend) -> Any:
-    right, factor = loop.learning_rate.at, loop.plan.lr_factor
-    return mock.patch.object(loop.learning_rate, "at", lambda seen: factor * right(seen))
+    right, factor = loop.step.learning_rate.at, loop.plan.lr_factor
+    return mock.patch.object(loop.step.learning_rate, "at", lambda seen: factor * right(seen))
 
 
 def _scheduler_stepped_per_process(loop: Loop, backend: Backend) -> Any:
-    right, total = loop.learning_rate.at, loop.plan.total_samples
-    return mock.patch.object(loop.learning_rate, "at", lambda seen: right(min(seen * backend.world_size, total)))
+    right, total = loop.step.learning_rate.at, loop.plan.total_samples
+    return mock.patch.object(loop.step.learning_rate, "at", lambda seen: right(min(seen * backend.world_size, total)))
 
 
 def _data_seed_of_one_rank(loop: Loop, backend: Backend) -> Any:
-    order = DataOrder(loop.plan, loop.config.seed + backend.rank, backend.rank, None)
+    order = DataOrder(loop.plan, loop.replica.config.seed + backend.rank, backend.rank, None)
     return mock.patch.object(loop.order, "micro_batches", order.micro_batches)
 
 
@@ -97,11 +98,11 @@ def _new_weights_of_one_rank(loop: Loop, backend: Backend) -> Any:
 
 
 def _dropout_seed_of_one_rank(loop: Loop, backend: Backend) -> Any:
-    return mock.patch.object(loop, "_dropout", exact_streams(loop.config.seed + (backend.rank == 1)))
+    return mock.patch.object(loop.step, "_dropout", exact_streams(loop.replica.config.seed + (backend.rank == 1)))
 
 
 def _dropout_keyed_by_rank(loop: Loop, backend: Backend) -> Any:
-    return mock.patch.object(loop, "_dropout", exact_streams(worker_seed(loop.config.seed, backend.rank)))
+    return mock.patch.object(loop.step, "_dropout", exact_streams(worker_seed(loop.replica.config.seed, backend.rank)))
 
 
 def _dropout_keyed_by_flat_index(loop: Loop, backend: Backend) -> Any:
@@ -115,15 +116,15 @@ def _dropout_keyed_by_flat_index(loop: Loop, backend: Backend) -> Any:
 
 
 def _micro_batch_skipped(loop: Loop, backend: Backend) -> Any:
-    right = loop._train_step
+    right = loop.step.run
 
-    def skipping(step: Any, ids: list[np.ndarray], micro_batches: Iterator[Any]) -> None:
+    def skipping(done: int, step: Any, ids: list[np.ndarray], micro_batches: Iterator[Any]) -> StepDone:
         if backend.rank == 0 and len(ids) > 1:
             next(micro_batches)
             ids, micro_batches = ids[1:], itertools.islice(micro_batches, len(ids) - 1)
-        right(step, ids, micro_batches)
+        return right(done, step, ids, micro_batches)
 
-    return mock.patch.object(loop, "_train_step", skipping)
+    return mock.patch.object(loop.step, "run", skipping)
 
 
 def _filler_that_counts(loop: Loop, backend: Backend) -> Any:

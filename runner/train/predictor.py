@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
+from runner.config.choices import ShardingKind
+from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Prepared, Recipe
@@ -23,20 +25,13 @@ _FETCHED_TOGETHER = 16
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts with a model on all workers, each with micro-batches of at most this size.
+    """Predicts with a model on all workers, each with micro-batches of at most `evaluation.micro_batch` samples."""
 
-    `collective_forward`: whether all workers need the same number of forward passes. `same_batches`: form batches first
-    and deal these, so that predictions have the same bits on any number of workers.
-    """
-
+    config: Config
     recipe: Recipe
     model: nn.Module
     backend: Backend
     precision: Precision
-    micro_batch: int
-    length_buckets: Sequence[int] | None
-    collective_forward: bool
-    same_batches: bool
 
     def evaluate(
         self,
@@ -63,7 +58,7 @@ class Predictor:
         """The recipe's predictions for the evaluation part in sample order, fp64 on every worker's CPU. A collective.
 
         `progress(done, total)` is called with this worker's micro-batches: at the start, and after each. None if
-        `stop()` was true on a worker before one of them; with `collective_forward` it must be the same on all.
+        `stop()` was true on a worker before one of them; with sharded weights it must be the same on all.
 
         Samples are sorted by length before they are dealt, which keeps padding small and workers balanced. Predictions
         are put back into sample order, so that metrics do not depend on the number of workers.
@@ -71,7 +66,7 @@ class Predictor:
         table, backend = prepared.eval, self.backend
         lengths = np.asarray(table.column("length"))
         mine, micro_batches, most_rows = self._dealt(np.argsort(lengths, kind="stable"))
-        shapes = layout(lengths, most_rows, self.length_buckets, backend.compiles)
+        shapes = layout(lengths, most_rows, self.config.device.length_buckets, backend.compiles)
 
         was_training = self.model.training
         self.model.eval()
@@ -111,15 +106,15 @@ class Predictor:
 
     def _dealt(self, by_length: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], int]:
         """This worker's samples, the same in micro-batches, and the size of these."""
-        rank, workers, rows = self.backend.rank, self.backend.world_size, self.micro_batch
-        if self.same_batches:
+        rank, workers, rows = self.backend.rank, self.backend.world_size, self.config.evaluation.micro_batch
+        if self.config.equivalence.is_identical:  # form batches first: these have the same bits on any worker
             micro_batches = _cut(by_length, rows)[rank::workers]
             mine = np.concatenate([by_length[:0], *micro_batches])
         else:
             mine = deal(by_length, workers, rank)
             rows = min(rows, -(-len(by_length) // workers))  # no worker has more
             micro_batches = _cut(mine, rows)
-        if self.collective_forward:  # fillers
+        if self.config.sharding.kind is not ShardingKind.none:  # all run the same number of forward passes: fillers
             most = -(-len(deal(by_length, workers, 0)) // rows)
             micro_batches += [np.zeros(0, dtype=np.int64)] * (most - len(micro_batches))
         return mine, micro_batches, rows
