@@ -20,7 +20,7 @@ import torch.distributed as dist
 from side_by_side import interleaved, report, spread
 from torch.utils.data import DataLoader
 
-from runner.backends import TorchBackend
+from runner.backends import TorchBackend, World
 from runner.backends.machine import available_cores
 from runner.config.compose import compose, settings
 from runner.plan.experiment import prepare
@@ -90,7 +90,7 @@ if __name__ == "__main__":
     ]
     torch.set_num_threads(available_cores())
     with tempfile.TemporaryDirectory() as folder:
-        backend = TorchBackend("cpu", 0, 1, 0, dist.FileStore(f"{folder}/store", 1))
+        backend = TorchBackend("cpu", World(0, 1, 0, 1, dist.FileStore(f"{folder}/store", 1)))
         standard = make_loop(backend, overrides)
         arms = {
             "plain torch": plain(standard),

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.slow_link.surroundings import surroundings
-from runner.backends.torch_distributed import TorchBackend
+from runner.backends import TorchBackend, World
 from runner.config.choices import Compress, SyncPolicyName
 from runner.config.schema import Sync
 from runner.sync import StepFacts, vectors
@@ -76,7 +76,7 @@ class Synchronisations:
 def work(rank: int, folder: str, rounds: int, sizes: Sequence[int]) -> None:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    backend = TorchBackend("cpu", rank, WORKERS, rank, dist.FileStore(f"{folder}/store", WORKERS))
+    backend = TorchBackend("cpu", World(rank, WORKERS, rank, WORKERS, dist.FileStore(f"{folder}/store", WORKERS)))
     if rank == 0:
         print("| part | wire | chunk | the worker's thread, ms | other threads, ms |")
         print("| --- | --- | --- | --- | --- |")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 def _serve(connection: Connection, device_type: str) -> None:
-    from runner.backends import build_backend
+    from runner.backends import World, build_backend
 
     torch.set_num_threads(1)
     while True:
@@ -25,8 +25,8 @@ def _serve(connection: Connection, device_type: str) -> None:
         module, function, arguments, rank, world_size, rendezvous = task
         try:
             store = dist.FileStore(rendezvous, world_size)
-            place = {"local_workers": world_size, "cache": Path(rendezvous).parent, "threads": 1, "timeout_s": 600.0}
-            backend = build_backend(device_type, rank, world_size, rank, store, **place)
+            world = World(rank, world_size, rank, world_size, store)
+            backend = build_backend(device_type, world, cache=Path(rendezvous).parent, threads=1, timeout_s=600.0)
             result = getattr(importlib.import_module(module), function)(backend, *arguments)
             backend.close()
             connection.send((True, result))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from runner.backends.protocol import Backend, Compilations
+from runner.backends.protocol import Backend, Compilations, World
 from runner.backends.torch_distributed import TorchBackend
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-__all__ = ["Backend", "Compilations", "TorchBackend", "build_backend", "xla_installed"]
+__all__ = ["Backend", "Compilations", "TorchBackend", "World", "build_backend", "xla_installed"]
 
 
 def xla_installed() -> bool:
@@ -20,27 +16,16 @@ def xla_installed() -> bool:
 
 
 def build_backend(
-    device_type: str,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    store: dist.Store,
-    *,
-    local_workers: int,
-    cache: Path,
-    threads: int,
-    timeout_s: float,
-    offloads: bool = False,
+    device_type: str, world: World, *, cache: Path, threads: int, timeout_s: float, offloads: bool = False
 ) -> Backend:
-    """Connect one worker with the others through `store`.
+    """Connect one worker with the others.
 
-    `device_type`: `cpu`, `cuda` or `xla`. `local_workers`: the number of workers on this machine. `cache`: the folder
-    of caches that are shared between runs. `threads`: of this worker on a CPU. `timeout_s`: that workers wait for each
-    other. `offloads`: whether weights on GPUs are kept in the host's memory.
+    `device_type`: `cpu`, `cuda` or `xla`. `cache`: the folder of caches that are shared between runs. `threads`: of
+    this worker on a CPU. `timeout_s`: that workers wait for each other. `offloads`: whether weights on GPUs are kept in
+    the host's memory.
     """
     if device_type != "xla":
-        return TorchBackend(device_type, rank, world_size, local_rank, store, timeout_s, offloads)
+        return TorchBackend(device_type, world, timeout_s, offloads)
     from runner.backends import xla  # imports torch_xla, which is optional and takes seconds
 
-    host = TorchBackend("cpu", rank, world_size, local_rank, store, timeout_s)
-    return xla.connect(host, local_workers, cache / "xla", threads)
+    return xla.connect(TorchBackend("cpu", world, timeout_s), world.local_workers, cache / "xla", threads)

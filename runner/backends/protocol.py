@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,20 @@ from torch import Tensor
 
 from runner.data.recipe import Batch
 from runner.folder.record import Compilations
+
+
+@dataclass(frozen=True)
+class World:
+    """A worker's place among `world_size` workers, which find each other through `store`.
+
+    `local_rank`, `local_workers`: its number on its machine, and how many are there.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_workers: int
+    store: dist.Store
 
 
 class Event(Protocol):

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.backends.protocol import Backend, Event
+from runner.backends.protocol import Backend, Event, World
 from runner.config.schema import Launch
 from runner.data.recipe import Batch
 
@@ -98,40 +98,31 @@ class _HostEvent:
 class TorchBackend(Backend):
     """A worker in a torch.distributed process group; a single worker is a group of one.
 
-    `device_type`: `cpu` or `cuda`. `store`: through which the workers find each other. `timeout_s`: that they wait for
-    each other. `offloads`: whether workers with a GPU also sum tensors that are in the host's memory.
+    `device_type`: `cpu` or `cuda`. `timeout_s`: that workers wait for each other. `offloads`: whether workers with a
+    GPU also sum tensors that are in the host's memory.
     """
 
     def __init__(
-        self,
-        device_type: str,
-        rank: int,
-        world_size: int,
-        local_rank: int,
-        store: dist.Store,
-        timeout_s: float = Launch.timeout_s,
-        offloads: bool = False,
+        self, device_type: str, world: World, timeout_s: float = Launch.timeout_s, offloads: bool = False
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.local_rank = local_rank
+        self.rank, self.world_size, self.local_rank = world.rank, world.world_size, world.local_rank
         if device_type == "cuda":
-            self.device = torch.device("cuda", local_rank)
+            self.device = torch.device("cuda", world.local_rank)
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
             for name, value in _KERNELS.items():  # read when the first of them is made
                 os.environ.setdefault(name, value)
             _keep_freed_memory()
-        self._store, self._waited = store, 0
+        self._store, self._waited = world.store, 0
         self._async_group: dist.ProcessGroup | None = None
         self._host_group: dist.ProcessGroup | None = None
         with _quiet_gloo():
             dist.init_process_group(
                 _GROUPS[device_type, offloads],
-                store=store,
-                rank=rank,
-                world_size=world_size,
+                store=world.store,
+                rank=world.rank,
+                world_size=world.world_size,
                 device_id=self.device if device_type == "cuda" else None,
                 timeout=datetime.timedelta(seconds=timeout_s),
             )

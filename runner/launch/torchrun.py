@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from runner.backends import World
 from runner.errors import Preempted, UserError
 from runner.folder.lock import LOCK_FILE, lock_owner
 from runner.folder.record import RunResult
@@ -68,7 +69,7 @@ class ExternalWorld:
 
     def _run(self, job: Job) -> RunResult | None:
         try:
-            return run(job, self.rank, self.world_size, self.local_rank, self.store, self)
+            return run(job, World(self.rank, self.world_size, self.local_rank, job.local_workers, self.store), self)
         except WorkerLost as error:
             raise WorkerFailed(str(error)) from None  # torchrun starts workers again, not this process
 

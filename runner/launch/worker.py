@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 
-from runner.backends import Backend, build_backend
+from runner.backends import Backend, World, build_backend
 from runner.backends.machine import CoreWaits
 from runner.backends.memory import enough_for
 from runner.backends.torch_distributed import long_collectives
@@ -44,18 +44,14 @@ def rendezvous_store(context: WorkerContext) -> dist.Store:
     return dist.FileStore(str(context.rendezvous / "workers"), context.workers)
 
 
-def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: dist.Store) -> Backend:
-    """This worker's device, connected to the other workers through `store`."""
+def connect(job: WorkerJob, world: World) -> Backend:
+    """This worker's device, connected to the other workers."""
     torch.set_num_threads(job.threads)
     if job.config.equivalence.is_identical:
         make_deterministic(job.device_type)
     return build_backend(
         job.device_type,
-        rank,
-        world_size,
-        local_rank,
-        store,
-        local_workers=job.local_workers,
+        world,
         cache=Cache(job.config.cache_dir).root,
         threads=job.threads,
         timeout_s=job.config.launch.timeout_s,
@@ -63,15 +59,20 @@ def connect(job: WorkerJob, rank: int, world_size: int, local_rank: int, store: 
     )
 
 
+def launched_world(job: WorkerJob, context: WorkerContext) -> World:
+    """The world of the workers of a launch."""
+    return World(context.rank, context.workers, context.rank, job.local_workers, rendezvous_store(context))
+
+
 def connect_launched(job: WorkerJob, context: WorkerContext) -> Backend:
     """The device of a launched worker, connected to the other workers of the launch."""
-    return connect(job, context.rank, context.workers, context.rank, rendezvous_store(context))
+    return connect(job, launched_world(job, context))
 
 
 def run_launched(job: dict[str, Any], context: WorkerContext) -> RunResult | None:
     """The entry point of a launched worker that trains. `job`: `Job.as_json()`."""
-    store, training = rendezvous_store(context), Job.from_json(job)
-    return run(training, context.rank, context.workers, context.rank, store, context)
+    training = Job.from_json(job)
+    return run(training, launched_world(training, context), context)
 
 
 @contextlib.contextmanager
@@ -101,15 +102,15 @@ class Parent(Protocol):
         """End this process with a sentence, from any thread."""
 
 
-def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store, parent: Parent) -> RunResult | None:
-    """Train as one of `world_size` workers that find each other through `store`; the result, on rank 0.
+def run(job: Job, world: World, parent: Parent) -> RunResult | None:
+    """Train as one of the workers of this world; the result, on rank 0.
 
     Leaves `metrics.jsonl`, `ledger.json` and `model/` in the run's folder. Raises what `translate_worker_errors`
     raises, and Preempted when all workers have saved their state to end.
     """
-    config, timeout_s = job.config, job.config.launch.timeout_s
+    config, rank, timeout_s = job.config, world.rank, job.config.launch.timeout_s
     with translate_worker_errors(rank, "sharding=fsdp, precision=bf16 or a smaller model"):
-        backend = connect(job, rank, world_size, local_rank, store)
+        backend = connect(job, world)
 
         log = MetricsLog(job.folder) if rank == 0 else None
         kept_rows = KeptRows(job.folder) if rank == 0 else None
@@ -128,7 +129,7 @@ def run(job: Job, rank: int, world_size: int, local_rank: int, store: dist.Store
         require_space_for_model(job, loop)  # found out at the end, it would be too late
         waits = CoreWaits()
         try:
-            watchdog = Watchdog(loop, store, timeout_s, parent.give_up)
+            watchdog = Watchdog(loop, world.store, timeout_s, parent.give_up)
             with long_collectives(timeout_s), watchdog, profiler or contextlib.nullcontext():
                 if config.checkpoint.on_preemption:
                     requests.training, requests.grace_s = True, config.launch.grace_s

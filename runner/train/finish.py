@@ -64,22 +64,23 @@ def finish(
     own += [log.warning()] if log is not None else []
     warnings = [*gather_warnings(backend, *own), *uncounted]
     warnings += [kept_rows.warning] if kept_rows is not None and kept_rows.warning is not None else []
-    measured = {
-        **utilisation,
-        "tokens": over_all_workers(loop.tokens, backend),
-        "warnings": tuple(warnings),
-        "waited_share": waited_share,
-        "checkpoint_stall_s": checkpoints.stall_seconds,
-        "weights_digest": common_digest(loop.model, backend) if loop.plan.shards is not None else None,
-    }
+    tokens = over_all_workers(loop.tokens, backend)
+    digest = common_digest(loop.model, backend) if loop.plan.shards is not None else None
     if best.weights is not None:  # on worker 0, which saves them
         load_changing_state(loop.model, best.weights)
-        if measured["weights_digest"] is not None:
-            measured["weights_digest"] = weights_digest(changing_state(loop.model))
+        digest = digest and weights_digest(changing_state(loop.model))
     whole = replica.sharded.whole() if replica.sharded is not None else None
     result = None
     if log is not None:
         log.close()
+        measured = {
+            **utilisation,
+            "tokens": tokens,
+            "warnings": tuple(warnings),
+            "waited_share": waited_share,
+            "checkpoint_stall_s": checkpoints.stall_seconds,
+            "weights_digest": digest,
+        }
         result = _result(job, loop, measured)
         require_space_for_model(job, loop)
         _save(replica, whole or to_device(loop.model, torch.device("cpu")), job.folder)

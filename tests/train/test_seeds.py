@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runner.backends import Backend, TorchBackend
+from runner.backends import Backend, TorchBackend, World
 from runner.train.seeds import random_state, restore_random_state, set_seed, worker_seed
 from tests.pool import WorkerPool
 from tests.replicas import Weights, make_loop, weights_of
@@ -48,7 +48,7 @@ def test_cuda(tmp_path: Path) -> None:
         set_seed(seed)
         found.append([torch.rand(5, device=f"cuda:{i}").tolist() for i in range(torch.cuda.device_count())])
     assert found[0] == found[1] != found[2]
-    backend = TorchBackend("cuda", 0, 1, 0, dist.FileStore(str(tmp_path / "store"), 1))
+    backend = TorchBackend("cuda", World(0, 1, 0, 1, dist.FileStore(str(tmp_path / "store"), 1)))
     state = backend.random_state()
     assert isinstance(state, torch.Tensor)
     expected = torch.rand(5, device=backend.device).tolist()

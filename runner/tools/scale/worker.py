@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runner.backends import Backend
+from runner.backends import Backend, World
 from runner.config.choices import Goal
 from runner.errors import Diverged
 from runner.folder.files import strict_json
@@ -44,7 +44,8 @@ def run_launched(test: dict[str, Any], context: WorkerContext) -> None:
     store.set_timeout(_TIMEOUT)
     with translate_worker_errors(context.rank, "a smaller batch.micro_batch, or precision=bf16"):
         # A separate prefix in the common store makes each worker a separate world.
-        backend = connect(start, 0, 1, context.rank, dist.PrefixStore(f"alone {context.rank}", store))
+        alone = dist.PrefixStore(f"alone {context.rank}", store)
+        backend = connect(start, World(0, 1, context.rank, start.local_workers, alone))
         path = start.folder / START
         if context.rank == 0:
             if not path.exists():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runner.backends import Backend
+from runner.backends import Backend, World
 from runner.launch.local import WorkerContext
 from runner.launch.worker import connect, rendezvous_store
 from runner.tools.verify.mismatch import Mismatch, SnapshotComparison
@@ -45,7 +45,8 @@ def run_launched(pair: dict[str, Any], context: WorkerContext) -> dict[str, Any]
     job, store = jobs[side], rendezvous_store(context)
     store.set_timeout(_TIMEOUT)
     # With its own prefix in the common store each setup is a separate world.
-    backend = connect(job, rank, job.plan.world_size, rank, dist.PrefixStore(side, store))
+    world = World(rank, job.plan.world_size, rank, job.local_workers, dist.PrefixStore(side, store))
+    backend = connect(job, world)
     log: list[tuple[int, dict[str, float]]] = []
     loop = build_loop(job, backend, Hooks(log=lambda step, metrics: log.append((step, metrics))))
     link = Link(store, Path(pair["folder"]))
