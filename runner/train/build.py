@@ -38,7 +38,7 @@ from runner.train.seeds import set_seed, worker_seed
 from runner.train.sharding import in_turn, mesh_of, shard
 
 
-def build_loop(job: Job, backend: Backend, hooks: Hooks = Hooks(), order: DataOrder | None = None) -> Loop:  # noqa: B008
+def build_loop(job: Job, backend: Backend, hooks: Hooks | None = None, order: DataOrder | None = None) -> Loop:
     """One worker's training loop. A collective.
 
     `order`: of the data, if not the plan's. With `job.checkpoint` the loop continues from there. Raises UserError if
@@ -52,7 +52,7 @@ def build_loop(job: Job, backend: Backend, hooks: Hooks = Hooks(), order: DataOr
     if order is None:
         lengths = np.asarray(replica.prepared.train.column("length")) if config.batch.length_sorted else None
         order = DataOrder(job.plan, config.seed, backend.rank, lengths)
-    loop = Loop(replica, hooks, order)
+    loop = Loop(replica, hooks or Hooks(), order)
     if state is not None:
         loop.load_state_dict(state)
     return loop
