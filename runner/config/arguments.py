@@ -12,6 +12,8 @@ from runner.errors import UserError, nearest
 
 #: Names the run, or the sweep, that a command resumes.
 RESUME, RESUME_SWEEP = "resume", "resume_sweep"
+#: In a sweep: seeds are added until its setups are decided.
+_SEED_AUTO = "seed=auto"
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -38,11 +40,18 @@ class HydraOptions:
         #: settings of a run.
         self.overrides, self.resumed = take_resume(parsed.overrides)
         self.overrides, self.resumed_run = take_resume(self.overrides, RESUME)
+        #: Whether the sweep adds seeds until its setups are decided. The first one stands for all of them.
+        self.adds_seeds = _SEED_AUTO in self.overrides
+        self.overrides = ["seed=0" if override == _SEED_AUTO else override for override in self.overrides]
         #: The options alone. Hydra's parser does not accept overrides on both sides of `-m`.
         self.flags = list(arguments)
         for override in parsed.overrides:
             self.flags.remove(override)
         self.multirun: bool = parsed.multirun
+        if self.adds_seeds and not self.multirun:
+            raise UserError(f"{_SEED_AUTO} is for a sweep, which adds seeds until its setups are decided: add -m")
+        if not self.adds_seeds and (unused := [one for one in self.overrides if one.startswith("decide.")]):
+            raise UserError(f"{unused[0]} is for a sweep that adds seeds: add -m {_SEED_AUTO}, or leave it out")
         if self.resumed and not self.multirun:
             raise UserError(f"{RESUME_SWEEP}={self.resumed} resumes a sweep: add -m")
         if self.resumed_run and self.multirun:

@@ -535,6 +535,30 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Decide:
+    """Limits of a sweep with `seed=auto`, which adds seeds to a setup until it is equivalent or different.
+
+    `min_seeds`: before the first look; `max_seeds`: of each setup; `max_minutes`: no round begins later; `margin` and
+    `baseline`: as for `runner.compare`.
+    """
+
+    min_seeds: int = 4
+    max_seeds: int = 20
+    max_minutes: float | None = None
+    margin: float | None = None
+    baseline: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.min_seeds >= 2, "decide.min_seeds", self.min_seeds, "use at least 2: one has no spread")
+        ok = self.min_seeds <= self.max_seeds <= 1000
+        require(ok, "decide.max_seeds", self.max_seeds, f"use decide.min_seeds ({self.min_seeds}) to 1,000")
+        for name in ("max_minutes", "margin"):
+            value = getattr(self, name)
+            ok = value is None or (math.isfinite(value) and value > 0)
+            require(ok, f"decide.{name}", value, "must be finite and above 0, or null")
+
+
+@dataclass(frozen=True)
 class Equivalence:
     """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
 
@@ -620,7 +644,7 @@ class PlanOverrides:
 #: Settings that do not belong to a setup: runs of one setup can differ in them.
 SETUP_DIGEST_EXCLUDES = (
     *("seed", "log_every", "verbose", "tracking", "checkpoint", "launch", "profile", "noise"),
-    *("nonfinite_steps", "cache_dir", "plan", "measure", "hardware"),
+    *("nonfinite_steps", "cache_dir", "plan", "measure", "hardware", "decide"),
 )
 
 
@@ -659,6 +683,7 @@ class Config:
     launch: Launch = field(default_factory=Launch)
     profile: Profile = field(default_factory=Profile)
     noise: Noise = field(default_factory=Noise)
+    decide: Decide = field(default_factory=Decide)
     equivalence: Equivalence = MISSING
     plan: PlanOverrides = field(default_factory=PlanOverrides)
     measure: bool = False

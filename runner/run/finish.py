@@ -74,6 +74,7 @@ class RunCloser:
             wall_s=time.time() - self.context.started_at,
             result=result,
             jobs_at_once=sweep.at_once,
+            design=sweep.design,
             resumed_after=tuple(segment.after_step for segment in experiment.certificate.segments[1:]),
             notes=(*experiment.notes, *self.restarts.sentences, *_surprises(experiment, result)),
             certificate=experiment.certificate.level if self._ledger_is_sound() else NOT_COMPARABLE,

@@ -24,6 +24,7 @@ from runner.tools.compare.verdict import (
     Verdict,
     by_holm,
     decide,
+    levels_of,
     margin_of,
 )
 
@@ -45,7 +46,7 @@ def compare_runs(
     blocks = []
     for key in sorted(by_block, key=lambda key: (key.experiment, key.conditions, key.total_samples, key.metric)):
         block = compare_block(key, titles[key], by_block[key], baseline, margins[key.experiment, key.metric])
-        if family_wise:
+        if family_wise and not any(run.design for setup in by_block[key] for run in setup.runs):  # those are corrected
             block = _by_holm(block)
         flags = [dataclasses.replace(flag, number=next(numbers)) for flag in find_flags(block)]
         blocks.append(dataclasses.replace(block, flags=tuple(flags)))
@@ -152,7 +153,12 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: Margin, goal: s
         return dataclasses.replace(result, verdict=Verdict(NONE, f"seed {seeds}{whose} diverged"))
     estimate = metric_difference(setup, baseline, margin)
     values = {*setup.metrics.values(), *baseline.metrics.values()}
-    verdict = decide(estimate, margin.value, goal, constant=values.pop() if len(values) == 1 else None)
+    designs = {run.design for run in (*setup.runs, *baseline.runs)}
+    if len(designs) > 1:
+        why = "seeds were added until a sweep had its verdict: compare that sweep alone"
+        return dataclasses.replace(result, difference=estimate, verdict=Verdict(NONE, why))
+    (design,) = designs
+    verdict = decide(estimate, margin.value, goal, values.pop() if len(values) == 1 else None, design)
     if _have_the_same_weights(setup, baseline):
         verdict = Verdict(EQUIVALENT, "the same weights, bit for bit", certain=True)
     if verdict.kind == EQUIVALENT and (answer := _at_chance((setup, baseline), margin, goal)) is not None:
@@ -163,6 +169,7 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: Margin, goal: s
     return dataclasses.replace(
         result,
         difference=estimate,
+        levels=levels_of(estimate, design),
         verdict=verdict,
         speed_up=speed_up(setup.seconds, baseline.seconds) if setup.seconds and baseline.seconds else None,
         left_out=tuple(sorted(set(setup.seeds) ^ set(baseline.seeds))) if paired else (),

@@ -20,6 +20,7 @@ from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json, read_settings
 from runner.folder.record import FINISHED, RunRecord, RunResult
 from runner.plan.levels import EQUIVALENT, IDENTICAL
+from runner.tools.compare.design import Design
 from runner.tools.compare.runs import (
     ACCUMULATION,
     LOWER_IS_BETTER,
@@ -170,6 +171,7 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         model_flops_utilization=speed.model_flops_utilization,
         peak_memory_bytes=max(result.peak_memory_bytes or (), default=None),
         predicted_seconds=None if prediction is None else prediction.training_s.predicted,
+        design=None if record.design is None else Design(**record.design),
         diverged=diverged,
         weights=result.weights_digest,
         eval_rows=int(rows) if rows else None,

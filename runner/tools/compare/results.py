@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from runner.tools.compare.comparability import Comparability
 from runner.tools.compare.runs import BlockKey, SkippedRun
 from runner.tools.compare.setups import SetupRuns
-from runner.tools.compare.statistics import SINGLE_VALUE, Estimate, SpeedUp
-from runner.tools.compare.verdict import Margin, Verdict
+from runner.tools.compare.statistics import SINGLE_VALUE, Estimate, Levels, SpeedUp
+from runner.tools.compare.verdict import FIXED, Margin, Verdict
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,15 @@ class Flag:
 class SetupResult:
     """One setup compared with the baseline. `difference`, `verdict` and `comparability` are None for the baseline.
 
-    `seconds`: mean training time; `speed_up`: None without times on both sides; `left_out`: seeds without a partner,
-    which a paired difference does not use.
+    `levels`: of the intervals of the difference that decide; `seconds`: mean training time; `speed_up`: None without
+    times on both sides; `left_out`: seeds without a partner, which a paired difference does not use.
     """
 
     setup: SetupRuns
     metric: Estimate
     seconds: float | None
     difference: Estimate | None = None
+    levels: Levels = FIXED
     verdict: Verdict | None = None
     speed_up: SpeedUp | None = None
     comparability: Comparability | None = None

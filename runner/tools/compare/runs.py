@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from runner.tools.compare.design import Design
+
 #: How a setup with several workers saves communication. Setups with the same method and number of workers are a family.
 SINGLE, ACCUMULATION, K = "one worker", "accumulation", "k"
 #: Names of metrics that should be low, where a run does not say so itself.
@@ -81,9 +83,9 @@ class Run:
     `peak_memory_bytes`: of the worker that needed most; `predicted_seconds`: of training, by a measurement before it;
     `weights`: digest of the saved weights; `eval_rows`: number of evaluation rows, or of the groups they belong to;
     `row_metrics`: the metric of each of them, whose mean it is, where the run has kept that; `constant`: the metric of
-    the best answer that is the same for every row; `diverged`: which number is not finite; `metric` is NaN then.
-    `order`: of two runs with the same setup and seed, the
-    greater is the newer.
+    the best answer that is the same for every row; `design`: of the sweep, if it added seeds until its setups were
+    decided; `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and
+    seed, the greater is the newer.
     """
 
     source: str
@@ -116,6 +118,7 @@ class Run:
     eval_rows: int | None = None
     row_metrics: np.ndarray | None = field(default=None, repr=False, compare=False)
     constant: float | None = None
+    design: Design | None = None
     diverged: str | None = None
     mlflow_run_id: str | None = None
     order: str = ""

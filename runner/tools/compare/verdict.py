@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.errors import require
+from runner.tools.compare.design import Design
 from runner.tools.compare.runs import LOWER_IS_BETTER
-from runner.tools.compare.statistics import SINGLE_VALUE, Estimate, Interval
+from runner.tools.compare.statistics import PAIRED, SINGLE_VALUE, Estimate, Interval, Levels
 
 EQUIVALENT, DIFFERENT, UNDECIDED, NONE = "equivalent", "different", "undecided", "no verdict"
 #: Two one-sided tests at 5% are a 90% interval inside the margin (Schuirmann 1987). One two-sided test at 5% is a 95%
 #: interval without 0.
 EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL = 0.90, 0.95
+FIXED = Levels(EQUIVALENCE_LEVEL, DIFFERENCE_LEVEL)
 _MOST_SEEDS = 1_000
 
 PERCENT, FRACTION, UNKNOWN = "percentage points", "fraction of 1", "unit of the metric"
@@ -121,12 +123,16 @@ class Verdict:
         return f"{self.kind} ({self.detail})" if self.kind == DIFFERENT or self.constant else self.kind
 
 
-def decide(difference: Estimate, margin: float | None, goal: str, constant: float | None = None) -> Verdict:
+def decide(
+    difference: Estimate, margin: float | None, goal: str, constant: float | None = None, design: Design | None = None
+) -> Verdict:
     """The verdict on setup − baseline. `margin`: None if there is none; `goal`: `max` or `min`; `constant`: the value
-    of the metric if every run of both has the same one, as a model has that always predicts the most frequent class."""
+    of the metric if every run of both has the same one, as a model has that always predicts the most frequent class;
+    `design`: of a sweep that added seeds until there was a verdict."""
     if not math.isfinite(difference.value):
         return Verdict(NONE, "a metric is NaN or infinite")
-    narrow, wide = difference.interval(EQUIVALENCE_LEVEL), difference.interval(DIFFERENCE_LEVEL)
+    levels = levels_of(difference, design)
+    narrow, wide = difference.interval(levels.equivalence), difference.interval(levels.difference)
     if difference.how == SINGLE_VALUE:
         return Verdict(UNDECIDED, "at least 2 more seeds")
     if constant is not None:
@@ -137,13 +143,40 @@ def decide(difference: Estimate, margin: float | None, goal: str, constant: floa
     if identical and (margin is None or difference.sampling is None):
         return Verdict(EQUIVALENT, "identical values")
     kind = kind_of(narrow, wide, margin)
-    bootstrap = _by_bootstrap(difference, margin)
+    bootstrap = _by_bootstrap(difference, margin) if design is None else kind
     disagreement = bootstrap if bootstrap != kind else None
     if kind == DIFFERENT:
         better = (difference.value > 0) == (goal == "max")
         return Verdict(kind, "better" if better else "worse", better, disagreement)
     detail = "identical values" if identical else ""
-    return Verdict(kind, _what_would_decide(difference, margin) if kind == UNDECIDED else detail, None, disagreement)
+    if kind == UNDECIDED:
+        detail = _what_would_decide(difference, margin) if design is None else _left_to_do(difference, margin, design)
+    return Verdict(kind, detail, None, disagreement)
+
+
+def levels_of(difference: Estimate, design: Design | None) -> Levels:
+    """The levels that decide: of one look at a number of seeds that was fixed before, or of a design's next look."""
+    if design is None:
+        return FIXED
+    return design.levels(difference.sizes[0] if difference.how == PAIRED else 0)
+
+
+def _left_to_do(difference: Estimate, margin: float | None, design: Design) -> str:
+    seeds = difference.sizes[0]
+    if seeds < design.max_seeds and (rows := too_few_rows(difference, margin)) is not None:
+        return rows
+    words = "after" if seeds < design.max_seeds else "not decidable with"
+    return f"{words} {seeds} of at most {design.max_seeds} seeds"
+
+
+def too_few_rows(difference: Estimate, margin: float | None) -> str | None:
+    """Why no number of seeds would decide; None if some would, at the levels of a fixed number."""
+    if margin is None or further_seeds(difference, margin) is not None:
+        return None
+    if (rows := rows_needed(difference, margin)) is None:
+        return None
+    assert difference.sampling is not None
+    return f"{difference.sampling.rows:,} evaluation rows are too few for a margin of {margin:g}, use {rows:,}"
 
 
 def by_holm(tests: Mapping[str, tuple[Verdict, Estimate]], margin: float | None) -> dict[str, Verdict]:
@@ -187,10 +220,9 @@ def _by_bootstrap(difference: Estimate, margin: float | None) -> str | None:
 def _what_would_decide(difference: Estimate, margin: float | None) -> str:
     if margin is None:
         return "give --margin"
+    if (rows := too_few_rows(difference, margin)) is not None:
+        return rows
     more = further_seeds(difference, margin)
-    if more is None and (rows := rows_needed(difference, margin)) is not None:
-        assert difference.sampling is not None
-        return f"{difference.sampling.rows:,} evaluation rows are too few for a margin of {margin:g}, use {rows:,}"
     if more is None:
         return f"more than {_MOST_SEEDS:,} more seeds"
     return f"about {more} more seed{'s' if more > 1 else ''}"
@@ -248,6 +280,9 @@ def rule(margin: str) -> list[str]:
         "different, or wrongly equivalent. The intervals stay those of separate tests.",
         "Speed-up is exp of the mean over seeds of log(seconds of the baseline ÷ seconds of the setup), with a 95% t "
         "interval on the log scale. ± after a mean is half of its 95% t interval.",
+        "A sweep with seed=auto looks after every seed. Its intervals have higher levels, so that over all looks and "
+        "setups at most 5 of 100 that are truly like the baseline are called different, and at most 5 of 100 that "
+        "truly differ by the margin equivalent (group-sequential t tests: Jennison & Turnbull 2000).",
         "From 10 pairs on, a BCa bootstrap interval is computed as well (Efron 1987). The t interval decides; the "
         "report says where the bootstrap would decide differently.",
         "No run is excluded from a mean because of a flag.",

@@ -16,7 +16,7 @@ from rich.markup import escape
 from runner.config.arguments import HydraOptions
 from runner.config.compose import hydra_quoted
 from runner.config.hydra_main import hydra_main
-from runner.config.schema import Evaluation, Tracking
+from runner.config.schema import Decide, Evaluation, Tracking
 from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
 from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED
@@ -24,11 +24,13 @@ from runner.launch.signals import EXIT_PREEMPTED, handle_signals, signals_ignore
 from runner.log import LOG
 from runner.measure.tables import seconds_words
 from runner.run.progress import Background
+from runner.tools.compare.design import Design
 from runner.tools.sweep.grid import Grid, Launcher
 from runner.tools.sweep.job import free_folder, run_in_sweep
 from runner.tools.sweep.parent_run import ParentRun, parent_card
 from runner.tools.sweep.progress import monitor_jobs, progress_line
 from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
+from runner.tools.sweep.rounds import Overrides, SeedsUntilDecided
 from runner.tools.sweep.sweep import Sweep, attempts
 from runner.track.store import error_summary, how_to_sync, store_of
 from runner.track.tracker import how_to_open_jobs
@@ -40,7 +42,8 @@ EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 class SweepRequest:
     """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one.
 
-    `predicted_s`: of all jobs; None if one of them was not measured, or some have finished.
+    `predicted_s`: of all jobs; None if one of them was not measured, or some have finished. `decide`: with `seed=auto`;
+    `grid` has one seed then.
     """
 
     command: tuple[str, ...]
@@ -52,6 +55,13 @@ class SweepRequest:
     folder: Path
     started_at: float
     predicted_s: float | None = None
+    decide: Decide | None = None
+
+    @property
+    def setups(self) -> list[Overrides]:
+        """The overrides of each setup of a sweep that adds seeds."""
+        jobs = (self.grid.overrides or {}).values()
+        return [tuple(one for one in job if one.lstrip("+~").partition("=")[0] != "seed") for job in jobs]
 
 
 def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
@@ -61,8 +71,8 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
     with sweep_lock(request.folder):
         mark_killed_jobs(request.folder)
         sweep, parent = _open(request)
-        n = "jobs chosen by its sweeper" if sweep.total is None else f"{sweep.total} job{'s' * (sweep.total != 1)}"
-        console.print(f"sweep [bold]{escape(sweep.id)}[/]: {n} over {escape(', '.join(sweep.varied) or 'nothing')}")
+        over = escape(", ".join(sweep.varied) or "nothing")
+        console.print(f"sweep [bold]{escape(sweep.id)}[/]: {_number_of_jobs(request)} over {over}")
         if request.predicted_s is not None:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
             console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
@@ -71,7 +81,7 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
             # Jobs in this process show their own progress.
             monitor = Background("jobs", functools.partial(monitor_jobs, sweep, console))
             with contextlib.nullcontext() if sweep.in_process else monitor:
-                complete = _run_all(options, sweep)
+                complete = _run_all(request, options, sweep, console)
             status = FINISHED if complete else FAILED
         except KeyboardInterrupt:
             status = KILLED
@@ -83,7 +93,7 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
             with signals_ignored():
                 _close(sweep, parent, status)
     code = _report(sweep, console) or (0 if complete else EXIT_FAILED)
-    _compare(sweep, request.tracking, console)
+    _compare(sweep, request, console)
     if parent is not None:
         console.print("\n".join(parent.how_to_open()), soft_wrap=True, markup=False)
     for line in how_to_open_jobs(request.tracking, request.folder):
@@ -91,20 +101,29 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
     return code
 
 
+def _number_of_jobs(request: SweepRequest) -> str:
+    if request.decide is not None:
+        least, most = (len(request.setups) * seeds for seeds in (request.decide.min_seeds, request.decide.max_seeds))
+        return f"{least} to {most} jobs, until {len(request.setups)} setups are decided,"
+    total = request.grid.total
+    return "jobs chosen by its sweeper" if total is None else f"{total} job{'s' * (total != 1)}"
+
+
 def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
     uri = store_of(request.tracking)
-    grid = request.grid
+    grid, decide = request.grid, request.decide
     card = parent_card(request.tracking, request.folder, request.recipe, grid.varied, request.evaluation.metric)
     sweep = Sweep(
         folder=str(request.folder.absolute()),
         command=request.command,
         varied=grid.varied,
-        jobs=grid.jobs,
-        total=grid.total,
+        jobs=grid.jobs if decide is None else None,
+        total=grid.total if decide is None else None,
         at_once=request.launcher.at_once,
         in_process=request.launcher.in_process,
         key=card.key if uri is not None else None,
         started_at=request.started_at,
+        design=None if decide is None else Design(decide.min_seeds, decide.max_seeds, len(request.setups) - 1),
     )
     sweep.write()
     if uri is None:
@@ -114,21 +133,25 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
     return sweep, parent
 
 
-def _run_jobs(options: HydraOptions, sweep: Sweep) -> None:
-    """Let Hydra's sweeper run the jobs of a sweep, with the options of its command."""
+def _run_jobs(request: SweepRequest, options: HydraOptions, sweep: Sweep, console: Console) -> None:
+    """Let Hydra run the jobs of a sweep, with the options of its command."""
     # Hydra would derive the folder's name from the clock again.
-    folder = f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"
-    hydra_main([*options.for_hydra, folder], functools.partial(run_in_sweep, sweep=sweep))
+    arguments = [*options.for_hydra, f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"]
+    job = functools.partial(run_in_sweep, sweep=sweep)
+    if request.decide is None:
+        hydra_main(arguments, job)
+    else:
+        SeedsUntilDecided(sweep, request.setups, request.decide, console).run(arguments, job)
 
 
-def _run_all(options: HydraOptions, sweep: Sweep) -> bool:
+def _run_all(request: SweepRequest, options: HydraOptions, sweep: Sweep, console: Console) -> bool:
     """Run the jobs; False if an optimizing sweeper stopped early, which the jobs' folders do not show.
 
     Hydra raises the error of the first failed job after the last job. It is ignored: the folders show which failed.
     """
     folder = Path(sweep.folder)
     try:
-        _run_jobs(options, sweep)
+        _run_jobs(request, options, sweep, console)
     except Exception as error:
         started = [state for state in attempts(folder) if state.started_at >= sweep.started_at]
         if not started:
@@ -181,15 +204,17 @@ def _report(sweep: Sweep, console: Console) -> int:
     return EXIT_USER_ERROR if by_user else EXIT_FAILED
 
 
-def _compare(sweep: Sweep, tracking: Tracking, console: Console) -> None:
+def _compare(sweep: Sweep, request: SweepRequest, console: Console) -> None:
     """Compare the runs, with a report in the sweep's folder."""
     from runner.tools.compare.command import compare  # matplotlib and pandas take seconds to import
 
     folder = os.path.relpath(sweep.folder)
-    store = ["--tracking-uri", tracking.uri] if tracking.uri else []
+    decide = request.decide or Decide()
+    given = {"tracking-uri": request.tracking.uri, "margin": decide.margin, "baseline": decide.baseline}
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     console.print()
     try:
-        compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *store], console)
+        compare([folder, "--out", str(free_folder(Path(folder) / "compare")), *options], console)
     except Exception as error:  # noqa: BLE001 - the exit code is that of the jobs
         repeat = f"python -m runner.compare {quote(folder)} repeats it"
         LOG.warning(f"the comparison is not complete ({first_line(error)}): {repeat}")

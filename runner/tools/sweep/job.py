@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import sys
 import time
@@ -82,6 +83,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             varied=varied,
             parent_key=sweep.key,
             at_once=sweep.at_once,
+            design=None if sweep.design is None else dataclasses.asdict(sweep.design),
             progress=lambda: sweep_progress(sweep),
         )
         try:

@@ -23,6 +23,7 @@ from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import predicted
 from runner.plan.experiment import Experiment, prepare
 from runner.run.preflight import reading_data
+from runner.tools.compare.verdict import margin_of
 from runner.tools.sweep.command import SweepRequest
 from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
 from runner.tools.sweep.resume import find_sweep
@@ -63,6 +64,8 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
             f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
         )
     grid = grid_of(parsed(overrides), hydra)
+    if options.adds_seeds:
+        grid = _with_seeds(grid, config)
     if grid.overrides is None:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
@@ -78,8 +81,21 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
+        decide=config.decide if options.adds_seeds else None,
         predicted_s=None if options.resumed else _predicted(experiments, launcher.at_once),
     )
+
+
+def _with_seeds(grid: Grid, config: Config) -> Grid:
+    """The jobs of a sweep that adds seeds, with one of them, which varies. Raises UserError if it cannot decide."""
+    if grid.overrides is None:
+        raise UserError("seed=auto needs setups that the command lists: leave out hydra/sweeper, or give seeds")
+    if len(grid.overrides) < 2:
+        raise UserError("seed=auto compares setups: vary something else, such as device=cpu,cpu2")
+    metric = config.evaluation.metric
+    if config.decide.margin is None and margin_of(metric, [], None).value is None:
+        raise UserError(f"decide.margin=null is invalid: {metric} has no default margin, give one in its unit")
+    return dataclasses.replace(grid, varied=(*grid.varied, "seed"))
 
 
 def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None:

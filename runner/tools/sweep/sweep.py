@@ -18,6 +18,7 @@ from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json
 from runner.folder.record import FINISHED, RunRecord
+from runner.tools.compare.design import Design
 from runner.track.secrets import without_credentials
 
 FILE_NAME, JOB_FILE = "sweep.json", "job.json"
@@ -33,7 +34,7 @@ class Sweep:
     that differ between jobs. `jobs`: their names, None if an optimizing sweeper chooses them; `total`: their number,
     None if unknown. `at_once`: how many run in parallel on this machine. `in_process`: whether they run in the
     command's process. `key`: of the parent run's card, None if the sweep is not tracked. `started_at`: seconds since
-    the epoch. `host`: where the command runs.
+    the epoch. `design`: with `seed=auto`, when seeds are no longer added. `host`: where the command runs.
     """
 
     folder: str
@@ -45,6 +46,7 @@ class Sweep:
     in_process: bool
     key: str | None
     started_at: float
+    design: Design | None = None
     host: str = field(default_factory=socket.gethostname)
 
     @property
