@@ -13,7 +13,8 @@ class SweepContext:
     """A run's place in a sweep; the default is a single run.
 
     `tags`: for the tracking store. `varied`: the settings that the sweep varies, with this run's values. `parent_key`:
-    of the sweep's card. `at_once`: how many jobs share this machine. `design`: when a sweep that adds seeds stops. `progress`: describes the state of the sweep.
+    of the sweep's card. `at_once`: how many jobs share this machine. `design`: when a sweep that adds seeds stops.
+    `progress`: describes the state of the sweep.
     """
 
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -31,7 +31,8 @@ from runner.tools.sweep.parent_run import ParentRun, parent_card
 from runner.tools.sweep.progress import monitor_jobs, progress_line
 from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.tools.sweep.rounds import Overrides, SeedsUntilDecided
-from runner.tools.sweep.sweep import Sweep, attempts
+from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
+from runner.tools.sweep.sweep import Sweep, attempts, check_design
 from runner.track.store import error_summary, how_to_sync, store_of
 from runner.track.tracker import how_to_open_jobs
 
@@ -56,6 +57,12 @@ class SweepRequest:
     started_at: float
     predicted_s: float | None = None
     decide: Decide | None = None
+
+    @property
+    def design(self) -> Design | None:
+        if self.decide is None:
+            return None
+        return Design(self.decide.min_seeds, self.decide.max_seeds, len(self.setups) - 1)
 
     @property
     def setups(self) -> list[Overrides]:
@@ -110,20 +117,22 @@ def _number_of_jobs(request: SweepRequest) -> str:
 
 
 def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
+    if (request.folder / SWEEP_FILE).exists():
+        check_design(request.folder, request.design)
     uri = store_of(request.tracking)
-    grid, decide = request.grid, request.decide
+    grid = request.grid
     card = parent_card(request.tracking, request.folder, request.recipe, grid.varied, request.evaluation.metric)
     sweep = Sweep(
         folder=str(request.folder.absolute()),
         command=request.command,
         varied=grid.varied,
-        jobs=grid.jobs if decide is None else None,
-        total=grid.total if decide is None else None,
+        jobs=grid.jobs if request.decide is None else None,
+        total=grid.total if request.decide is None else None,
         at_once=request.launcher.at_once,
         in_process=request.launcher.in_process,
         key=card.key if uri is not None else None,
         started_at=request.started_at,
-        design=None if decide is None else Design(decide.min_seeds, decide.max_seeds, len(request.setups) - 1),
+        design=request.design,
     )
     sweep.write()
     if uri is None:

@@ -67,6 +67,16 @@ class Sweep:
         return latest(attempts(Path(self.folder)), self.jobs)
 
 
+def check_design(folder: Path, design: Design | None) -> None:
+    """Refuse to resume the sweep in a folder with other looks than it has had so far. Raises UserError."""
+    before = read_json(folder / FILE_NAME).get("design")
+    if before != (None if design is None else to_plain(design)):
+        raise UserError(
+            f"the sweep {folder.name} was started with other seeds, setups or decide.* settings, on which the "
+            "certainty of its verdicts depends: resume it with the same, or start another sweep"
+        )
+
+
 def job_name(overrides: Sequence[str]) -> str:
     """A job's name: its overrides, in an order that does not depend on the command line."""
     return " ".join(sorted(overrides))

@@ -1,0 +1,59 @@
+"""Looks after every seed: how often a sweep that adds seeds is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runner.tools.compare.design import Design
+from runner.tools.compare.statistics import mean_of
+from runner.tools.compare.verdict import DIFFERENT, EQUIVALENT, NONE, UNDECIDED, decide
+from tests.tools.compare.make import block, runs
+
+SWEEPS = 600
+
+
+def verdicts(differences: np.ndarray, design: Design) -> list[str]:
+    """What each sweep decides at its first look that decides. `differences`: [sweeps, seeds]; the margin is 1."""
+
+    def first(values: np.ndarray) -> str:
+        looks = (decide(mean_of(values[:n]), 1.0, "max", None, design).kind for n in range(4, design.max_seeds + 1))
+        return next((kind for kind in looks if kind != UNDECIDED), UNDECIDED)
+
+    return [first(values) for values in differences]
+
+
+@pytest.mark.parametrize(("truth", "wrong", "right"), [(0.0, DIFFERENT, EQUIVALENT), (1.0, EQUIVALENT, DIFFERENT)])
+def test_errors_over_all_looks(truth: float, wrong: str, right: str) -> None:
+    """A fixed level of 5% would be wrong in about 14 and 17 of 100."""
+    found = verdicts(np.random.default_rng(0).standard_normal((SWEEPS, 12)) + truth, Design(4, 12, 1))
+    assert found.count(wrong) <= 0.06 * SWEEPS
+    assert found.count(right) >= 0.70 * SWEEPS
+
+
+def test_levels() -> None:
+    """Of more looks, of more setups and of earlier looks they are higher; before the first nothing is decided."""
+    levels = Design(4, 12, 1).levels
+    equivalence = [levels(n).equivalence for n in range(4, 13)]
+    assert equivalence == sorted(equivalence, reverse=True)
+    assert levels(3) == levels(0)
+    assert decide(mean_of([0.0, 0.0, 0.001]), 1.0, "max", None, Design(4, 12, 1)).kind == UNDECIDED
+    for other in (Design(4, 12, 3), Design(3, 30, 1)):
+        assert other.levels(12).equivalence > levels(12).equivalence > 0.9
+        assert other.levels(12).difference > levels(12).difference > 0.95
+
+
+def test_seeds_that_were_added_are_judged_so_everywhere() -> None:
+    """By the looks that the runs say they had; never together with runs of a number of seeds that was fixed."""
+    design = Design(4, 12, 1)
+
+    def kind(of_setup: Design | None, of_baseline: Design | None) -> str:
+        differences = [0.9, -0.3] * 3  # a fixed number of six seeds decides
+        setup = runs("b", [60 + one for one in differences], design=of_setup)
+        verdict = block(runs("a", [60.0] * 6, design=of_baseline), setup, margin=1.0, baseline="a").rows[1].verdict
+        assert verdict is not None
+        return verdict.kind
+
+    assert kind(None, None) == EQUIVALENT
+    assert kind(design, design) == UNDECIDED
+    assert kind(design, None) == kind(None, design) == kind(design, Design(4, 13, 1)) == NONE

@@ -1,0 +1,57 @@
+"""Sweeps that add seeds until their setups are decided."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from runner import cli
+from tests import runs
+from tests.replicas import TINY
+from tests.runs import read
+
+#: Two setups that are the same but for rounding, judged by a loss.
+SAME = [
+    *(*TINY, "precision=fp32", "epochs=1", "device=cpu", "evaluation.metric=loss", "evaluation.goal=min"),
+    *("accumulation.steps=1,2", "seed=auto", "decide.min_seeds=3", "decide.max_seeds=5"),
+]
+
+
+def sweep(*overrides: str) -> int:
+    return cli.main(["-m", *SAME, *overrides], time.time())
+
+
+def jobs(root: Path) -> list[str]:
+    """Seed and setup of each finished run, in the order of its start."""
+    folder = runs.only_folder(root, "sweeps")
+    found = sorted(folder.glob("*/job.json"), key=lambda path: read(path.parent, "job.json")["started_at"])
+    return [read(path.parent, "summary.json")["setup"] for path in found]
+
+
+def test_a_decided_sweep_stops(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After the first look; resuming it adds nothing, and other looks are refused."""
+    assert sweep("decide.margin=0.01") == 0
+    assert "6 to 10 jobs, until 2 setups are decided" in capfd.readouterr().out.replace("\n", "")
+    assert len(jobs(here)) == 6
+    folder = runs.only_folder(here, "sweeps")
+    assert sweep("decide.margin=0.01", f"resume_sweep={folder.name}") == 0
+    assert len(jobs(here)) == 6
+    capfd.readouterr()
+    assert sweep("decide.margin=0.01", "decide.max_seeds=6", f"resume_sweep={folder.name}") == 2
+    assert "decide.*" in capfd.readouterr().err
+    # The looks are known wherever the runs are compared.
+    assert cli.run_tool("compare", [str(folder), "--no-log"]) == 0
+
+
+def test_an_undecided_sweep_adds_seeds_to_the_last(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Both setups get a further seed in each round."""
+    assert sweep("decide.margin=1e-12") == 0
+    assert len(jobs(here)) == 10
+    assert "not decidable with 5 of at most 5 seeds" in " ".join(capfd.readouterr().out.split())
+
+
+def test_a_sweep_ends_in_time(here: Path) -> None:
+    assert sweep("decide.margin=1e-12", "decide.max_minutes=0.001") == 0
+    assert len(jobs(here)) == 6
