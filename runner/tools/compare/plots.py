@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import warnings
@@ -16,7 +17,7 @@ import numpy as np
 from runner.tools.compare.results import Block, RunComparison, SetupResult
 from runner.tools.compare.runs import Phases, prediction_error
 from runner.tools.compare.setups import SetupRuns
-from runner.tools.compare.statistics import rank_correlation
+from runner.tools.compare.statistics import mean_of, rank_correlation
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
 
     drawings: dict[str, Callable[[RunComparison], Figure | None]] = {
         "metric_vs_speed.png": metric_vs_speed,
+        "looks.png": looks,
         "loss_vs_samples.png": loss_vs_samples,
         "time_breakdown.png": time_breakdown,
         "prediction.png": prediction,
@@ -246,6 +248,48 @@ def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) ->
         if math.hypot(*best) > _NEAR + 1:
             line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6}
             axes.annotate("", (x, y), best, textcoords="offset points", arrowprops=line)
+
+
+def looks(comparison: RunComparison) -> Figure | None:
+    """How the interval of each difference shrinks around the margin while a sweep adds seeds."""
+    from matplotlib.ticker import MaxNLocator
+
+    blocks = [block for block in comparison.blocks if any(run.design for run in block.baseline.runs)]
+    paired = [(block, [row for row in block.rows[1:] if _was_looked_at(row)]) for block in blocks]
+    paired = [(block, rows) for block, rows in paired if rows]
+    if not paired:
+        return None
+    figure, panels = _panels(len(paired), wide=False)
+    for axes, (block, rows) in zip(panels, paired, strict=True):
+        for row, colour in zip(rows, _spread_colours(len(rows)), strict=True):
+            _draw_looks(axes, row, colour)
+        margin = block.margin.value
+        for line in (0.0, *((-margin, margin) if margin is not None else ())):
+            axes.axhline(line, color=_BASELINE, lw=0.8, ls="-" if line == 0 else ":")
+        axes.set_title(block.title)
+        axes.set_xlabel("seeds")
+        axes.set_ylabel(f"{block.key.metric}: difference to {block.baseline.name}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="best", handlelength=1.2)
+    return figure
+
+
+def _was_looked_at(row: SetupResult) -> bool:
+    design, pairs = row.setup.first.design, row.difference.pairs if row.difference is not None else ()
+    return design is not None and len(pairs) >= design.min_seeds
+
+
+def _draw_looks(axes: Axes, row: SetupResult, colour: str) -> None:
+    """The difference of the first seeds and the interval that decided, for each number of them from the first look."""
+    design, last = row.setup.first.design, row.difference
+    assert design is not None
+    assert last is not None
+    seeds = range(design.min_seeds, len(last.pairs) + 1)
+    found = [dataclasses.replace(mean_of(last.pairs[:n]), sampling=last.sampling) for n in seeds]
+    bounds = [one.interval(design.levels(n).equivalence) for n, one in zip(seeds, found, strict=True)]
+    axes.fill_between(seeds, [one.low for one in bounds], [one.high for one in bounds], color=colour, alpha=0.15, lw=0)
+    verdict = row.verdict.kind if row.verdict is not None else ""
+    axes.plot(seeds, [one.value for one in found], color=colour, marker="o", ms=3, label=f"{row.setup.name}: {verdict}")
 
 
 def loss_vs_samples(comparison: RunComparison) -> Figure | None:

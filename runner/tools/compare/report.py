@@ -30,6 +30,7 @@ _MARKDOWN = ("setup", "verdict", "speed-up", "metric", "difference")
 _CAPTIONS = {
     "metric_vs_speed.png": "Metric against speed-up, one point per setup. Setups that differ in one number only are "
     "connected and labelled with it. Setups that were rehearsed or not timed are not drawn.",
+    "looks.png": "Difference to the baseline while seeds were added, with the interval that decides. Dotted: margin.",
     "loss_vs_samples.png": "Training loss against samples seen: thin lines are seeds, thick lines their mean.",
     "prediction.png": "Seconds of training that were predicted before each run, and what it took: a point per run. "
     "The line is a perfect prediction, the bands are errors of 10% and 25%.",

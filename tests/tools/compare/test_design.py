@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from runner.tools.compare.design import Design
+from runner.tools.compare.plots import write_plots
 from runner.tools.compare.statistics import mean_of
 from runner.tools.compare.verdict import DIFFERENT, EQUIVALENT, NONE, UNDECIDED, decide
-from tests.tools.compare.make import block, runs
+from tests.tools.compare.make import block, compared, runs
 
 SWEEPS = 600
 
@@ -57,3 +60,12 @@ def test_seeds_that_were_added_are_judged_so_everywhere() -> None:
     assert kind(None, None) == EQUIVALENT
     assert kind(design, design) == UNDECIDED
     assert kind(design, None) == kind(None, design) == kind(design, Design(4, 13, 1)) == NONE
+
+
+def test_the_looks_are_drawn(tmp_path: Path) -> None:
+    """Where seeds were added, and only there."""
+    values = [60.0, 60.5, 59.8, 60.2, 60.1]
+    for design in (Design(4, 12, 1), None):
+        setup = runs("b", [value + 0.2 * (-1) ** n for n, value in enumerate(values)], design=design)
+        written = write_plots(compared(runs("a", values, design=design), setup, margin=1.0), tmp_path)
+        assert ("looks.png" in {path.name for path in written}) is (design is not None)
