@@ -87,7 +87,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """At most `count` choices that are spelt like `word`, best first."""
+    """The choices that are spelt like `word`, at most `count`, best first."""
     choices = list(dict.fromkeys(choices))
     by_lower = {choice.lower(): choice for choice in reversed(choices)}
     close = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.5)]

@@ -12,7 +12,7 @@ import torch
 from runner.backends import Backend, Compilations, TorchBackend
 from runner.data.loader import FILLER
 from runner.data.recipe import Batch
-from runner.data.unpadded import PLACES
+from runner.kernels.unpadded import PLACES
 from runner.train.finish import gather_warnings
 from tests import replicas
 from tests.resumed import train_in_parts

@@ -28,6 +28,7 @@ CORE = (
     ("plan",),
     ("backends",),
     ("data",),
+    ("kernels",),
     ("folder",),
     ("config",),
     ("log",),

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.data.attention import flash_attention, unpadded_attention
-from runner.data.unpadded import TokenLayout, layout_of
+from runner.kernels.attention import flash_attention, unpadded_attention
+from runner.kernels.unpadded import TokenLayout, layout_of
 
 #: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
 UNPADDED_TYPES = (

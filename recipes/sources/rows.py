@@ -60,7 +60,7 @@ class Rows:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns."""
+        """Names of the columns."""
         return list(self.dataset.column_names)
 
     @property
@@ -70,7 +70,7 @@ class Rows:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """For each row its line, or its number from 1."""
+        """The line of each row, or its number from 1."""
         return range(1, len(self) + 1) if self.lines is None else self.lines
 
 

@@ -263,7 +263,7 @@ class Chat(TextGeneration):
 
 @dataclass(frozen=True)
 class _Columns:
-    """Of one table, with the texts of its rows; how many conversations were truncated; what else may surprise."""
+    """One table with the texts of its rows; how many conversations were truncated; what else may surprise."""
 
     columns: dict[str, list[Any]]
     texts: list[tuple[str, str | None]]
@@ -408,7 +408,7 @@ class ChatTokenizer:
         self._ends = [end]
 
         def begun(text: str) -> list[int]:
-            """With the special tokens at the start of a text, but not those that would end it."""
+            """Tokenise with the special tokens at the start of a text, but not those that would end it."""
             ids = self._tokens(text, add_special_tokens=True)
             return ids[:-1] if ids[-1:] == [end] else ids
 

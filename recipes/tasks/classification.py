@@ -280,7 +280,7 @@ class SequenceClassification(TransformerRecipe):
         return Corpus(LabelledText([], []), part, source, names)
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
-        """For each text: what is predicted, the label if it is known, and the probabilities of all classes."""
+        """A row for each text: what is predicted, the label if it is known, and the probabilities of all classes."""
         corpus = self.data.read()
         part = corpus.eval
         return {

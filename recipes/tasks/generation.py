@@ -90,7 +90,7 @@ class TextGeneration(TransformerRecipe):
         return torch.cat([scores, tokens.double()], dim=1)
 
     def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
-        """Of all targets the mean loss in nats, its exponential and the predicted share; those of generated texts."""
+        """The mean loss of all targets in nats, its exponential, the predicted share; scores of generated texts."""
         loss_sum, targets, correct = predictions[:, :_SCORES].double().sum(0)
         loss = loss_sum / targets
         metrics = {
@@ -119,7 +119,7 @@ class TextGeneration(TransformerRecipe):
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """For each position, [rows, length]: the loss of its label, 0 without one; and whether it has one.
+    """The loss of the label at each position, [rows, length], 0 without one; and whether it has one.
 
     `logits`: [rows, length, vocabulary].
     """

@@ -179,7 +179,7 @@ class CausalLanguageModel(TransformerRecipe):
         return {"perplexity": float(loss.exp()), "loss": float(loss)}
 
     def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
-        """Of documents where they are known: their parts share a style."""
+        """Values of documents where they are known: their parts share a style."""
         groups = table.groups()
         if groups is not None:
             of_documents = torch.zeros((int(groups.max()) + 1, predictions.shape[1]), dtype=torch.float64)
@@ -191,7 +191,7 @@ class CausalLanguageModel(TransformerRecipe):
         return corpus
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
-        """For each row: its document, if it has one; its tokens; the mean loss of all but the first; the perplexity."""
+        """Each row's document, if it has one; its tokens; the mean loss of all but the first; the perplexity."""
         groups = table.groups()
         losses = predictions[:, 0] / predictions[:, 1]
         return {
@@ -263,7 +263,7 @@ def build_causal_model(source: LanguageModelSource, prepared: Prepared) -> nn.Mo
 
 
 def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """For each position, [rows, length]: the loss of the next token, 0 if that is no target; and whether it is one."""
+    """The loss of the next token at each position, [rows, length], 0 if that is no target; and whether it is one."""
     return token_losses(next_token_logits(model, batch), next_labels(batch))
 
 

@@ -378,7 +378,7 @@ def best_spans(start: Tensor, end: Tensor, context: Tensor, max_answer_length: i
 
 
 def best_rows(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """For each group, from 0 on, the row with the highest score, the first of equal ones; int64 of shape [groups].
+    """The row with the highest score in each group, from 0 on, the first of equal ones; int64 of shape [groups].
 
     `scores`, `groups`: [rows]; every group has a row.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def row_metrics(counts: Tensor, metrics: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, Tensor]:
-    """For each of the `metrics` a value for each row, fp64 of shape [rows]; their mean is the metric.
+    """A value of each of the `metrics` for each row, fp64 of shape [rows]; their mean is the metric.
 
     `counts`: of each row, [rows, n]; a metric is a differentiable function of their means, [n]. A row's value is the
     metric and what the row's distance from these means adds to it in first order: its empirical influence (Efron &

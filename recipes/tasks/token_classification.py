@@ -246,7 +246,7 @@ class TokenClassification(TransformerRecipe):
         return TaggedCorpus(Sentences([], []), part, source, names)
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
-        """For each sentence: its words, the tag of each, None beyond `max_length`; and the true ones if known."""
+        """A row for each sentence: its words, the tag of each, None beyond `max_length`; and the true ones if known."""
         corpus = self.data.read()
         words, names = corpus.eval.words, corpus.names
         tags: list[list[str | None]] = [[None] * len(sentence) for sentence in words]
@@ -263,7 +263,7 @@ class TokenClassification(TransformerRecipe):
 
 
 def with_spaces(part: Sentences, tokenizer: Any) -> Sentences:
-    """With a space before each word, if the tokenizer makes that a part of the word, as byte-level ones do."""
+    """Tokenise with a space before each word, if the tokenizer makes that a part of the word, as byte-level ones do."""
 
     def last(words: str | list[str]) -> list[int]:
         encoded = tokenizer(words, is_split_into_words=isinstance(words, list), add_special_tokens=False)
@@ -301,7 +301,7 @@ def columns_of(part: Sentences, tokenizer: Any, max_length: int, progress: Progr
 
 
 def predicted_tags(predictions: Tensor, table: Table) -> list[np.ndarray]:
-    """For each row the tags at the first tokens of its words. `predictions`: of `TokenClassification.predict`."""
+    """The tags at the first tokens of each row's words. `predictions`: of `TokenClassification.predict`."""
     tags = predictions[:, 1:].numpy().astype(np.int64)
     return [row[places] for row, places in zip(tags, table[range(len(table))]["place"], strict=True)]
 
@@ -326,7 +326,7 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def entity_counts(expected: Sequence[str], predicted: Sequence[str]) -> tuple[int, int, int]:
-    """Of a sentence the entities that are right, that there are, and that are predicted."""
+    """The numbers of a sentence's entities that are right, that there are, and that are predicted."""
     of_own, of_others = entities(expected), entities(predicted)
     return len(of_own & of_others), len(of_own), len(of_others)
 

@@ -19,8 +19,8 @@ from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
 from runner.data.layout import padded
 from runner.data.recipe import Batch, Prepared, Recipe
 from runner.data.table import write_table
-from runner.data.unpadded import without_padding
 from runner.errors import UserError, did_you_mean, require
+from runner.kernels.unpadded import without_padding
 from runner.log import LOG
 
 #: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.

@@ -589,7 +589,7 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class Hardware:
-    """For `runner.plan` only: a device that is not here, by its published figures. `name`: null for none.
+    """A device that is not here, by its published figures; for `runner.plan` only. `name`: null for none.
 
     `tflops`: 1e12 operations per second, dense, by precision. `memory_gb`: 1e9 bytes, `memory_gb_per_s`: that
     it reads or writes in a second. `link`: what connects the devices, `link_gb_per_s`: 1e9 bytes that each sends in a
@@ -617,7 +617,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class PlanOverrides:
-    """For `runner.plan` only. `train_samples`: size of the training set, used if the data are not on this machine.
+    """Settings of `runner.plan` only. `train_samples`: size of the training set, if the data are not on this machine.
 
     `price_per_hour`: of all devices of a setup together, in any currency, to show what a run costs. `csv`: a new file
     for the setups that are ranked; `scale`: the folder of a branch test (`runner.scale`), by which they are ranked to

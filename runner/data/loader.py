@@ -9,7 +9,7 @@ import numpy as np
 from runner.data.layout import Layout
 from runner.data.recipe import Batch, Prepared, Recipe, without_targets
 from runner.data.table import ROW, Table
-from runner.data.unpadded import with_places
+from runner.kernels.unpadded import with_places
 
 #: In place of a row number: a row that only completes the batch's shape and is counted nowhere.
 FILLER = -1

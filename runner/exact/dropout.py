@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from runner.data.attention import DropoutFactors, unpadded_attention, with_factors
-from runner.data.unpadded import current_layout
 from runner.errors import UserError
 from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
+from runner.kernels.attention import DropoutFactors, unpadded_attention, with_factors
+from runner.kernels.unpadded import current_layout
 
 #: (optimizer step from 0, row numbers of the micro-batch, device) -> context manager for the forward pass.
 DropoutStreams = Callable[[int, np.ndarray, torch.device], AbstractContextManager[object]]

@@ -58,7 +58,7 @@ def keep_mask_of_tokens(
 
 
 def _kept(keys: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
-    """For each key a mask of `shape`: bool of shape [keys, *shape]."""
+    """A mask of `shape` for each key: bool of shape [keys, *shape]."""
     if p >= 1:
         return torch.zeros((len(keys), *shape), dtype=torch.bool, device=keys.device)
     rows = keys

@@ -187,7 +187,7 @@ def start_forkserver(several_jobs: bool = False) -> None:
 
 @functools.cache
 def _start_passing_signals_on(pid: int) -> None:
-    """From now on this process gets what is sent to its forkserver: a scheduler may signal any process of a job."""
+    """Let this process get what is sent to its forkserver: a scheduler may signal any process of a job."""
     threading.Thread(target=_pass_signals_on, name="signals of the forkserver", daemon=True).start()
 
 

@@ -65,7 +65,7 @@ requests = Requests()
 
 
 def handle_signals(exits: bool = False) -> None:
-    """From now on signals raise KeyboardInterrupt, or Preempted, which is one; `exits`: they end the process."""
+    """Let signals raise KeyboardInterrupt, or Preempted, which is one; `exits`: let them end the process."""
     requests.exits = exits
     for number in INTERRUPTIONS:
         if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:  # nohup ignores SIGHUP

@@ -23,7 +23,7 @@ def with_fitting_micro_batches(
     measures: bool = True,
     jobs_at_once: int = 1,
 ) -> Experiment:
-    """With `accumulation=fit` the experiment with the largest micro-batch that fits, else the same.
+    """The experiment with the largest micro-batch that fits, with `accumulation=fit`; else the same.
 
     `started`: when the command began, on the monotonic clock. `say`: called with a sentence for each measurement and
     choice. `measures`: whether what is not known may be measured. `jobs_at_once`: of a sweep, that share the memory of

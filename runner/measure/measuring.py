@@ -190,7 +190,7 @@ def _fit(
 
 
 def _features(group: Sequence[Rows], shapes: Shapes) -> np.ndarray:
-    """Of an optimizer step, the mean over a group: 1, further micro-batches, tokens, squares."""
+    """The mean of a group of optimizer steps: 1, further micro-batches, tokens, squares."""
     steps = [(1.0, len(step) - 1.0, *np.sum([shapes.of(rows) for rows in step], axis=0)) for step in group]
     return np.asarray(np.mean(steps, axis=0))
 

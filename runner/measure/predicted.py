@@ -90,7 +90,7 @@ class HardwareEstimate:
 
 
 def hardware_estimate(experiment: Experiment) -> HardwareEstimate:
-    """From published figures, and the size and efficiency of the model where it was measured. Raises UserError."""
+    """An estimate from published figures, and size and efficiency of the model where it was measured. Raises UserError."""
     config, plan, hardware = experiment.config, experiment.plan, experiment.config.hardware
     precision = config.precision.name.name
     known = ", ".join(hardware.tflops)
@@ -112,7 +112,7 @@ def hardware_estimate(experiment: Experiment) -> HardwareEstimate:
 
 
 def _model(experiment: Experiment) -> Model:
-    """Of a measurement of one worker on this machine, or of the size that is given."""
+    """The model as measured on one worker of this machine, or of the size that is given."""
     given = experiment.config.plan.parameters
     if given is not None:
         return Model(given, FLOPS_PER_WEIGHT * given)
@@ -264,7 +264,7 @@ def _prepared(experiment: Experiment, progress: Progress | None) -> Prepared:
 
 
 def _shapes(experiment: Experiment, prepared: Prepared) -> tuple[Shapes, Shapes]:
-    """Of training and evaluation."""
+    """The sum of training and evaluation."""
     config, recipe = experiment.config, experiment.recipe
     buckets, padding = config.device.length_buckets, config.recipe.get("padding")
 

@@ -62,7 +62,7 @@ def _quantity(quantity: Quantity) -> tuple[str, str]:
 
 
 def seconds_words(seconds: float) -> str:
-    """Such as `340 ms`, `41 s`, `4 min 10 s`, `3 h 20 min`."""
+    """Words such as `340 ms`, `41 s`, `4 min 10 s`, `3 h 20 min`."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:

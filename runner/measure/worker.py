@@ -15,10 +15,10 @@ import torch
 from runner.backends import Backend
 from runner.backends.memory import is_out_of_memory
 from runner.config.plain import from_plain
-from runner.data.embedding import GradientKeepingEmbedding
 from runner.data.recipe import Prepared
 from runner.data.table import Table
 from runner.errors import OutOfMemory, first_line
+from runner.kernels.embedding import GradientKeepingEmbedding
 from runner.launch.local import WorkerContext
 from runner.launch.worker import connect_launched
 from runner.plan import Plan

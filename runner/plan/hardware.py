@@ -45,7 +45,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one device, published: operations per second, bytes, bytes per second of its memory and of its link."""
+    """Published figures of one device: operations per second, bytes, bytes per second of its memory and of its link."""
 
     flops_per_s: float
     memory_bytes: float
@@ -77,7 +77,7 @@ class Estimate:
     all_reduce: Quantity
 
     def step(self, k: float) -> Quantity:
-        """With one all-reduce in `k` steps."""
+        """Seconds of a step with one all-reduce in `k` steps."""
         parts = ((self.compute, 1.0), (self.optimizer, 1.0), (self.all_reduce, 1 / k))
         value, low, high = (
             sum(getattr(part, name) * share for part, share in parts) for name in ("value", "low", "high")
@@ -85,7 +85,7 @@ class Estimate:
         return Quantity(value, low, high)
 
     def communication_share(self, k: float) -> Quantity:
-        """Of a step. Low: the fastest link beside the slowest computation; high: the other way round."""
+        """The range of a step. Low: the fastest link beside the slowest computation; high: the other way round."""
         rest = [getattr(self.compute, name) + getattr(self.optimizer, name) for name in ("value", "high", "low")]
         sent = [getattr(self.all_reduce, name) / k for name in ("value", "low", "high")]
         return Quantity(*(one / (one + other) for one, other in zip(sent, rest, strict=True)))

@@ -1,4 +1,4 @@
-"""On which device the workers run."""
+"""The devices that the workers run on."""
 
 from __future__ import annotations
 

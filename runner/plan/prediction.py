@@ -68,7 +68,7 @@ class Measurement:
 
     @property
     def efficiency(self) -> float | None:
-        """Of the devices' peak, while a long micro-batch is computed; None if the peak is not known."""
+        """The share of the devices' peak, while a long micro-batch is computed; None if the peak is not known."""
         if not self.flops_per_token or not self.peak_flops_per_s:
             return None
         per_token = sum(self.phases[name][2] for name in ("forward", "backward"))
@@ -115,7 +115,7 @@ class Prediction:
 
     @property
     def communication_share(self) -> float:
-        """Of a step: communication, and waiting for slower workers."""
+        """Parts of a step: communication, and waiting for slower workers."""
         return (self.step_s["communication"] + self.step_s["waiting"]) / sum(self.step_s.values())
 
     @property

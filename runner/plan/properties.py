@@ -166,7 +166,7 @@ def _wire(setup: RunSetup) -> str:
 
 
 def _gathered(setup: RunSetup) -> str:
-    """In which sharded weights are gathered."""
+    """The format in which sharded weights are gathered."""
     dtype = setup.config.sharding.param_dtype
     return "as they are" if dtype is None else dtype.name
 
@@ -184,7 +184,7 @@ def _dropout(setup: RunSetup) -> str:
 
 
 def _padding(setup: RunSetup) -> str:
-    """To which length a recipe pads rows; by `none`, only where a model computes no padding."""
+    """The length to which a recipe pads rows; by `none`, only where a model computes no padding."""
     buckets = setup.config.device.length_buckets
     lengths = "" if buckets is None else f", lengths {buckets}"
     return f"{setup.config.recipe.get('padding', 'longest')}{lengths}"

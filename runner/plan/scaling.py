@@ -93,7 +93,7 @@ def _sde_beta(beta: float, scaling: Scaling, batch: int) -> float:
 
 
 def largest_sde_ratio(betas: Sequence[float]) -> float:
-    """At and above this κ the rule `sde` gives a β that is not above 0."""
+    """The κ at and above which the rule `sde` gives a β that is not above 0."""
     return round(1 / (1 - min(betas)), 9)
 
 

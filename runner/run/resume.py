@@ -163,7 +163,7 @@ def _with_less_memory(experiment: Experiment, saved: Saved | None, least: int = 
 
 
 def _accumulation_steps(plan: Plan, saved: Saved | None) -> int:
-    """As planned, or as many as the workers of a checkpoint already needed for lack of memory."""
+    """The planned number, or as many as the workers of a checkpoint already needed for lack of memory."""
     if saved is None or saved.accumulation_steps is None or saved.workers != plan.world_size:
         return plan.accumulation_steps
     return max(plan.accumulation_steps, saved.accumulation_steps)

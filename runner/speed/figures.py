@@ -113,7 +113,7 @@ def _numbers(record: RunRecord, experiment: Experiment, folder: Path, restarts: 
 
 
 def _samples_read(folder: Path) -> SamplesRead | None:
-    """Of the longest epoch in `ledger.json`, also for a run that the ledger has ended."""
+    """The longest epoch's in `ledger.json`, also for a run that the ledger has ended."""
     path = folder / "ledger.json"
     epochs = read_json(path)["epochs"] if path.exists() else []
     if not epochs:

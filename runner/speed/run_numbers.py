@@ -19,7 +19,7 @@ def flops_words(per_s: float) -> str:
 
 @dataclass(frozen=True)
 class Restarts:
-    """Of the workers of one command, described in `sentences`.
+    """Restarts of the workers of one command, described in `sentences`.
 
     `earlier_s`: seconds until the last of them. `lost_s`: of these, the ones whose work no checkpoint kept.
     """
@@ -89,7 +89,7 @@ class RunNumbers:
 
     @property
     def training_share(self) -> float:
-        """Of the run's time; 1 if the time of training is unknown."""
+        """Share of the run's time; 1 if the time of training is unknown."""
         return 1.0 if self.training_s is None else min(self.training_s / self.wall_s, 1.0)
 
     @property

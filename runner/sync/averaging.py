@@ -85,7 +85,7 @@ class VectorSum(Protocol):
 
 
 class AllReduceSum:
-    """By one all-reduce, in the memory of `vector` or in a format of 16 bits."""
+    """Average by one all-reduce, in the memory of `vector` or in a format of 16 bits."""
 
     def __init__(self, backend: Backend, compress: Compress, vector: Tensor, overlapped: bool) -> None:
         dtype, self._scale = _WIRE_FORMATS[compress]
@@ -191,7 +191,7 @@ class WeightedAverage:
         self._wait = None
 
     def state_dict(self) -> dict[str, Any]:
-        """With the average in flight, if there is one: this waits for it."""
+        """The state with the average in flight, if there is one: this waits for it."""
         self._wait_until_done()
         phase = dataclasses.asdict(self.phase) if self.phase is not None else None
         waited = {"seconds": self._seconds, "stall_seconds": self._stall_seconds}

@@ -185,7 +185,7 @@ class Synchronous(SyncPolicy):
         return SyncStats(self._steps, self._bytes, in_flight + rows, in_backward + rows, in_backward)
 
     def _ddp_seconds(self) -> tuple[float, float]:
-        """In which gradients were in flight, and of which the backward pass waited for them."""
+        """Seconds in which gradients were in flight, and of which the backward pass waited for them."""
         earlier_steps, in_flight, in_backward = self._earlier
         if not isinstance(self.forward_model, _DataParallel):
             return in_flight, in_backward
@@ -197,7 +197,7 @@ class Synchronous(SyncPolicy):
 
     @property
     def _bytes(self) -> int:
-        """That this worker has sent so far."""
+        """Bytes that this worker has sent so far."""
         dense = set(self._trainable.values()).difference(embedding.weight for embedding in self._embeddings)
         return self._row_bytes + self._steps * sum(p.numel() * (self._wire or p.dtype).itemsize for p in dense)
 

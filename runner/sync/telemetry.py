@@ -42,7 +42,7 @@ class UpdateSpread:
         return math.sqrt(max(squared, 0.0)) if math.isfinite(squared) else None
 
     def cosine(self) -> float | None:
-        """Between the updates of two workers, averaged over pairs; a pair is weighted by w_i |d_i| w_j |d_j|."""
+        """The cosine between two workers' updates, averaged over pairs; a pair is weighted by w_i |d_i| w_j |d_j|."""
         weighted = self.weights.cpu().double() * self.norms.cpu().double()
         own = float((weighted**2).sum())
         possible = float(weighted.sum()) ** 2 - own
@@ -70,7 +70,7 @@ class SyncRecord:
     updates: UpdateSpread
 
     def metrics(self) -> dict[str, float | None]:
-        """By name, as they are logged under `sync/`. Waits for the device."""
+        """The numbers by name, as they are logged under `sync/`. Waits for the device."""
         cost = {name: getattr(self, name) for name in _COST}
         return {**cost, "drift": self.weights.drift(), "cosine": self.updates.cosine()}
 

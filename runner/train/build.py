@@ -14,12 +14,12 @@ from runner.config.choices import OptimizerName, ShardingKind
 from runner.config.instantiate import build_recipe
 from runner.config.schema import Config
 from runner.data.cache import Cache
-from runner.data.dropout import draw_few_bits
-from runner.data.embedding import keep_gradients
 from runner.data.recipe import Prepared, Recipe
 from runner.errors import UserError, first_line
 from runner.exact import check_model, exact_streams, standard_streams
 from runner.folder.phase_progress import PhaseProgress
+from runner.kernels.dropout import draw_few_bits
+from runner.kernels.embedding import keep_gradients
 from runner.plan.order import DataOrder
 from runner.sync import Trained, build_sync_policy
 from runner.sync.averaging import wire_dtype

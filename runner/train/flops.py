@@ -160,7 +160,7 @@ def published_peak(gpu: str, precision: PrecisionName) -> float | None:
 
 
 def _measured_peak(backend: Backend, precision: Precision) -> float:
-    """Of the fastest product: other processes can only slow it down."""
+    """The rate of the fastest product: other processes can only slow it down."""
     size, ends = _SMALLEST // 2, time.perf_counter() + _MEASURE_S
     fastest = 0.0
     while fastest < _PRODUCT_S and size < _LARGEST:

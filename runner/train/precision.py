@@ -28,7 +28,7 @@ class Precision:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """Of the factors of matrix products."""
+        """Bits of the factors of matrix products."""
         return _AUTOCAST.get(self.name, torch.float64 if self.name is PrecisionName.fp64 else torch.float32)
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ from runner.config.schema import Config
 from runner.data.layout import layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import Prepared, Recipe
-from runner.data.unpadded import known_places
+from runner.kernels.unpadded import known_places
 from runner.plan.order import deal
 from runner.train.precision import Precision
 

@@ -43,7 +43,7 @@ class Replica:
 
     @property
     def predictor(self) -> Predictor:
-        """For the weights that the model has."""
+        """Evaluate the weights that the model has."""
         return Predictor(self.config, self.recipe, self.model, self.backend, self.precision)
 
     @property

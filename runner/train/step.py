@@ -11,7 +11,7 @@ from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla replaces the o
 
 from runner.data.loader import FILLER
 from runner.data.recipe import Batch, label_counts
-from runner.data.unpadded import known_places
+from runner.kernels.unpadded import known_places
 from runner.plan.experiment import unmeasured_noise
 from runner.plan.order import DataOrder
 from runner.plan.steps import Step

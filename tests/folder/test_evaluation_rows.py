@@ -10,7 +10,7 @@ import torch
 
 from runner.errors import UserError
 from runner.folder.evaluation_rows import FILE_NAME, read_rows, write_rows
-from runner.train.build import _keep_rows
+from runner.train.kept_rows import KeptRows
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -29,6 +29,6 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_training_goes_on_where_they_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME / "in the way").mkdir(parents=True)
-    warnings: list[str] = []
-    _keep_rows(tmp_path, warnings, {"f1": torch.zeros(2)})
-    assert FILE_NAME in warnings[0]
+    kept = KeptRows(tmp_path)
+    kept.write({"f1": torch.zeros(2)})
+    assert FILE_NAME in str(kept.warning)

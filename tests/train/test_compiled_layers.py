@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recipes.models.unpadded import unpad_layers
 from runner.backends import Backend
-from runner.data.unpadded import without_padding
+from runner.kernels.unpadded import without_padding
 from runner.train.compilation import compile_model, compiled_by_torch
 from tests.pool import WorkerPool
 from tests.recipes.models.test_unpadded import small

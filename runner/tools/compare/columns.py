@@ -97,6 +97,7 @@ def _difference(block: Block, row: SetupResult) -> Cell:
     if (found := row.difference) is None:
         return Cell(values=dict.fromkeys(_DIFFERENCE))
     narrow, wide = found.interval(EQUIVALENCE_LEVEL), found.interval(DIFFERENCE_LEVEL)
+    decides = found.interval(row.levels.equivalence)
     error, df = standard_error(found.how, found.spreads, found.sizes)
     spread = (None, None) if found.how == SINGLE_VALUE else (df, error)
     sampling = (None, None) if found.sampling is None else (found.sampling.rows, found.sampling.error)
@@ -104,8 +105,8 @@ def _difference(block: Block, row: SetupResult) -> Cell:
     values = dict(zip(_DIFFERENCE, in_full, strict=True))
     if math.isnan(found.value):
         return Cell(values=values)
-    value, low, high = (number(one, decimals(block), "+") for one in (found.value, narrow.low, narrow.high))
-    return Cell(value, f"[{low}, {high}]" if narrow.known else "", values)
+    value, low, high = (number(one, decimals(block), "+") for one in (found.value, decides.low, decides.high))
+    return Cell(value, f"[{low}, {high}]" if decides.known else "", values)
 
 
 def _verdict(block: Block, row: SetupResult) -> Cell:
@@ -175,7 +176,7 @@ COLUMNS = (
     Column("setup", _setup, is_text=True),
     Column("seeds", _seeds),
     Column("metric", _metric, "± 95%"),
-    Column("difference", _difference, "90% interval"),
+    Column("difference", _difference, "interval"),
     Column("verdict", _verdict, is_text=True),
     Column("seconds", _seconds),
     Column("predicted", _predicted, "error"),

@@ -66,7 +66,7 @@ def _titles(by_block: Mapping[BlockKey, Sequence[SetupRuns]]) -> dict[BlockKey, 
 
 
 def _margins(found: FoundRuns, given: float | None) -> dict[tuple[str, str], Margin]:
-    """By experiment and metric: the blocks of an experiment share one scale, even if one block's values are all low."""
+    """Margins by experiment and metric: an experiment's blocks share one scale, even if all values of one are low."""
     values: dict[tuple[str, str], list[float]] = {}
     for run in found.runs:
         values.setdefault((run.block.experiment, run.block.metric), []).append(run.metric)

@@ -239,7 +239,7 @@ def _phases(record: RunRecord, training: float | None) -> Phases | None:
 
 
 def _properties(certificate: Mapping[str, Any]) -> dict[str, CertificateProperty]:
-    """By name. They are those of a resumed run's last segment: another one may have had other bits."""
+    """The properties by name: those of a resumed run's last segment: another one may have had other bits."""
     same_bits = all(segment["level"] == IDENTICAL for segment in certificate.get("segments", [])[:-1])
     rows = [*certificate.get("equal", []), *certificate.get("different", [])]
     return {

@@ -47,7 +47,7 @@ def least_error(difference: Any, margin: float, width: float, rows: int) -> Any:
 
 
 def row_differences(pairs: Sequence[tuple[Run, ...]]) -> np.ndarray | None:
-    """By how much each row of the first run of a pair is better than that of the second, [seeds, rows].
+    """The difference of each row between the first run of a pair and the second, [seeds, rows].
 
     None without the rows of all runs, or if they are of different rows.
     """

@@ -38,7 +38,7 @@ class SetupRuns:
 
     @property
     def metrics(self) -> dict[int, float]:
-        """By seed."""
+        """The metric by seed."""
         return {run.seed: run.metric for run in self.runs}
 
     @property

@@ -22,7 +22,7 @@ def direction(block: Block) -> str:
 
 
 def summary(block: Block) -> str:
-    """Such as `Compared with cpu: 2 equivalent, 1 different (worse), 3 undecided.`"""
+    """A line such as `Compared with cpu: 2 equivalent, 1 different (worse), 3 undecided.`"""
     words = [row.verdict.short for row in block.rows if row.verdict is not None]
     if not words:
         return f"Only one setup, {block.baseline.name}."

@@ -54,7 +54,7 @@ class Margin:
 
     @property
     def text(self) -> str:
-        """Such as `±0.01 (fraction of 1, default)`."""
+        """Words such as `±0.01 (fraction of 1, default)`."""
         if self.value is None:
             return "none, because the scale of the metric is unknown: give --margin"
         return f"±{self.value:g} ({self.unit}, {self.source})"
@@ -119,7 +119,7 @@ class Verdict:
 
     @property
     def short(self) -> str:
-        """For counting: without what differs from setup to setup."""
+        """The words for counting: without what differs from setup to setup."""
         return f"{self.kind} ({self.detail})" if self.kind == DIFFERENT or self.constant else self.kind
 
 

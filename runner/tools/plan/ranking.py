@@ -95,7 +95,7 @@ class RankedSetup:
         return Quantity(value, low, high)
 
     def row(self) -> dict[str, Any]:
-        """As it is written to a CSV file; None: unknown."""
+        """The row of a CSV file; None: unknown."""
         found = self.prediction
         numbers: Mapping[str, Any] = {}
         if found is not None:

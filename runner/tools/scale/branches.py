@@ -143,7 +143,7 @@ def find(values: Values, reference: int, start: float, margin: float, by: str = 
 
 
 def best_cells(cells: Sequence[Cell]) -> dict[int, Cell]:
-    """For each batch, in ascending order, the cell with the lowest loss: of those that are the same, if any are."""
+    """The cell with the lowest loss for each batch, in ascending order: of those that are the same, if any are."""
     best: dict[int, Cell] = {}
     for cell in sorted(cells, key=lambda cell: (cell.batch, cell.verdict != SAME, cell.difference.value)):
         best.setdefault(cell.batch, cell)
@@ -164,7 +164,7 @@ def _cell(batch: int, rule: str, by_seed: Mapping[int, float], allowed: Mapping[
 
 
 def _more_samples(values: Values, cell: Cell, at_reference: Mapping[int, float]) -> float | None:
-    """At how many windows the mean loss of these seeds is the reference batch's, between those that were tried."""
+    """Windows at which the mean loss of these seeds is the reference batch's, between those that were tried."""
     means = []
     for windows in (1.0, *LONGER):
         own = [

@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobState]:
-    """For each job the last attempt, but of those with the same settings and data the one that finished.
+    """The last attempt at each job, but of those with the same settings and data the one that finished.
 
     `jobs`: names to consider, None for all.
     """

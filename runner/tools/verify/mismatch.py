@@ -90,7 +90,7 @@ class SnapshotComparison:
 
     @staticmethod
     def of(*precisions: PrecisionName, bits: bool = False) -> SnapshotComparison:
-        """With the tolerance of the coarsest precision; with `bits` without any."""
+        """Compare with the tolerance of the coarsest precision; with `bits` without any."""
         coarsest = max((TOLERANCES[name] for name in precisions), key=lambda one: one.loss)
         return SnapshotComparison(_NONE if bits else coarsest)
 

@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
-from runner.data.attention import unpadded_attention
-from runner.data.unpadded import without_padding
 from runner.exact import ExactDropout
 from runner.exact.stream import sample_keys
+from runner.kernels.attention import unpadded_attention
+from runner.kernels.unpadded import without_padding
 
 ROWS, LENGTH, WIDTH = 3, 11, 32
 #: Sizes by all the names that models have for them. Windows are shorter than the longest row.
@@ -154,8 +154,8 @@ def flash_on_cpu(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *oth
 
 def with_flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Mock:
     kernel = Mock(side_effect=flash_on_cpu)
-    monkeypatch.setattr("runner.data.attention._HAVE_FLASH", ("cpu",))
-    monkeypatch.setattr("runner.data.attention.can_use_flash_attention", lambda _: True)
+    monkeypatch.setattr("runner.kernels.attention._HAVE_FLASH", ("cpu",))
+    monkeypatch.setattr("runner.kernels.attention.can_use_flash_attention", lambda _: True)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
     return kernel
 

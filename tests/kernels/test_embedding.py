@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner.data.embedding import GradientKeepingEmbedding, keep_gradients
+from runner.kernels.embedding import GradientKeepingEmbedding, keep_gradients
 
 ROWS, WIDTH = 50, 24
 

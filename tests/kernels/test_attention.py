@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner.data.attention import flash_attention, unpadded_attention
-from runner.data.unpadded import TokenLayout
+from runner.kernels.attention import flash_attention, unpadded_attention
+from runner.kernels.unpadded import TokenLayout
 
 HEADS, SIZE = 4, 8
 LENGTHS = [5, 11, 9, 0, 1, 8, 3]
@@ -69,8 +69,8 @@ def test_a_cpu_has_no_flash_attention() -> None:
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 def test_torch_has_the_operator(monkeypatch: pytest.MonkeyPatch, key_heads: int, causal: bool) -> None:
     """With these arguments and a gradient. No more than shapes: they have no data."""
-    monkeypatch.setattr("runner.data.attention._HAVE_FLASH", ("meta",))
-    monkeypatch.setattr("runner.data.attention.can_use_flash_attention", lambda _: True)
+    monkeypatch.setattr("runner.kernels.attention._HAVE_FLASH", ("meta",))
+    monkeypatch.setattr("runner.kernels.attention.can_use_flash_attention", lambda _: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)  # does not know this device
     qkv = [
         tokens(heads, 0, torch.bfloat16).detach().to("meta").transpose(0, 1)[None].requires_grad_()

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.overrides import handle_torch_function, has_torch_function
 
-from runner.data.dropout import random_factors
-from runner.data.unpadded import TokenLayout
+from runner.kernels.dropout import random_factors
+from runner.kernels.unpadded import TokenLayout
 
 #: (numbers of sequences, their weights [sequences, heads, length, length]) -> 0 for a weight that is dropped, else
 #: 1 / (1 - p), in the weights' shape and dtype.

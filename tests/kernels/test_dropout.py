@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.data.dropout import draw_few_bits
+from runner.kernels.dropout import draw_few_bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

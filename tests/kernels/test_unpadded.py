@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes.tasks.classification import SequenceClassification
 from runner.backends import Backend
-from runner.data.unpadded import known_places, layout_of, with_places, without_padding
+from runner.kernels.unpadded import known_places, layout_of, with_places, without_padding
 from tests.pool import WorkerPool
 from tests.replicas import make_loop
 

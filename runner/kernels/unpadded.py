@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner.data.recipe import Batch
-
 #: In a batch on its way from the loader to the model: `TokenLayout.places` of its attention mask.
 PLACES = "places of tokens"
 
@@ -50,7 +48,7 @@ class TokenLayout:
         return torch.searchsorted(self.places, first_places, out_int32=True)
 
     def row_and_position(self) -> tuple[Tensor, Tensor]:
-        """Of each token; int64 [tokens]."""
+        """The position of each token; int64 [tokens]."""
         return self.places // self.length, self.places % self.length
 
 
@@ -65,7 +63,7 @@ _forward_pass: ContextVar[_ForwardPass | None] = ContextVar("forward pass withou
 _known: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("known places", default=None)
 
 
-def with_places(batch: Batch) -> Batch:
+def with_places(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same batch with the places of its tokens, which the host knows: finding them on a GPU waits for it."""
     if "attention_mask" not in batch:
         return batch
@@ -73,7 +71,7 @@ def with_places(batch: Batch) -> Batch:
 
 
 @contextlib.contextmanager
-def known_places(batch: Batch) -> Iterator[None]:
+def known_places(batch: dict[str, Tensor]) -> Iterator[None]:
     """Take the places out of the batch, if it has some, and have `without_padding` use them for its attention mask."""
     places = batch.pop(PLACES, None)
     before = _known.set(None if places is None else (batch["attention_mask"], places))
@@ -117,6 +115,6 @@ def layout_of(attention_mask: Tensor) -> TokenLayout | None:
 
 
 def current_layout() -> TokenLayout | None:
-    """That of a model's layers which are running; None if they compute the batch as it is."""
+    """The layout of a model's layers which are running; None if they compute the batch as it is."""
     forward_pass = _forward_pass.get()
     return None if forward_pass is None else forward_pass.layout
