@@ -1,1 +1,1 @@
-"""Operations that torch has none for, or a slow one: attention, dropout and embeddings on CPUs, layers without padding."""
+"""Fast or exact operations in place of torch's: attention, dropout and embeddings on CPUs, layers without padding."""

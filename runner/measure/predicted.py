@@ -90,7 +90,7 @@ class HardwareEstimate:
 
 
 def hardware_estimate(experiment: Experiment) -> HardwareEstimate:
-    """An estimate from published figures, and size and efficiency of the model where it was measured. Raises UserError."""
+    """An estimate from published figures, and from the model's size and efficiency if measured. Raises UserError."""
     config, plan, hardware = experiment.config, experiment.plan, experiment.config.hardware
     precision = config.precision.name.name
     known = ", ".join(hardware.tflops)
