@@ -39,7 +39,7 @@ ENTRIES = ("compare", "evaluate", "evidence", "predict", "scale", "verify")
 LAYERS = ((*ENTRIES, "api"), ("cli", "audit"), ("tools.audit",), *TOOLS, *CORE)
 LEVEL = {name: len(LAYERS) - number for number, names in enumerate(LAYERS) for name in names}
 #: Packages below one that it does not know all the same.
-STRANGERS = {"sync": ("data",)}
+STRANGERS = {"sync": ("data", "kernels")}
 #: Imports inside a function that need no comment of their own: what takes seconds to import, or is optional.
 SLOW_OR_OPTIONAL = (
     *(
