@@ -30,7 +30,7 @@ from runner.backends import TorchBackend, World
 from runner.config.choices import Compress, SyncPolicyName
 from runner.config.schema import Sync
 from runner.sync import StepFacts, vectors
-from runner.sync.replica import Replica
+from runner.sync.replica_vector import ReplicaVector
 from runner.sync.streaming import StreamingSGD
 
 SIZE = 22_713_216
@@ -51,7 +51,7 @@ class Synchronisations:
         self._chunk, self._step, self._pause = chunk or size, 0, _PAUSE * size / SIZE
         self._model = nn.Linear(size, 1, bias=False)
         with self._cut():
-            replica = Replica(self._model, [], None, backend)
+            replica = ReplicaVector(self._model, [], None, backend)
             sync = Sync(SyncPolicyName.periodic, 2, compress=compress, overlap=True)
             self._policy = StreamingSGD(replica, backend, sync, range(2**16))
 

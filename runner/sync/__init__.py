@@ -20,7 +20,7 @@ from runner.sync.optimizers import Moments
 from runner.sync.post_local import PostLocal
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.published import AccumulatedUpdates, PeriodicGradients
-from runner.sync.replica import Replica
+from runner.sync.replica_vector import ReplicaVector
 from runner.sync.running_statistics import running_statistics
 from runner.sync.streaming import StreamingSGD
 from runner.sync.synchronous import FindRowEmbeddings, Synchronous
@@ -61,7 +61,7 @@ def build_sync_policy(config: Config, plan: Plan, trained: Trained, backend: Bac
     find_embeddings = trained.find_embeddings if sends_rows else None
     compares = config.noise.every_steps is not None
     synchronous = Synchronous(model, buffers, backend, wire, find_embeddings, compares)
-    if steps.first_local >= plan.optimizer_steps:
+    if steps.first_local >= plan.optimizer_steps:  # no step is local
         return synchronous
     return PostLocal(synchronous, make_local, steps.first_local)
 
@@ -75,8 +75,9 @@ def _local_policy(
     moments = None
     if sync.average is Average.weights_and_moments:
         moments = Moments(trained.optimizer, [p for p in model.parameters() if p.requires_grad])
-    replica = Replica(model, buffers, moments, backend)
+    replica = ReplicaVector(model, buffers, moments, backend)
     if sync.policy is SyncPolicyName.accumulated:
         return AccumulatedUpdates(replica, backend, sync, due)
+    # An outer optimizer (sync.policy=outer) makes the step to the average in both.
     plain = sync.fragments == 1 and not sync.overlap and sync.compress is not Compress.int8
     return (LocalSGD if plain else StreamingSGD)(replica, backend, sync, due)

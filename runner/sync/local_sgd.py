@@ -15,7 +15,7 @@ from runner.config.schema import Sync
 from runner.sync.averaging import AllReduceSum, LocalPhase, WeightedAverage
 from runner.sync.optimizers import outer_optimizer
 from runner.sync.protocol import LocalPolicy, StepFacts
-from runner.sync.replica import Replica
+from runner.sync.replica_vector import ReplicaVector
 from runner.sync.telemetry import SyncRecord
 from runner.sync.vectors import chunks, norm, norm_of_squares
 
@@ -29,7 +29,7 @@ class LocalSGD(LocalPolicy):
 
     replicated_keys = ("model", "policy")
 
-    def __init__(self, replica: Replica, backend: Backend, sync: Sync, due: Collection[int]) -> None:
+    def __init__(self, replica: ReplicaVector, backend: Backend, sync: Sync, due: Collection[int]) -> None:
         super().__init__(replica.model)
         self._replica, self._due = replica, due
         # The sum is computed in the memory of the weights, unless it is compressed.
@@ -99,7 +99,7 @@ class CommonWeights:
     are averaged as they are. `parts`: slices of the replica's vector: weights, buffers, each moment.
     """
 
-    def __init__(self, replica: Replica, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
+    def __init__(self, replica: ReplicaVector, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
         sizes = [part.stop - part.start for part in parts]
         starts = itertools.accumulate(sizes, initial=0)
         self._parts, self._average = parts[:2], average

@@ -15,7 +15,7 @@ from runner.config.schema import Sync
 from runner.sync.averaging import AllReduceSum, LocalPhase, WeightedAverage
 from runner.sync.local_sgd import Chunk
 from runner.sync.protocol import LocalPolicy, StepFacts
-from runner.sync.replica import Replica
+from runner.sync.replica_vector import ReplicaVector
 from runner.sync.streaming import Fragment, StreamingSGD
 from runner.sync.vectors import FlatTensors, norm
 
@@ -26,7 +26,7 @@ _SAMPLE_SIZE = 16_384
 class AccumulatedFragment(Fragment):
     """A fragment whose weights stay the common ones in a local phase: updates are set aside, and averaged later."""
 
-    def __init__(self, replica: Replica, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
+    def __init__(self, replica: ReplicaVector, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
         super().__init__(replica, parts, average, sync)
         self._accumulated = torch.zeros_like(self._weights)
 

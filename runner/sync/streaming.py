@@ -19,7 +19,7 @@ from runner.sync.averaging import AllReduceSum, LocalPhase, VectorSum, WeightedA
 from runner.sync.local_sgd import Chunk, CommonWeights
 from runner.sync.protocol import LocalPolicy, StepFacts
 from runner.sync.quantised import OrderedExecutor, QuantisedSum
-from runner.sync.replica import Replica
+from runner.sync.replica_vector import ReplicaVector
 from runner.sync.vectors import ALIGNMENT
 
 #: With `sync.fragments=auto` a fragment is not smaller, so that bandwidth and not latency decides how long its
@@ -34,7 +34,7 @@ class Fragment(CommonWeights):
     common weights.
     """
 
-    def __init__(self, replica: Replica, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
+    def __init__(self, replica: ReplicaVector, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
         super().__init__(replica, parts, average, sync)
         #: The replica's weights and buffers when the average in flight was started.
         self._sent = torch.zeros_like(self._common) if sync.overlap else None
@@ -85,7 +85,7 @@ class StreamingSGD(LocalPolicy):
 
     fragment_type: type[Fragment] = Fragment
 
-    def __init__(self, replica: Replica, backend: Backend, sync: Sync, due: Collection[int]) -> None:
+    def __init__(self, replica: ReplicaVector, backend: Backend, sync: Sync, due: Collection[int]) -> None:
         super().__init__(replica.model)
         self.overlaps, self._delay = sync.overlap, sync.delay_steps
         self._replica, self._backend, self._due = replica, backend, sorted(due)

@@ -18,7 +18,7 @@ from runner.config.schema import Sync
 from runner.sync import StepFacts, SyncPolicy, vectors
 from runner.sync.local_sgd import LocalSGD
 from runner.sync.published import AccumulatedUpdates
-from runner.sync.replica import Replica
+from runner.sync.replica_vector import ReplicaVector
 from runner.sync.running_statistics import running_statistics
 from runner.sync.streaming import StreamingSGD
 from tests.pool import WorkerPool
@@ -43,7 +43,7 @@ FLOATS = ("weight", "bias", "running_mean", "running_var")
 
 
 def make(accumulate: bool, model: nn.Module, backend: Backend, due: Collection[int]) -> SyncPolicy:
-    replica = Replica(model, running_statistics(model), None, backend)
+    replica = ReplicaVector(model, running_statistics(model), None, backend)
     if accumulate:
         return AccumulatedUpdates(replica, backend, Sync(SyncPolicyName.accumulated, 4), due)
     return LocalSGD(replica, backend, PERIODIC, due)
@@ -103,7 +103,7 @@ def continued(backend: Backend, kinds: Sequence[type[LocalSGD | StreamingSGD]]) 
     model, state = nn.Linear(3, 2), None
     nn.init.ones_(model.weight)
     for number, kind in enumerate(kinds):
-        policy = kind(Replica(model, [], None, backend), backend, outer(0.7, 0.9, True), [0, 3])
+        policy = kind(ReplicaVector(model, [], None, backend), backend, outer(0.7, 0.9, True), [0, 3])
         if state is not None:
             policy.load_state_dict(state)
         for step in (2 * number, 2 * number + 1):
@@ -133,7 +133,7 @@ def diloco_history(backend: Backend) -> list[list[list[float]]]:
     """The different weights of each fragment before each step."""
     model = nn.Linear(4, 8, bias=False)
     nn.init.ones_(model.weight)
-    replica = Replica(model, [], None, backend)
+    replica = ReplicaVector(model, [], None, backend)
     policy = StreamingSGD(replica, backend, outer(2.0, 0.0, False, fragments=2), [5, 11, 17])
     history = []
     for step in range(len(TORCHFT[0])):
@@ -173,7 +173,7 @@ def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, w
         model = nn.BatchNorm1d(1000)
         options = {"compress": compress, "fragments": 2, "overlap": overlaps, "delay": 1 if overlaps else None}
         sync = outer(0.7, 0.9, True, **options) if with_outer else replace(PERIODIC, **options)
-        replica = Replica(model, running_statistics(model), None, backend)
+        replica = ReplicaVector(model, running_statistics(model), None, backend)
         policy = StreamingSGD(replica, backend, sync, range(1, 20, 2))
         torch.manual_seed(backend.rank)
         for step in range(8):

@@ -12,7 +12,7 @@ from runner.sync.optimizers import Moments
 from runner.sync.vectors import FlatTensors
 
 
-class Replica:
+class ReplicaVector:
     """A model's trainable weights, `buffers`, and the optimizer's `moments` if these are averaged, as one `vector`.
 
     `parts`: where weights, buffers and each moment are in it. The vector is the memory of the tensors themselves,
