@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas
 
-from runner.tools.compare.design import Design
+from runner.tools.compare.design import Design, Levels
 from runner.tools.compare.rows import least_error
-from runner.tools.compare.statistics import PAIRED, Estimate, Levels, RowSampling
+from runner.tools.compare.statistics import PAIRED, Estimate, RowSampling
 from runner.tools.compare.verdict import DIFFERENT, EQUIVALENT, FIXED, UNDECIDED
 
 _SWEEPS = 20_000

@@ -550,8 +550,8 @@ class Decide:
 
     def __post_init__(self) -> None:
         require(self.min_seeds >= 2, "decide.min_seeds", self.min_seeds, "use at least 2: one has no spread")
-        ok = self.min_seeds <= self.max_seeds <= 1000
-        require(ok, "decide.max_seeds", self.max_seeds, f"use decide.min_seeds ({self.min_seeds}) to 1,000")
+        ok = self.min_seeds <= self.max_seeds <= 100
+        require(ok, "decide.max_seeds", self.max_seeds, f"use decide.min_seeds ({self.min_seeds}) to 100")
         for name in ("max_minutes", "margin"):
             value = getattr(self, name)
             ok = value is None or (math.isfinite(value) and value > 0)

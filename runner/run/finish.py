@@ -177,7 +177,7 @@ def note_failure(folder: Path, error: Exception) -> None:
             amend(folder, **failure_of(error))
         else:
             RunRecord(FAILED, **failure_of(error)).write(folder)
-    except RunFailed as problem:  # the failure itself is reported by whoever caught it
+    except (RunFailed, UserError) as problem:  # the failure itself is reported by whoever caught it
         LOG.warning(str(problem))
 
 

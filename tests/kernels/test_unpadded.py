@@ -48,7 +48,7 @@ class Watched(SequenceClassification):
 
 def watched(backend: Backend, overrides: list[str]) -> tuple[int, int, set[str]]:
     """Operations that wait, tokens that were padding, and the names in a batch, of a whole training."""
-    recipe = ["recipe._target_=tests.data.test_unpadded.Watched", "trusted_packages=[tests]"]
+    recipe = ["recipe._target_=tests.kernels.test_unpadded.Watched", "trusted_packages=[tests]"]
     loop = make_loop(backend, [*recipe, *overrides])
     Watched.waits, Watched.keys = Waits(), set()  # the probe of exact dropout has batches of its own
     loop.train()

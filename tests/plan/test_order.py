@@ -13,10 +13,11 @@ from runner.plan.order import DataOrder, cut, deal, permutation
 from tests.configured import configured
 
 
-def plan(samples: int = 53, world_size: int = 1, accumulation_steps: int = 1, **changes: Any) -> Plan:
+def plan(samples: int = 53, world_size: int = 1, accumulation_steps: int = 1, epochs: int = 3, **changes: Any) -> Plan:
     """A plan with a global batch of 24, which every world size and accumulation used here divides, or with another."""
     batch = {"global_batch": 24, **changes}
-    settings = [f"epochs=3 accumulation.steps={accumulation_steps}", *(f"batch.{key}={batch[key]}" for key in batch)]
+    settings = [f"epochs={epochs}", f"accumulation.steps={accumulation_steps}"]
+    settings += [f"batch.{key}={value}" for key, value in batch.items()]
     return make_plan(configured(" ".join(settings)), samples, world_size)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.folder.record import Compilations, RunRecord, RunResult, SpeedFigures, Tokens
+from runner.folder.record import Compilations, Diagnosis, RunRecord, RunResult, SpeedFigures, Tokens
 from runner.plan.experiment import Experiment, prepare
 from runner.speed.figures import (
     efficiency_words,
@@ -262,11 +262,11 @@ def test_efficiency_in_words(tmp_path: Path) -> None:
     assert " in job hindered (cpu · s0); " in str(said)
     many = dataclasses.replace(beside, speed=dataclasses.replace(beside.speed, scaling_efficiency=0.5))
     assert "50%: 512 times as fast as one worker" in str(efficiency_words(many, 1024, own))
-    busy = {**beside, "diagnoses": [{"kind": "busy", "sentence": "", "lost_share": 0.2}]}
+    busy = dataclasses.replace(beside, diagnoses=(Diagnosis("busy", "", 0.2),))
     doubted = str(efficiency_words(busy, 2, own))
     assert "unreliable (measured 75%)" in doubted
     assert "this run shared the machine" in doubted
-    (tmp_path / "one" / "summary.json").write_text(json.dumps({"diagnoses": busy["diagnoses"]}))
+    busy.write(tmp_path / "one")
     assert "the baseline shared the machine" in str(efficiency_words(beside, 2, own))
 
 

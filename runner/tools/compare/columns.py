@@ -51,6 +51,11 @@ class Column:
     def heading(self, block: Block) -> str:
         return block.key.metric if self.name == "metric" else self.name
 
+    def detail_heading(self, block: Block) -> str:
+        """What the details of cells are; the levels of a sweep that added seeds differ from setup to setup."""
+        varies = self.name == "difference" and block.baseline.first.design is not None
+        return "interval" if varies else self.detail
+
 
 def table_of(block: Block, names: Sequence[str]) -> tuple[list[Column], list[list[Cell]]]:
     """The columns of these names in this order, and a row of their cells for each setup.
@@ -176,7 +181,7 @@ COLUMNS = (
     Column("setup", _setup, is_text=True),
     Column("seeds", _seeds),
     Column("metric", _metric, "± 95%"),
-    Column("difference", _difference, "interval"),
+    Column("difference", _difference, "90% interval"),
     Column("verdict", _verdict, is_text=True),
     Column("seconds", _seconds),
     Column("predicted", _predicted, "error"),

@@ -153,12 +153,10 @@ def compare_setup(setup: SetupRuns, baseline: SetupRuns, margin: Margin, goal: s
         return dataclasses.replace(result, verdict=Verdict(NONE, f"seed {seeds}{whose} diverged"))
     estimate = metric_difference(setup, baseline, margin)
     values = {*setup.metrics.values(), *baseline.metrics.values()}
-    designs = {run.design for run in (*setup.runs, *baseline.runs)}
-    if len(designs) > 1:
-        why = "seeds were added until a sweep had its verdict: compare that sweep alone"
-        return dataclasses.replace(result, difference=estimate, verdict=Verdict(NONE, why))
-    (design,) = designs
+    design, *others = {run.design for run in (*setup.runs, *baseline.runs)}
     verdict = decide(estimate, margin.value, goal, values.pop() if len(values) == 1 else None, design)
+    if others:
+        verdict = Verdict(NONE, "seeds were added until a sweep had its verdict: compare that sweep alone")
     if _have_the_same_weights(setup, baseline):
         verdict = Verdict(EQUIVALENT, "the same weights, bit for bit", certain=True)
     if verdict.kind == EQUIVALENT and (answer := _at_chance((setup, baseline), margin, goal)) is not None:

@@ -6,13 +6,18 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr
-
-from runner.tools.compare.statistics import Levels
 
 #: Simulated sequences of seeds. One of 1,000 levels of 0.25% is then known to 5% of itself.
 _SEQUENCES = 200_000
 _SEED = 20_261_125
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Levels of the two-sided intervals that decide: the one inside the margin, and the one without 0."""
+
+    equivalence: float
+    difference: float
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ def _last_levels(design: Design) -> tuple[float, float]:
     The t statistics of normal values do not depend on mean and spread under the hypothesis, so that their smallest
     p value over all looks can be simulated once, with a fixed seed.
     """
+    from scipy.special import stdtr
+
     n = np.arange(1, design.max_seeds + 1)
     smallest = []
     generator = np.random.default_rng(_SEED)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.tools.compare.comparability import Comparability
+from runner.tools.compare.design import Levels
 from runner.tools.compare.runs import BlockKey, SkippedRun
 from runner.tools.compare.setups import SetupRuns
-from runner.tools.compare.statistics import SINGLE_VALUE, Estimate, Levels, SpeedUp
+from runner.tools.compare.statistics import SINGLE_VALUE, Estimate, SpeedUp
 from runner.tools.compare.verdict import FIXED, Margin, Verdict
 
 

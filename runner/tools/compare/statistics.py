@@ -36,14 +36,6 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Levels:
-    """Of the two-sided intervals that decide: the one inside the margin, and the one without 0."""
-
-    equivalence: float
-    difference: float
-
-
-@dataclass(frozen=True)
 class RowSampling:
     """What other evaluation rows would do to a difference, besides what the spread of its seeds shows.
 

@@ -112,7 +112,7 @@ def _wide_margin(block: Block) -> Iterator[str]:
 
 def _few_seeds(block: Block) -> Iterator[str]:
     few = min(len(row.setup.runs) for row in block.rows)
-    if few >= FEW_SEEDS or all(row.difference is None for row in block.rows):
+    if block.baseline.first.design is not None or few >= FEW_SEEDS or all(row.difference is None for row in block.rows):
         return
     if few == 1:
         yield "A setup with one seed has no interval and stays undecided: run at least 2 more seeds."
@@ -143,6 +143,9 @@ def _sampling(block: Block) -> Iterator[str]:
 def _several_verdicts(block: Block) -> Iterator[str]:
     """How likely a wrong one is among several tests; it is less for tests that share a baseline (Šidák 1967)."""
     if (count := len(block.tests)) < 2:
+        return
+    if block.baseline.first.design is not None:
+        yield f"The {count} verdicts share one error: at most 5% for any wrong one of a kind, over all looks."
         return
     if block.family_wise:
         yield f"The {count} verdicts are Holm's: at most 5% for any wrong one of a kind. Intervals are not corrected."

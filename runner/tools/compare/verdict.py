@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.errors import require
-from runner.tools.compare.design import Design
+from runner.tools.compare.design import Design, Levels
 from runner.tools.compare.runs import LOWER_IS_BETTER
-from runner.tools.compare.statistics import PAIRED, SINGLE_VALUE, Estimate, Interval, Levels
+from runner.tools.compare.statistics import PAIRED, SINGLE_VALUE, Estimate, Interval
 
 EQUIVALENT, DIFFERENT, UNDECIDED, NONE = "equivalent", "different", "undecided", "no verdict"
 #: Two one-sided tests at 5% are a 90% interval inside the margin (Schuirmann 1987). One two-sided test at 5% is a 95%
@@ -76,6 +76,11 @@ def margin_of(metric: str, values: Iterable[float], given: float | None) -> Marg
     rule = f"use less than {limit:g}, which is as wide as {metric} itself ({unit}): everything would be equivalent"
     require(given < limit, "--margin", f"{given:g}", rule)
     return Margin(given, unit, "--margin", *_scale(metric, unit))
+
+
+def has_default_margin(metric: str) -> bool:
+    """Whether a metric of this name has one, if its values are fractions or percentages."""
+    return not LOWER_IS_BETTER.search(metric) and bool(_CORRELATION.search(metric) or _RATE.search(metric))
 
 
 def _scale(metric: str, unit: str) -> tuple[float, float | None]:

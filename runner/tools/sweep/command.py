@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -32,7 +33,7 @@ from runner.tools.sweep.progress import monitor_jobs, progress_line
 from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.tools.sweep.rounds import Overrides, SeedsUntilDecided
 from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
-from runner.tools.sweep.sweep import Sweep, attempts, check_design
+from runner.tools.sweep.sweep import Sweep, attempts, check_same_question
 from runner.track.store import error_summary, how_to_sync, store_of
 from runner.track.tracker import how_to_open_jobs
 
@@ -65,10 +66,19 @@ class SweepRequest:
         return Design(self.decide.min_seeds, self.decide.max_seeds, len(self.setups) - 1)
 
     @property
+    def asked(self) -> dict[str, Any] | None:
+        """What the verdicts of a sweep that adds seeds depend on, besides its design, as JSON has it."""
+        if self.decide is None:
+            return None
+        setups = sorted(" ".join(setup) for setup in self.setups)
+        asked = {"margin": self.decide.margin, "baseline": self.decide.baseline}
+        return {**asked, "metric": self.evaluation.metric, "setups": setups}
+
+    @property
     def setups(self) -> list[Overrides]:
         """The overrides of each setup of a sweep that adds seeds."""
         jobs = (self.grid.overrides or {}).values()
-        return [tuple(one for one in job if one.lstrip("+~").partition("=")[0] != "seed") for job in jobs]
+        return [tuple(one for one in job if not one.lstrip("+~").startswith(("hydra", "seed="))) for job in jobs]
 
 
 def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
@@ -118,7 +128,7 @@ def _number_of_jobs(request: SweepRequest) -> str:
 
 def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
     if (request.folder / SWEEP_FILE).exists():
-        check_design(request.folder, request.design)
+        check_same_question(request.folder, request.design, request.asked)
     uri = store_of(request.tracking)
     grid = request.grid
     card = parent_card(request.tracking, request.folder, request.recipe, grid.varied, request.evaluation.metric)
@@ -133,6 +143,7 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
         key=card.key if uri is not None else None,
         started_at=request.started_at,
         design=request.design,
+        asked=request.asked,
     )
     sweep.write()
     if uri is None:

@@ -16,14 +16,14 @@ from runner.config.arguments import RESUME_SWEEP, HydraOptions
 from runner.config.compose import compose, group_points, parsed, settings, sweep_points, with_sweeper_params
 from runner.config.schema import Config
 from runner.data.cache import Progress
-from runner.errors import UserError
+from runner.errors import UserError, require
 from runner.folder.files import check_folder
 from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
 from runner.measure.predicted import predicted
 from runner.plan.experiment import Experiment, prepare
 from runner.run.preflight import reading_data
-from runner.tools.compare.verdict import margin_of
+from runner.tools.compare.verdict import has_default_margin
 from runner.tools.sweep.command import SweepRequest
 from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
 from runner.tools.sweep.resume import find_sweep
@@ -70,8 +70,10 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
     with reading_data() as progress:
-        launcher = launcher_of(hydra, grid.total)
+        seeds = config.decide.min_seeds if options.adds_seeds else 1
+        launcher = launcher_of(hydra, None if grid.total is None else grid.total * seeds)
         experiments = _checked_jobs(grid, composed, launcher, started, progress)
+    _check_baseline(config.decide.baseline, experiments)
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
@@ -82,8 +84,15 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         folder=folder,
         started_at=started_at,
         decide=config.decide if options.adds_seeds else None,
-        predicted_s=None if options.resumed else _predicted(experiments, launcher.at_once),
+        predicted_s=None if options.resumed or options.adds_seeds else _predicted(experiments, launcher.at_once),
     )
+
+
+def _check_baseline(name: str | None, experiments: Sequence[Experiment]) -> None:
+    """Refuse the name of a setup that none of the jobs has; what a sweep varies besides may follow in it."""
+    names = sorted({one.setup_name.rpartition(" · s")[0] for one in experiments})
+    known = name is None or not names or any(name == one or name.startswith(f"{one} · ") for one in names)
+    require(known, "decide.baseline", name, f"the setups are {', '.join(names)}")
 
 
 def _with_seeds(grid: Grid, config: Config) -> Grid:
@@ -93,7 +102,7 @@ def _with_seeds(grid: Grid, config: Config) -> Grid:
     if len(grid.overrides) < 2:
         raise UserError("seed=auto compares setups: vary something else, such as device=cpu,cpu2")
     metric = config.evaluation.metric
-    if config.decide.margin is None and margin_of(metric, [], None).value is None:
+    if config.decide.margin is None and not has_default_margin(metric):
         raise UserError(f"decide.margin=null is invalid: {metric} has no default margin, give one in its unit")
     return dataclasses.replace(grid, varied=(*grid.varied, "seed"))
 

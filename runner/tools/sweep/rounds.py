@@ -115,6 +115,8 @@ class Rounds(Sweeper):
         results: list[Any] = []
         for jobs in self.jobs:
             results += self._launcher.launch([list(job) for job in jobs], initial_job_idx=len(results))
+        for one in results:
+            _ = one.return_value  # raises the error of a job that failed, as Hydra's own sweeper does
         return results
 
 
@@ -129,6 +131,6 @@ def look(row: SetupResult) -> str:
 
 
 def _more_seeds_may_decide(row: SetupResult, margin: float | None) -> bool:
-    if row.verdict is None or row.verdict.kind != UNDECIDED:
+    if row.verdict is None or row.verdict.kind != UNDECIDED or row.verdict.constant:
         return False
     return row.difference is None or too_few_rows(row.difference, margin) is None

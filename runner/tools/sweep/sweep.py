@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class Sweep:
     that differ between jobs. `jobs`: their names, None if an optimizing sweeper chooses them; `total`: their number,
     None if unknown. `at_once`: how many run in parallel on this machine. `in_process`: whether they run in the
     command's process. `key`: of the parent run's card, None if the sweep is not tracked. `started_at`: seconds since
-    the epoch. `design`: with `seed=auto`, when seeds are no longer added. `host`: where the command runs.
+    the epoch. With `seed=auto`, `design`: when seeds are no longer added, and `asked`: on what verdicts depend besides.
+    `host`: where the command runs.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class Sweep:
     key: str | None
     started_at: float
     design: Design | None = None
+    asked: Mapping[str, Any] | None = None
     host: str = field(default_factory=socket.gethostname)
 
     @property
@@ -67,10 +69,10 @@ class Sweep:
         return latest(attempts(Path(self.folder)), self.jobs)
 
 
-def check_design(folder: Path, design: Design | None) -> None:
-    """Refuse to resume the sweep in a folder with other looks than it has had so far. Raises UserError."""
-    before = read_json(folder / FILE_NAME).get("design")
-    if before != (None if design is None else to_plain(design)):
+def check_same_question(folder: Path, design: Design | None, asked: Mapping[str, Any] | None) -> None:
+    """Refuse to resume the sweep in a folder with another question than it has had so far. Raises UserError."""
+    before, now = read_json(folder / FILE_NAME), {"design": design and to_plain(design), "asked": asked}
+    if any(before.get(name) != value for name, value in now.items()):
         raise UserError(
             f"the sweep {folder.name} was started with other seeds, setups or decide.* settings, on which the "
             "certainty of its verdicts depends: resume it with the same, or start another sweep"

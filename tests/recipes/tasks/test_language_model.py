@@ -48,6 +48,7 @@ from tests.recipes.letters import (
     uneven_lines,
     word_tokenizer,
 )
+from tests.recipes.writers import pair_tokenizer
 from tests.replicas import train_recipe
 
 B, C, D, E, F = (A + number for number in range(1, 6))
@@ -270,6 +271,7 @@ def test_bidirectional_models(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     config = {"model_type": "bert", "is_decoder": False, "max_position_embeddings": 8}
     (tmp_path / "bert" / "config.json").write_text(json.dumps(config))
+    pair_tokenizer().save_pretrained(str(tmp_path / "bert"))
     bert = Pretrained(str(tmp_path / "bert"), "random")
     assert bert.is_bidirectional()
     with pytest.raises(UserError, match="use a causal model"):  # not that it has too few positions

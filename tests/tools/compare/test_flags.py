@@ -260,7 +260,8 @@ def test_remarks() -> None:
     five = [80.0, 80.1, 80.2, 80.3, 80.4]
     usual = remarks_on(runs("one", five), runs("four", five[::-1], workers=4))
     only_rows = "Intervals are for these evaluation rows only, since their number is not known."
-    assert usual == f"Equivalence margin: ±1 (percentage points, default). {only_rows}"
+    spread = "±: half of the 95% confidence interval of the mean over seeds."
+    assert usual == f"Equivalence margin: ±1 (percentage points, default). {spread} {only_rows}"
     assert "3 seeds are rarely enough" in remarks_on(BASE, runs("four", [80.1, 80.5, 80.2], workers=4))
     assert "±2.5 standard deviations" in remarks_on(BASE, runs("four", [80.1, 80.5, 80.2], workers=4))
     assert "excludes seed 2" in remarks_on(BASE, runs("four", [80.1, 80.3], workers=4))

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from runner import cli
+from runner.config.arguments import HydraOptions
+from runner.errors import UserError
+from runner.tools.compare.design import Design
+from runner.tools.sweep.preflight import prepare_sweep
 from tests import runs
 from tests.replicas import TINY
 from tests.runs import read
@@ -46,10 +50,24 @@ def test_a_decided_sweep_stops(here: Path, capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_an_undecided_sweep_adds_seeds_to_the_last(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Both setups get a further seed in each round."""
-    assert sweep("decide.margin=1e-12") == 0
+    """Both setups get a further seed in each round, on Hydra's launcher."""
+    assert sweep("decide.margin=1e-12", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2") == 0
     assert len(jobs(here)) == 10
     assert "not decidable with 5 of at most 5 seeds" in " ".join(capfd.readouterr().out.split())
+
+
+def test_what_is_asked(here: Path) -> None:
+    """A rate has a default margin. Settings of Hydra are of no setup; the jobs of the first round can run at once."""
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=6"]
+    request = prepare_sweep(
+        HydraOptions(["-m", *TINY, "device=cpu", "accumulation.steps=1,2", "seed=auto", *launcher]), 0.0
+    )
+    assert request.design == Design(4, 20, 1)
+    assert [setup[-1] for setup in request.setups] == ["accumulation.steps=1", "accumulation.steps=2"]
+    assert request.launcher.at_once == 6
+    assert request.predicted_s is None
+    with pytest.raises(UserError, match=r"decide\.baseline=gpu is invalid: the setups are cpu, cpu · acc=2"):
+        prepare_sweep(HydraOptions(["-m", *SAME, "decide.margin=1", "decide.baseline=gpu"]), 0.0)
 
 
 def test_a_sweep_ends_in_time(here: Path) -> None:
