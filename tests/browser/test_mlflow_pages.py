@@ -185,7 +185,7 @@ def test_report_file(swept: Swept, page: Page, screenshots: Path) -> None:
     report = swept.folder / "compare" / "report.html"
     page.goto(report.as_uri())
     shown = page.locator("body").inner_text()
-    for text in (swept.setup, "accuracy", "two one-sided tests", "python -m runner.compare"):
+    for text in (swept.setup, "loss", "two one-sided tests", "python -m runner.compare"):
         assert text in shown, text
     page.screenshot(path=screenshots / "report.png", full_page=True)
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
