@@ -70,7 +70,7 @@ def lowered(overrides: list[str], all_reduce: Any, executed: int = 0, rank: int 
         marks += 1
         if marks > executed:
             gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
-            vector = [flat.memory] if (flat := getattr(loop.policy, "_flat", None)) else []
+            vector = [replica.vector] if (replica := getattr(loop.policy, "_replica", None)) else []
             hlo = torch_xla._XLAC._get_xla_tensors_hlo([*loop.model.parameters(), *gradients, *vector])
             raise _Lowered
         torch_xla.sync()
