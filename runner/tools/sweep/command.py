@@ -45,7 +45,7 @@ class SweepRequest:
     """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one.
 
     `predicted_s`: of all jobs; None if one of them was not measured, or some have finished. `decide`: with `seed=auto`;
-    `grid` has one seed then.
+    its sweeper chooses the seeds of these `setups`, which are overrides.
     """
 
     command: tuple[str, ...]
@@ -58,6 +58,7 @@ class SweepRequest:
     started_at: float
     predicted_s: float | None = None
     decide: Decide | None = None
+    setups: tuple[Overrides, ...] = ()
 
     @property
     def design(self) -> Design | None:
@@ -73,12 +74,6 @@ class SweepRequest:
         setups = sorted(" ".join(setup) for setup in self.setups)
         asked = {"margin": self.decide.margin, "baseline": self.decide.baseline}
         return {**asked, "metric": self.evaluation.metric, "setups": setups}
-
-    @property
-    def setups(self) -> list[Overrides]:
-        """The overrides of each setup of a sweep that adds seeds."""
-        jobs = (self.grid.overrides or {}).values()
-        return [tuple(one for one in job if not one.lstrip("+~").startswith(("hydra", "seed="))) for job in jobs]
 
 
 def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
@@ -136,8 +131,8 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
         folder=str(request.folder.absolute()),
         command=request.command,
         varied=grid.varied,
-        jobs=grid.jobs if request.decide is None else None,
-        total=grid.total if request.decide is None else None,
+        jobs=grid.jobs,
+        total=grid.total,
         at_once=request.launcher.at_once,
         in_process=request.launcher.in_process,
         key=card.key if uri is not None else None,

@@ -51,10 +51,13 @@ def grid_of(overrides: Sequence[Override], hydra: Any) -> Grid:
                 f"({key}=…,…), or choose an optimizing sweeper (hydra/sweeper=optuna)"
             )
     (batch,) = BasicSweeper.split_arguments(list(overrides), None)
-    jobs = {
-        job_name([override for override in job if not override.lstrip("+~").startswith("hydra")]): job for job in batch
-    }
+    jobs = {job_name(without_hydra(job)): job for job in batch}
     return Grid(jobs, len(jobs), tuple(varied))
+
+
+def without_hydra(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a job's own settings."""
+    return [override for override in overrides if not override.lstrip("+~").startswith("hydra")]
 
 
 def sweeper_overrides(hydra: Any, goal: Goal, given: Sequence[str]) -> list[str]:

@@ -25,8 +25,9 @@ from runner.plan.experiment import Experiment, prepare
 from runner.run.preflight import reading_data
 from runner.tools.compare.verdict import has_default_margin
 from runner.tools.sweep.command import SweepRequest
-from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
+from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides, without_hydra
 from runner.tools.sweep.resume import find_sweep
+from runner.tools.sweep.rounds import Overrides
 from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
 from runner.track.secrets import masked, names_a_secret
 from runner.track.store import check_tracking
@@ -74,6 +75,9 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         launcher = launcher_of(hydra, None if grid.total is None else grid.total * seeds)
         experiments = _checked_jobs(grid, composed, launcher, started, progress)
     _check_baseline(config.decide.baseline, experiments)
+    setups = _setups(grid) if options.adds_seeds else ()
+    if setups:
+        grid = Grid(None, None, grid.varied)  # the sweeper chooses the seeds
     return SweepRequest(
         command=tuple(options.overrides),
         grid=grid,
@@ -84,6 +88,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         folder=folder,
         started_at=started_at,
         decide=config.decide if options.adds_seeds else None,
+        setups=setups,
         predicted_s=None if options.resumed or options.adds_seeds else _predicted(experiments, launcher.at_once),
     )
 
@@ -105,6 +110,12 @@ def _with_seeds(grid: Grid, config: Config) -> Grid:
     if config.decide.margin is None and not has_default_margin(metric):
         raise UserError(f"decide.margin=null is invalid: {metric} has no default margin, give one in its unit")
     return dataclasses.replace(grid, varied=(*grid.varied, "seed"))
+
+
+def _setups(grid: Grid) -> tuple[Overrides, ...]:
+    """The overrides of each setup, from jobs with one seed."""
+    jobs = (grid.overrides or {}).values()
+    return tuple(tuple(one for one in without_hydra(job) if not one.startswith("seed=")) for job in jobs)
 
 
 def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None:
