@@ -208,7 +208,7 @@ def test_a_failure_is_a_warning(
 ) -> None:
     """The other tracker gets everything, and `runner.track sync` completes the first."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_FINISH_TIMEOUT_S", 1.0)  # W&B needs a part of it on a busy machine
+        patch.setattr(module, "_FINISH_TIMEOUT_S", 5.0)  # W&B, which does not fail, may need it on a busy machine
         write = Path.open
 
         def full(self: Path, mode: str = "r", *rest: Any, **others: Any) -> Any:

@@ -27,9 +27,14 @@ TRACKING = Tracking(mlflow=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "_SEND_EVERY_S", 0.02)
+    empty_store(tmp_path / "outputs" / "mlflow.db")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For stores that never answer; one that does may take longer than this on a busy machine."""
     monkeypatch.setattr(module, "_FINISH_TIMEOUT_S", 0.5)
     monkeypatch.setattr(module, "_FINISH_TIMEOUT_FAILED_S", 0.3)
-    empty_store(tmp_path / "outputs" / "mlflow.db")
 
 
 @pytest.fixture
@@ -128,6 +133,7 @@ def test_a_store_that_fails_for_a_while(
     assert capsys.readouterr().err.count("MLflow cannot be reached") == 1
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_store_that_stays_down(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +152,8 @@ def test_a_store_that_stays_down(
     assert (TrackingRecord.read(folder).status, TrackingRecord.read(folder).delivered) == ("FINISHED", False)
 
 
-def test_a_methodthat_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_a_method_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`finish` returns all the same, and the card has the status for a later upload."""
     asked, released = threading.Event(), threading.Event()
 
