@@ -6,9 +6,27 @@ import atexit
 import gc
 import os
 import shutil
+import signal
+
+from runner.launch.signals import PREEMPTIONS
 
 #: The variable with the temporary folder to remove then.
 FOLDER = "RUNNER_TEMPORARY_FOLDER"
+_COMMAND = os.getppid()
+
+
+def _pass_on(number: int, frame: object) -> None:
+    """Send a signal to the command that has started the forkserver: a scheduler may signal any process of a job."""
+    if os.getppid() == _COMMAND:  # if it was killed, its number may be another process's
+        os.kill(_COMMAND, number)
+
+
+def _block() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTIONS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTIONS)
 
 
 def _collect_garbage_again() -> None:
@@ -20,4 +38,8 @@ if FOLDER in os.environ:
     atexit.register(shutil.rmtree, os.environ.pop(FOLDER), ignore_errors=True)
     # A fifth of the time of its imports would be spent on looking for garbage among them.
     gc.disable()
-    os.register_at_fork(after_in_child=_collect_garbage_again)
+    for _number in PREEMPTIONS:
+        signal.signal(_number, _pass_on)
+    _unblock()
+    # A worker answers its signals itself, once it can.
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_collect_garbage_again)

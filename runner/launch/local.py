@@ -173,7 +173,7 @@ def start_forkserver(several_jobs: bool = False) -> None:
     here = os.getcwd()
     os.chdir(Path(__file__).parents[2])
     # It inherits the mask: the parent answers what is sent to all processes, and a worker unblocks its signals once it
-    # can answer them.
+    # can answer them. What a scheduler sends to the server alone it passes on (launch/cleanup.py).
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*INTERRUPTIONS, *PREEMPTIONS})
     try:
         forkserver.ensure_running()
@@ -182,34 +182,6 @@ def start_forkserver(several_jobs: bool = False) -> None:
             del os.environ[name]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.chdir(here)
-    _start_passing_signals_on(os.getpid())
-
-
-@functools.cache
-def _start_passing_signals_on(pid: int) -> None:
-    """Let this process get what is sent to its forkserver: a scheduler may signal any process of a job."""
-    threading.Thread(target=_pass_signals_on, name="signals of the forkserver", daemon=True).start()
-
-
-def _pass_signals_on() -> None:
-    passed_on = None
-    while True:
-        time.sleep(_POLL_S)
-        asked = next((number for number in PREEMPTIONS if _is_pending(number)), None)
-        # A process that handles no signals is a notebook or another program, in which no run is under way.
-        if asked is not None and passed_on != _forkserver_pid() and callable(signal.getsignal(asked)):
-            passed_on = _forkserver_pid()
-            signal.pthread_kill(threading.main_thread().ident or 0, asked)
-
-
-def _is_pending(number: int) -> bool:
-    """Whether this signal was sent to the forkserver, which blocks it."""
-    try:
-        status = Path(f"/proc/{_forkserver_pid()}/status").read_text()
-    except OSError:  # it has ended, or this system does not tell
-        return False
-    (pending,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd")]
-    return bool(pending >> (number - 1) & 1)
 
 
 def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:

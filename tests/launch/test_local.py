@@ -116,7 +116,7 @@ def test_a_killed_forkserver() -> None:
 
 
 def test_a_signal_to_the_forkserver() -> None:
-    """Which blocks it: the parent gets it, in a launch and before."""
+    """Which passes it on to the parent, in a launch and before."""
     handle_signals()
     pid = forkserver._forkserver._forkserver_pid
     assert pid is not None
