@@ -8,7 +8,6 @@ from typing import Any
 
 from runner.config.arguments import RESUME
 from runner.config.plain import from_plain
-from runner.config.schema import REMOVED_SYNC_SETTINGS
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.lock import is_locked
@@ -90,12 +89,7 @@ def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
             raise ValueError(f"it sets {unknown.pop()}")
         trusted, settings["trusted_packages"] = list(settings["trusted_packages"]), []
         settings.pop("cache_dir", None)
-        tracking = settings["tracking"]
-        tracking["uri"] = None
-        if "kind" in tracking:  # of a run from before there were several trackers
-            tracking["mlflow"] = tracking.pop("kind") == "mlflow"
-        sync = dict(settings["sync"])
-        settings["sync"] = {k: v for k, v in sync.items() if v is not None or k not in REMOVED_SYNC_SETTINGS}
+        settings["tracking"]["uri"] = None
         settings["device"]["file"] = None  # its content is among the settings
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error

@@ -75,9 +75,6 @@ class Resumption:
         for folder, problem in self.damaged.items():
             set_aside(folder)
             warnings.append(f"{folder.name} is damaged ({problem}) and is left out")
-        if self.saved is not None and self.saved.digest is None:
-            why = "an earlier version saved it, without a digest and without the settings"
-            warnings.append(f"{self.saved.folder.name} cannot be checked completely: {why}")
         for warning in warnings:
             console.print(f"[bold yellow]warning:[/] {escape(warning)}", soft_wrap=True)
         if self.saved is None:
@@ -164,7 +161,7 @@ def _with_less_memory(experiment: Experiment, saved: Saved | None, least: int = 
 
 def _accumulation_steps(plan: Plan, saved: Saved | None) -> int:
     """The planned number, or as many as the workers of a checkpoint already needed for lack of memory."""
-    if saved is None or saved.accumulation_steps is None or saved.workers != plan.world_size:
+    if saved is None or saved.workers != plan.world_size:
         return plan.accumulation_steps
     return max(plan.accumulation_steps, saved.accumulation_steps)
 
@@ -230,8 +227,8 @@ def _settings(folder: Path, overrides: Sequence[str], config_dirs: Sequence[str]
 
 
 def _refuse_other_experiment(saved: Saved, config: Config, plan: Plan) -> None:
-    """Raises UserError if settings or plan have changed. Checkpoints of earlier versions have no record of them."""
-    found = first_difference(saved.identity.get("experiment") or {}, recorded_experiment(config, plan))
+    """Raises UserError if settings or plan have changed."""
+    found = first_difference(saved.identity["experiment"], recorded_experiment(config, plan))
     if found is not None:
         file = saved.folder.parents[1] / {"settings": "config.yaml", "plan": "plan.json"}[found[0]]
         raise UserError(f"{file} does not fit {saved.folder.name}: {found[1]}; restore it, or start a new run")

@@ -201,5 +201,4 @@ class WeightedAverage:
         self._sum.load_state_dict(state["sum"])
         self._norms = state["norms"].to(self._backend.device)
         self.phase = LocalPhase(**state["phase"]) if state["phase"] is not None else None
-        # Checkpoints of earlier versions do not have the seconds.
-        self._wait, self._seconds, self._stall_seconds = None, state.get("seconds"), state.get("stall_seconds", 0.0)
+        self._wait, self._seconds, self._stall_seconds = None, state["seconds"], state["stall_seconds"]

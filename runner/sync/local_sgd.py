@@ -73,9 +73,8 @@ class LocalSGD(LocalPolicy):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = state["fragments"][0] if "fragments" in state else state  # as earlier versions wrote it
-        self._phase = LocalPhase(**own["phase"])
-        self._common.load(own["tensors"])
+        self._phase = LocalPhase(**state["phase"])
+        self._common.load(state["tensors"])
         self.history.load_state_dict(state["history"])
 
 

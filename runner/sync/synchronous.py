@@ -220,9 +220,8 @@ class Synchronous(SyncPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
-        # Older checkpoints have neither of these.
-        self._earlier = (self._steps, *state.get("ddp_seconds", (0.0, 0.0)))
-        self._row_bytes, self._row_seconds = state.get("rows", (0, 0.0))
+        self._earlier = (self._steps, *state["ddp_seconds"])
+        self._row_bytes, self._row_seconds = state["rows"]
         self._statistics.load(state["initial_buffers"])
 
 

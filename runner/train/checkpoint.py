@@ -10,7 +10,6 @@ into a folder with a temporary name, which is renamed once all of it is on the d
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import re
@@ -60,8 +59,7 @@ class Saved:
 
     `step`: optimizer steps done. `equal`: the parts of the state that all workers share. `identity`: of data, model,
     code and libraries, by name, and of the experiment: its settings and its plan. `files`: size in bytes and SHA-256 by
-    name. `accumulation_steps`: of the workers then. `digest`: of all other values. Both are None in files of earlier
-    versions, which do not have the experiment, either.
+    name. `accumulation_steps`: of the workers then.
     """
 
     folder: Path
@@ -70,8 +68,7 @@ class Saved:
     equal: tuple[str, ...]
     identity: Mapping[str, Any]
     files: Checksums
-    accumulation_steps: int | None = None
-    digest: str | None = None
+    accumulation_steps: int
 
     @property
     def for_any_workers(self) -> bool:
@@ -326,18 +323,12 @@ def newest(run: Path) -> tuple[Saved | None, dict[Path, str]]:
 def read_manifest(folder: Path) -> Saved:
     """Raises UserError, ValueError, KeyError, TypeError or AttributeError for a file that is not as it was written."""
     content = read_json(folder / _MANIFEST)
-    digest = content.pop("digest", None)
-    if digest not in (None, digest_of(content)):
+    if content.pop("digest", None) != digest_of(content):
         raise ValueError("it does not have its own digest")
-    if digest is None and "experiment" in content["identity"]:
-        raise ValueError("its digest is missing")
-    if unknown := set(content) - {field.name for field in dataclasses.fields(Saved)}:
-        raise ValueError(f"it has {unknown.pop()}")
     if folder.name != _name(content["step"]):
         raise ValueError(f"it is of step {content['step']}")
     files = {name: (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
-    equal, steps = tuple(content["equal"]), content.get("accumulation_steps")
-    return Saved(folder, content["step"], content["workers"], equal, content["identity"], files, steps, digest)
+    return Saved(folder=folder, **{**content, "equal": tuple(content["equal"]), "files": files})
 
 
 def set_aside(folder: Path) -> None:

@@ -208,11 +208,11 @@ class Loop:
             on_cpu = {name: torch.empty_like(tensor, device="cpu") for name, tensor in weights.items()}
             state = {**state, "best": {**state["best"], "weights": restored(state["best"]["weights"], on_cpu)}}
         for name, part in self._parts.items():
-            if state.get(name):  # that of the scaler is empty in any precision but fp16, and older ones have no noise
+            if state[name]:  # that of the scaler is empty in any precision but fp16
                 part.load_state_dict(state[name])
         self.log.continue_from(state["synchronisations"])
         self.optimizer_step = state["optimizer_step"]
-        smaller = [SmallerMicroBatches(*one) for one in state.get("smaller_micro_batches", ())]
+        smaller = [SmallerMicroBatches(*one) for one in state["smaller_micro_batches"]]
         self.retry.smaller_micro_batches[:] = smaller
         self.evaluator.load_state(state["evaluation"])
         self.tokens = Tokens(*state["tokens"])

@@ -18,21 +18,12 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "mlflow"), [("mlflow", True), ("none", False)])
-def test_a_run_from_before_there_were_several_trackers(tmp_path: Path, kind: str, mlflow: bool) -> None:
-    content = {**SETTINGS, "tracking": {"kind": kind, "uri": "http://user:word@host"}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+def test_what_a_folder_does_not_decide(tmp_path: Path) -> None:
+    """Where the run is sent, and whose code is trusted."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
     settings, trusted = saved_settings(tmp_path)
-    assert settings["tracking"] == {"mlflow": mlflow, "uri": None}
+    assert settings["tracking"] == {"uri": None}
     assert (settings["trusted_packages"], trusted) == ([], ["mine"])
-
-
-def test_a_run_from_before_settings_were_removed(tmp_path: Path) -> None:
-    """Without a value they are left out; one that was used is refused later, by its name."""
-    sync = {"k": 4, "qsr_alpha": None, "rank": None, "drift_target": 0.1}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, "sync": sync}))
-    settings, _ = saved_settings(tmp_path)
-    assert settings["sync"] == {"k": 4, "qsr_alpha": None, "drift_target": 0.1}
 
 
 @pytest.mark.parametrize("content", ["", "a: [", "tracking: none", "- 1"])
