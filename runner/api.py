@@ -86,7 +86,7 @@ def sweep(*overrides: str, config_dir: str | Path | None = None) -> DataFrame:
 
 
 def plan(*overrides: str, config_dir: str | Path | None = None) -> Experiment:
-    """What `python -m runner.plan` shows: `plan`, `certificate`, `facts` of the data, and `notes`. Raises UserError."""
+    """Plan a run, as `python -m runner.plan` does: `plan`, `certificate`, `facts`, and `notes`. Raises UserError."""
     with _left_unchanged():
         from runner.run.preflight import prepare_run_for_plan  # imports torch and Hydra
 

@@ -1,4 +1,4 @@
-"""What a user reads: errors that can be fixed, each one sentence, and the terminal that text is printed on."""
+"""Errors for users that can be fixed, each one sentence, and the terminal that text is printed on."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def require(ok: bool, setting: str, value: object, rule: str) -> None:
 
 
 def not_installed(setting: str, extra: str) -> UserError:
-    """What to do about a `name=value` whose packages are one of the extras in pyproject.toml."""
+    """The error for a `name=value` whose packages are one of the extras in pyproject.toml."""
     return UserError(f"{setting} needs a package that is not installed: pip install -e '.[{extra}]' in a checkout")
 
 

@@ -49,7 +49,7 @@ def threads_per_worker(local_workers: int, given: int | None = None) -> int:
 
 
 class CoreWaits:
-    """How long this process's threads wait for a core, from now on."""
+    """The time that this process's threads wait for a core, from now on."""
 
     def __init__(self) -> None:
         self._start = _core_seconds()

@@ -1,4 +1,4 @@
-"""How much memory workers have, and the errors of those that have too little."""
+"""The memory of workers, and the errors of those that have too little."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "could not create a 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a computation on a CPU or GPU failed because there was too little memory."""
+    """True if a computation on a CPU or GPU failed because there was too little memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)

@@ -1,4 +1,4 @@
-"""What the training loop asks of a device and of the links between workers."""
+"""The interface between the training loop and a device with its links to other workers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Backend(Protocol):
         ...
 
     def feed(self, batches: Iterable[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
-        """The same batches on the device, copied ahead of their use where that is possible."""
+        """Yield the batches on the device, copied ahead of their use where that is possible."""
         ...
 
     def scalar(self, value: float, dtype: torch.dtype) -> Tensor | float:

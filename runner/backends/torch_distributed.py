@@ -86,7 +86,7 @@ def long_collectives(timeout_s: float) -> Iterator[None]:
 
 
 class _HostEvent:
-    """Like torch.cuda.Event, on the host's clock."""
+    """A point in time of the host's clock, with the method of torch.cuda.Event."""
 
     def __init__(self) -> None:
         self._time = time.perf_counter()

@@ -108,7 +108,7 @@ def _refuse_settings_as_options(arguments: Sequence[str], options: Collection[st
 
 
 def _meant(name: str, value: str, arguments: Sequence[str], options: Collection[str]) -> str:
-    """What to write instead of the option `--name value`."""
+    """The override to write instead of the option `--name value`."""
     from runner.config.compose import ELSEWHERE, known_keys  # imports Hydra
 
     settings = known_keys(arguments)

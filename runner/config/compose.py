@@ -287,7 +287,7 @@ def _parse_hint(override: str) -> str:
 
 
 def _may_be_list(key: str) -> bool:
-    """Whether the schema has a list for a setting, or, as for those of a recipe, does not say."""
+    """True if the schema has a list for a setting, or, as for those of a recipe, does not say."""
     kind: Any = Config
     for name in key.split("."):
         kind = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else Any

@@ -1,4 +1,4 @@
-"""What torchrun or Slurm states about this process in its environment."""
+"""The world that torchrun or Slurm states in this process's environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_external() -> bool:
-    """Whether this process was started as one rank of several, by torchrun or the like."""
+    """True if this process was started as one rank of several, by torchrun or the like."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -16,5 +16,5 @@ def external_world_size() -> int | None:
 
 
 def external_local_world_size() -> int | None:
-    """The same on this host, if it is stated."""
+    """The number of these processes on this host, if it is stated."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if is_external() and "LOCAL_WORLD_SIZE" in os.environ else None

@@ -186,7 +186,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Which weights are trained: all (`none`), or pairs of small matrices next to frozen ones and the head (`lora`).
+    """The weights that are trained: all (`none`), or pairs of small matrices beside frozen ones and the head (`lora`).
 
     `rank`: of a pair's product, which is scaled by `alpha` / `rank` and added to a layer's weights. `dropout`: of the
     pair's input. `target_modules`: ends of the names of the linear layers that get a pair; null: all but the head.
@@ -267,14 +267,14 @@ class Sync:
 
     @property
     def always_synchronous(self) -> bool:
-        """Whether gradients are averaged in every step of the run."""
+        """True if gradients are averaged in every step of the run."""
         # Other schedules also have phases longer than k, and take a phase of one step as they take the others: a local
         # step, then an average of weights.
         every_step = self.k == 1 and self.schedule in (SyncSchedule.constant, SyncSchedule.post_local)
         return every_step and self.policy in (SyncPolicyName.periodic, SyncPolicyName.gradients)
 
     def has_local_steps(self, workers: int) -> bool:
-        """Whether workers step alone between synchronisations."""
+        """True if workers step alone between synchronisations."""
         return workers > 1 and not self.always_synchronous
 
     @property
@@ -300,7 +300,7 @@ class Sync:
             self._check_outer()
 
     def _rules(self) -> Iterator[tuple[bool, str, str]]:
-        """What must hold, the setting that is invalid if it does not, and why."""
+        """Yield for each rule whether it holds, the setting that is invalid if it does not, and the reason."""
         k, local, gradients = self.k, not self.always_synchronous, self.policy is SyncPolicyName.gradients
         constant, share, fragments = self.schedule is SyncSchedule.constant, self.synchronous_share, self.fragments
         yield local or constant, "schedule", "sync.k=1 has no local steps to schedule: set sync.k above 1"
@@ -345,7 +345,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the optimizer's settings follow the batch (plan/scaling.py). `auto`: the rule that fits the optimizer.
+    """The rule by which the optimizer's settings follow the batch (plan/scaling.py). `auto`: the one that fits it.
 
     `reference_batch`: samples the settings were tuned for. `weight_decay`: as given (`fixed`), or changed so that
     learning rate × weight decay ÷ batch stays the same (`per_sample`).
@@ -492,7 +492,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Launch:
-    """What happens to workers that fail or are told to end.
+    """Workers that fail or are told to end.
 
     `max_restarts`: how often the workers of this machine are started again, from the newest checkpoint, after one was
     lost. `timeout_s`: seconds that workers wait for each other. `grace_s`: seconds that a preempted run has to save.
@@ -560,7 +560,7 @@ class Decide:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """How far a run pursues equality with its baseline beyond equal data, batches, learning rate and seeds.
+    """Equality of a run with its baseline, beyond equal data, batches, learning rate and seeds.
 
     `standard`: each worker draws dropout from its own generator. `exact`: dropout is a function of seed, step and
     sample. `identical`: besides, a global batch is cut into `shards`, each of which is a micro-batch, and their
@@ -579,7 +579,7 @@ class Equivalence:
 
     @property
     def is_identical(self) -> bool:
-        """Whether bits do not depend on the number of workers."""
+        """True if bits do not depend on the number of workers."""
         return self.mode is EquivalenceMode.identical
 
     @property

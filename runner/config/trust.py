@@ -1,4 +1,4 @@
-"""What a file of choices may set: files from outside `conf/` cannot make the runner, or Hydra, run code.
+"""Limits of files of choices: those from outside `conf/` cannot make the runner, or Hydra, run code.
 
 Hydra instantiates `hydra.callbacks`, launcher and sweeper with all that is below them, `hydra.job_logging` and
 `hydra.hydra_logging` name classes, and `hydra.job.env_set` sets environment variables; a launcher writes shell commands
@@ -70,7 +70,7 @@ def _is_harmless(path: Path, value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nothing is instantiated in it: a reference could stand for a node with a `_target_`."""
+    """True if nothing is instantiated in it: a reference could stand for a node with a `_target_`."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return not isinstance(value, dict) and "${" not in str(value)

@@ -105,7 +105,7 @@ class Cache:
 
 
 def _damage(entry: Path) -> str | None:
-    """What is wrong with an entry, in words; None if all of its files are as they were written."""
+    """The damage of an entry, in words; None if all of its files are as they were written."""
     try:
         content = json.loads((entry / _CHECKSUMS).read_text())
         written = {name: (size, digest) for name, (size, digest) in content.items()}

@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is known of the data before a worker starts.
+    """Facts about the data that are known before a worker starts.
 
     `train_samples`, `eval_samples`: rows of the two tables, the unit of batch sizes. `digest`: over every text and
     label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
@@ -70,7 +70,7 @@ class Prepared:
 
 
 class Recipe(ABC):
-    """What to train. Workers, batches, precision and synchronisation are not its concern.
+    """A model, its data, its loss and its metrics. Workers, batches, precision and synchronisation are not its concern.
 
     Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count`
     (targets of the row that carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss). If
@@ -79,7 +79,7 @@ class Recipe(ABC):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether training uses dropout; the certificate compares dropout streams if it does."""
+        """True if training uses dropout; the certificate compares dropout streams then."""
         return True
 
     @property
@@ -89,12 +89,12 @@ class Recipe(ABC):
 
     @property
     def can_unpad(self) -> bool:
-        """Whether `recipe.padding=none` would have the model compute no padding."""
+        """True if `recipe.padding=none` would have the model compute no padding."""
         return False
 
     @property
     def computes_padding(self) -> bool:
-        """Whether the model computes the padding of its batches, where it could be avoided."""
+        """True if the model computes the padding of its batches, where it could be avoided."""
         return True
 
     @property
@@ -172,7 +172,7 @@ class Recipe(ABC):
         """Write weights and tokenizer to `folder`, loadable by `from_pretrained`."""
 
     def from_saved(self, model: str, file: str | None = None) -> Recipe:
-        """The same recipe for evaluation only: of a model that `save` wrote to the folder `model`, or one on the Hub.
+        """Return this recipe for evaluating a model that `save` wrote to the folder `model`, or one on the Hub.
 
         It reads no training data. `file`: predict for the samples in this file, which need no labels, instead of the
         evaluation part; `metrics` is not called then. Raises UserError, Unavailable.
@@ -180,7 +180,7 @@ class Recipe(ABC):
         raise UserError(f"{type(self).__name__} cannot evaluate a saved model: implement from_saved")
 
     def for_predictions(self) -> Recipe:
-        """The same recipe for `runner.predict`, whose `predict` may do more than metrics need, such as generate text.
+        """Return this recipe for `runner.predict`, whose `predict` may do more, such as generate text.
 
         Called on a recipe that `from_saved` returned.
         """
@@ -192,7 +192,7 @@ class Recipe(ABC):
 
 
 def without_targets(batch: Batch, rows: np.ndarray) -> Batch:
-    """The same batch with the targets of `rows` (bool) ignored: these rows run through the model and count nowhere."""
+    """Ignore the targets of `rows` (bool) of a batch: these rows run through the model and count nowhere."""
     if not rows.any():
         return batch
     labels = batch["labels"].clone()

@@ -40,7 +40,7 @@ def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
 
 
 def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """Which elements of a tensor survive dropout with probability `p`; bool of `shape`.
+    """Draw the elements of a tensor that survive dropout with probability `p`; bool of `shape`.
 
     `keys`: of the samples, which are the first dimension. `site`: number of the dropout call within one forward pass.
     """
@@ -50,7 +50,7 @@ def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tens
 def keep_mask_of_tokens(
     keys: Tensor, site: int, rows: Tensor, positions: Tensor, shape: tuple[int, ...], p: float
 ) -> Tensor:
-    """The same for tokens of several samples one after the other: the bits at their places in `keep_mask`'s result.
+    """Draw them for tokens of several samples in a row: the bits at their places in `keep_mask`'s result.
 
     `rows`, `positions`: of each token, int64 of shape [tokens]. `shape`: of one token. Returns [tokens, *shape].
     """

@@ -26,7 +26,7 @@ def write_rows(folder: Path, metrics: Mapping[str, np.ndarray]) -> None:
 
 
 def read_rows(folder: Path) -> dict[str, np.ndarray]:
-    """What `write_rows` wrote to this folder; empty without the file. Raises UserError for a damaged one."""
+    """Read the rows of a folder; empty without the file. Raises UserError for a damaged one."""
     path = folder / FILE_NAME
     if not path.exists() and not path.is_symlink():
         return {}

@@ -59,12 +59,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same for text."""
+    """Write text atomically, as `write_json`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for bytes."""
+    """Write bytes atomically, as `write_json`."""
     draft = path.with_name(f".{path.name.lstrip('.')}-{os.getpid()}")
     try:
         with draft.open("wb") as file:
@@ -109,7 +109,7 @@ def checksums(folder: Path, files: Iterable[Path]) -> dict[str, tuple[int, str]]
 
 
 def damage(folder: Path, written: Checksums) -> str | None:
-    """What is wrong with the files of `folder`, in words; None if they are as they were `written`."""
+    """The first file of `folder` that is missing or changed, in words; None if all are as they were `written`."""
     for name, (size, digest) in written.items():
         path = folder / name
         try:
@@ -158,7 +158,7 @@ def check_output(option: str, file: Path, overwrite: bool = True, endings: Seque
 
 
 def is_from_disk(error: Exception, folder: Path) -> bool:
-    """Whether the disk of `folder`, full, read-only or gone, is the cause: NumPy and tokenizers give no number."""
+    """True if the disk of `folder`, full, read-only or gone, is the cause: NumPy and tokenizers give no number."""
     if getattr(error, "errno", None) in _DISK_ERRORS or not folder.exists():
         return True
     return shutil.disk_usage(folder).free < _FULL

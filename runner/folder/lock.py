@@ -95,7 +95,7 @@ def inode(path: Path) -> int | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process holds the folder's lock."""
+    """True if a living process holds the folder's lock."""
     path = folder / LOCK_FILE
     if not path.exists():
         return False

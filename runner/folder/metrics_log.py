@@ -41,7 +41,7 @@ def cut_metrics(folder: Path, step: int) -> None:
 
 
 def damaged_lines(folder: Path) -> int:
-    """How many lines of a run are no metrics, and are left out."""
+    """The number of lines of a run that are no metrics, and are left out."""
     path = folder / FILE_NAME
     return list(map(_metric, _complete(path.read_bytes()).splitlines())).count(None) if path.exists() else 0
 

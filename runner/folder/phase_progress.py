@@ -1,4 +1,4 @@
-"""How far a long phase of a worker is, for the parent process: a small file in the run's folder."""
+"""The progress of a long phase of a worker, for the parent process: a small file in the run's folder."""
 
 from __future__ import annotations
 

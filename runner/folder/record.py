@@ -147,7 +147,7 @@ class DataSize:
 
 @dataclass(frozen=True)
 class SpeedFigures:
-    """What follows from a result, and from the run of one worker that it is compared with; None: unknown.
+    """Figures from a result, and from the run of one worker that it is compared with; None: unknown.
 
     `samples_per_epoch`: that were read in the longest epoch, and as planned. `model_flops_utilization`: share of the
     devices' peak. `scaling_efficiency`: samples per second ÷ (workers × those of the `baseline`, a run's folder).
@@ -175,7 +175,7 @@ class SpeedFigures:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a run was not faster.
+    """A reason why a run was not faster.
 
     `kind`: a fixed name. `lost_share`: share of the run's time that would be saved without the cause. `share`: what was
     measured, such as the share of padding in all tokens; None for a cause that is there or not. `settings`: what helps,
@@ -220,7 +220,7 @@ _IN_SPEED = ("tokens", "flops_per_sample", "peak_flops_per_s", "peak_memory_byte
 
 @dataclass(frozen=True)
 class RunRecord:
-    """How a run ended, what it was, and what it measured; None: unknown, as in a run that was killed.
+    """The end of a run, its setup, and its measurements; None: unknown, as in a run that was killed.
 
     `error`: why it failed, in a line; `user_error`: because of its settings; `diverged`: because numbers were not
     finite. `setup`: its name with the seed; `setup_digest`: equal for runs that differ only in the seed. `varied`: the
@@ -262,7 +262,7 @@ class RunRecord:
 
     @property
     def objective(self) -> float | None:
-        """What an optimizing sweeper optimises: the metric at the end of the run.
+        """The value for an optimizing sweeper: the metric at the end of the run.
 
         None if the run diverged: sweepers treat that as a failed trial, and cannot rank NaN.
         """
@@ -284,7 +284,7 @@ class RunRecord:
 
     @staticmethod
     def read(folder: Path) -> RunRecord | None:
-        """What the run in `folder` says; None if it has not ended, or was killed. Raises UserError."""
+        """The record of the run in `folder`; None if it has not ended, or was killed. Raises UserError."""
         path = folder / FILE_NAME
         if not path.exists():
             return None
@@ -308,7 +308,7 @@ class RunRecord:
 
     @staticmethod
     def read_if_valid(folder: Path) -> RunRecord | None:
-        """The same for a folder in any state: None as well for a file that is damaged, or something else."""
+        """Read a record from a folder in any state: None as well for a file that is damaged, or something else."""
         try:
             return RunRecord.read(folder)
         except UserError:  # such as an empty file, which a machine that crashes may leave
@@ -316,7 +316,7 @@ class RunRecord:
 
 
 def status_of(folder: Path) -> str | None:
-    """How the run in `folder` ended; None if it has not, or was killed. Raises UserError."""
+    """The status at the end of the run in `folder`; None if it has not ended, or was killed. Raises UserError."""
     record = RunRecord.read(folder)
     return None if record is None else record.status
 

@@ -87,7 +87,7 @@ def with_factors(
     causal: bool,
     factors: DropoutFactors,
 ) -> Tensor:
-    """The same with factors of dropout by the caller."""
+    """Compute `unpadded_attention` with the caller's factors of dropout."""
     dtype, (_, heads, size) = value.dtype, query.shape
     scale = size**-0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):

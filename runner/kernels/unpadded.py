@@ -64,7 +64,7 @@ _known: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("known places", de
 
 
 def with_places(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same batch with the places of its tokens, which the host knows: finding them on a GPU waits for it."""
+    """Add the places of its tokens to a batch, which the host knows: finding them on a GPU waits for it."""
     if "attention_mask" not in batch:
         return batch
     return {**batch, PLACES: _places_in(batch["attention_mask"])}
@@ -100,7 +100,7 @@ def without_padding(attention_mask: Tensor | None = None) -> Iterator[None]:
 
 
 def layout_of(attention_mask: Tensor) -> TokenLayout | None:
-    """What a model asks for in a forward pass; None if it is to compute the batch as it is.
+    """The layout that a model uses in a forward pass; None if it is to compute the batch as it is.
 
     `attention_mask`: [rows, length], not 0 where a token is; padding follows the tokens of a row.
     """

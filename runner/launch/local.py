@@ -130,7 +130,7 @@ def _forkserver_pid() -> int | None:
 
 
 def _forkserver_runs() -> bool:
-    """Whether this process's forkserver holds its end of the pipe by which it notices the end of this process."""
+    """True if this process's forkserver holds its end of the pipe by which it notices the end of this process."""
     alive: int | None = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
     if alive is None:
         return False
@@ -258,7 +258,7 @@ class _Worker:
 
     @property
     def preempted(self) -> bool:
-        """Whether it has ended because it was asked to, by the parent or from outside."""
+        """True if it has ended because it was asked to, by the parent or from outside."""
         return self.exit_code == EXIT_PREEMPTED
 
     def signal(self, number: int) -> None:
@@ -319,7 +319,7 @@ def _wait_for_cause(workers: Sequence[_Worker]) -> None:
 
 
 def _killed_for_memory() -> int:
-    """How many processes this machine has killed so far because a container, or all of it, had no memory left."""
+    """The number of processes that were killed so far because a container, or the machine, had no memory left."""
     try:
         counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     except OSError:  # not Linux

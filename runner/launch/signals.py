@@ -27,7 +27,7 @@ _SAME_REQUEST_S = 1.0
 
 @dataclass
 class Requests:
-    """What signals have asked of this process.
+    """The requests to this process by signals.
 
     `exits`: handlers exit, because there is nothing to close. `waiting`, `training`: who looks for requests, so that
     handlers need not raise. `grace_s`: seconds that it has to save and end. `at_once`: to end without saving.

@@ -129,7 +129,7 @@ def _agree_on_prefix(store: dist.Store, rank: int, world_size: int) -> str:
 
 
 def belongs_to_this_torchrun(folder: Path) -> bool:
-    """Whether the run in `folder` was started by workers of the torchrun that has started this process.
+    """True if the run in `folder` was started by workers of the torchrun that has started this process.
 
     It has the same id, and was started after torchrun's agent on this host: an id can be used twice.
     """
@@ -163,7 +163,7 @@ def _end_with_agent(agent: int) -> None:
 
 
 def _may_be_agent(pid: int) -> bool:
-    """Whether a process runs Python, if torchrun has started this one and the system tells."""
+    """True if a process runs Python, if torchrun has started this one and the system tells."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return True
     try:

@@ -105,7 +105,7 @@ class Watchdog:
                     LOG.warning(f"{blame}; after launch.timeout_s={self._timeout_s:g} seconds the run ends")
 
     def _blame(self) -> tuple[str | None, int]:
-        """Which workers the others wait for, as the start of a sentence if it is known; and who says so."""
+        """The workers that the others wait for, as the start of a sentence if known, and the rank that says so."""
         seen = list(self._seen)
         if not seen or self._now - seen[-1][0] > self._scale * _ANSWER_S:
             step = self._loop.optimizer_step + 1
@@ -124,7 +124,7 @@ def silent(earlier: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat], worke
 def waited_for(
     earlier: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat], workers: int, waiting: Sequence[str] = _WAITING
 ) -> str | None:
-    """Which workers the others wait for, as the start of a sentence; None if they only take their time.
+    """The workers that the others wait for, as the start of a sentence; None if they only take their time.
 
     `waiting`: the phases in which a worker may be waiting for the others.
     """

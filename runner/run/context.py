@@ -1,4 +1,4 @@
-"""What a run is given by the command that makes it."""
+"""The surroundings of a run: the command, and the sweep if it is part of one."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class RunCloser:
         return trained
 
     def _ledger_is_sound(self) -> bool:
-        """Whether the ledger, as far as it was written, found the planned samples; if not, withdraw the certificate."""
+        """Check that the ledger, as far as it was written, has the planned samples; else withdraw the certificate."""
         ledger, certificate = self.folder / "ledger.json", self.folder / "certificate.json"
         if not ledger.exists() or read_json(ledger)["sound"]:
             return True
@@ -137,13 +137,13 @@ class RunCloser:
 
 
 def _partial_result(folder: Path) -> RunResult:
-    """How far a run got that did not reach its end, from its metrics."""
+    """The progress of a run that did not reach its end, from its metrics."""
     seen = [metric for metric in MetricsReader(folder).read() if metric.key == "train/samples_seen"]
     return RunResult(optimizer_steps=seen[-1].step, samples_seen=int(seen[-1].value)) if seen else RunResult()
 
 
 def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
-    """What was found out during the run and may surprise, in sentences."""
+    """Findings during the run that may surprise, in sentences."""
     for smaller in result.smaller_micro_batches:
         yield (
             f"for lack of memory each worker had {smaller.accumulation_steps} smaller micro-batches from step "

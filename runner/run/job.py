@@ -58,7 +58,7 @@ class FinishedRun:
 
     @property
     def result(self) -> RunResult:
-        """What was measured."""
+        """The measurements."""
         return self.record.result
 
     @property
@@ -202,7 +202,7 @@ class _Training:
                 self._start_again(error)
 
     def _instead_of_smaller_micro_batches(self, accumulation_steps: int) -> str | None:
-        """What helps where more than `accumulation_steps` of them are not possible; None if they are."""
+        """The remedy if more than `accumulation_steps` of them are impossible; None if they are possible."""
         plan = self.experiment.plan
         if plan.shards is not None:
             return "more equivalence.shards, which are its micro-batches, or equivalence=exact"

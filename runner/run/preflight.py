@@ -1,4 +1,4 @@
-"""What is wrong with a run's settings, data, model or tracking store, found before a folder is made."""
+"""Checks of a run's settings, data, model and tracking store, before a folder is made."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
 
 
 def prepare_run_for_plan(options: HydraOptions, progress: Progress) -> Experiment:
-    """The same without a folder, and if the data or the model are absent. Raises UserError."""
+    """Prepare an experiment without a folder, also if the data or the model are absent. Raises UserError."""
     cfg = compose(options.overrides, options.config_dirs)
     refuse_sweeper_params(cfg, "plan one of its jobs, such as batch=per_device sync.k=4")
     return prepare_for_plan(settings(cfg), progress)

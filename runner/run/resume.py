@@ -179,7 +179,7 @@ def _refuse_ended(folder: Path) -> None:
 
 
 def _damaged_records(folder: Path, tracking: Tracking) -> dict[str, str]:
-    """What is wrong with files without which a run can continue, by name. Raises UserError for one that it needs."""
+    """Damage of files without which a run can continue, by name. Raises UserError for one that it needs."""
     damaged = {}
     for name, read in ((ENVIRONMENT, earlier_environments), (CARD_FILE, TrackingRecord.read)):
         try:
@@ -253,7 +253,7 @@ def _refuse_other_data_or_workers(saved: Saved, experiment: Experiment) -> None:
 
 
 def _changes(experiment: Experiment, saved: Saved) -> tuple[str, ...]:
-    """What else is not as it was when the checkpoint was saved: libraries, processor, runner, modules of the recipe."""
+    """Other changes since the checkpoint was saved: libraries, processor, runner, modules of the recipe."""
     setup = experiment.setup
     processor = {PROCESSOR: setup.processor} if experiment.config.equivalence.is_identical else {}
     old, new = saved.identity, {**setup.versions, **processor, **code_of(experiment.config)}

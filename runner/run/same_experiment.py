@@ -1,4 +1,4 @@
-"""What belongs to the experiment of a run, which stays when it is resumed, and what only decides how it is executed."""
+"""The settings of a run that belong to its experiment and stay when it is resumed, and those that may change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def key_of(override: str) -> str:
 
 
 def recorded_experiment(config: Config, plan: Plan) -> dict[str, Any]:
-    """What checkpoints say of their experiment, as JSON has it: settings and plan without how they are executed."""
+    """The experiment as checkpoints record it, in JSON: settings and plan without how they are executed."""
     left_out = {*GROUPS, *SETTINGS, *SETUP_DIGEST_EXCLUDES} - {"seed"}
     kept = {name: value for name, value in to_plain(config).items() if name not in left_out}
     kept["evaluation"].pop("micro_batch")
@@ -69,7 +69,7 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, A
 
 
 def may_change(override: str) -> bool:
-    """Whether a resumed run may have this override: it changes how the run is executed, and not the experiment."""
+    """True if a resumed run may have this override: it changes how the run is executed, and not the experiment."""
     (parsed_override,) = parsed([override])
     key = parsed_override.get_key_element().lstrip("+~")
     if parsed_override.is_delete() or parsed_override.is_add() or parsed_override.is_sweep_override():
@@ -78,12 +78,12 @@ def may_change(override: str) -> bool:
 
 
 def to_repeat(override: str) -> bool:
-    """Whether the command that resumes the run needs this override, too: its folder cannot say so."""
+    """True if the command that resumes the run needs this override, too: its folder cannot say so."""
     return key_of(override) in _NOT_OF_THE_FOLDER and masked(override) == override
 
 
 def changes_execution(override: str) -> bool:
-    """Whether workers that torchrun starts again need this override: of the others `config.yaml` has the values.
+    """True if workers that torchrun starts again need this override: `config.yaml` has the others.
 
     It also has how many micro-batches there were, or have become for lack of memory, but no secrets.
     """

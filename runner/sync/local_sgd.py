@@ -150,7 +150,7 @@ class CommonWeights:
         return record
 
     def _update(self, chunk: Chunk, values: Tensor) -> Tensor:
-        """What this worker has learnt, as a new tensor; `values`: of its replica."""
+        """Return the difference between the replica's `values` and the common ones, as a new tensor."""
         return values - self._common[chunk.place]
 
     def _replace(self, chunk: Chunk, values: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What the training loop asks of a sync policy."""
+"""The interface between the training loop and a sync policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepFacts:
     compares_gradients: bool = False
 
     def averaging_divisor(self, world_size: int) -> float:
-        """What each worker divides its loss sum by where gradients are averaged over workers, and not summed.
+        """The divisor of a worker's loss sum where gradients are averaged over workers, and not summed.
 
         The average is then that of the sum over the global batch divided by its count.
         """

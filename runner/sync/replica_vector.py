@@ -1,4 +1,4 @@
-"""What a worker trains, as one vector that can be averaged over workers."""
+"""The weights that a worker trains, as one vector that can be averaged over workers."""
 
 from __future__ import annotations
 

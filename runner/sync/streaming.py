@@ -117,7 +117,7 @@ class StreamingSGD(LocalPolicy):
 
     @property
     def _replicas_are_common(self) -> bool:
-        """Whether replicas are equal right after a round."""
+        """True if replicas are equal right after a round."""
         return not self.overlaps and len(self._fragments) == 1
 
     @torch.no_grad()

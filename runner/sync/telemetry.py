@@ -26,7 +26,7 @@ _COST = ("steps", "bytes", "seconds", "stall_seconds")
 
 @dataclass(frozen=True)
 class UpdateSpread:
-    """How the workers' updates compare. Tensors stay on the device until a method is called.
+    """A comparison of the workers' updates. Tensors stay on the device until a method is called.
 
     `weights`, `norms`: w_i and r_i, one element per worker; `mean_norm`: |m| / |a|.
     """

@@ -1,4 +1,4 @@
-"""What is logged about a run besides its metrics and files: name, params, tags, data set. Kept in `tracking.json`."""
+"""The card of a run, in `tracking.json`: what trackers get besides metrics and files (name, params, tags, data set)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TrackingRecord:
         return dataclasses.replace(self, status=status, last_tags=dict(tags or {}), ended=int(time.time() * 1000))
 
     def mark_ended(self, folder: Path, status: str, tags: Mapping[str, str] | None = None) -> TrackingRecord:
-        """The same, written to the run's folder."""
+        """Write a copy for a run that ends now to the run's folder."""
         return self.ended_now(status, tags).update(folder)
 
     def typed_params(self) -> dict[str, bool | float | str]:

@@ -1,4 +1,4 @@
-"""What MLflow's pages show above a run or an experiment, in Markdown, and the columns of its table of runs."""
+"""The texts above a run or an experiment on MLflow's pages, and the columns of its table of runs."""
 
 from __future__ import annotations
 

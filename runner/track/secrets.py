@@ -18,7 +18,7 @@ _SECRET_KEY = re.compile(
 
 
 def names_a_secret(key: str) -> bool:
-    """Whether a setting of this name holds a secret, such as `api_key`."""
+    """True if a setting of this name holds a secret, such as `api_key`."""
     return _SECRET_KEY.search(key) is not None
 
 
@@ -41,7 +41,7 @@ def without_credentials(value: Any) -> Any:
 
 
 def is_masked(text: str) -> bool:
-    """Whether a credential in `text` was masked, so that it cannot be used as it is."""
+    """True if a credential in `text` was masked, so that it cannot be used as it is."""
     return text == MASK or f"{MASK}@" in text or f"={MASK}" in text
 
 

@@ -1,4 +1,4 @@
-"""Which tracking store a run is logged to, whether it can be used (checked before a run starts), errors and pages."""
+"""The tracking store of a run: its choice, checks before a run starts, errors and pages."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class _Sender:
             time.sleep(_SEND_EVERY_S)
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Whether `action` succeeded."""
+        """Call `action` and return whether it succeeded."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 - database, network, disk: none of it may end a training

@@ -67,7 +67,7 @@ def add_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
 
 
 def without_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
-    """What is saved: the whole model with `adapter.merge`, else the model as it is. Changes the model."""
+    """Return what is saved: the whole model with `adapter.merge`, else the model as it is. Changes the model."""
     if not settings.merge:
         return model
     merged: nn.Module = model.merge_and_unload()  # type: ignore[operator]

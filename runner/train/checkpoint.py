@@ -72,7 +72,7 @@ class Saved:
 
     @property
     def for_any_workers(self) -> bool:
-        """Whether all workers had the same weights, so that another number of workers can take over."""
+        """True if all workers had the same weights, so that another number of workers can take over."""
         return "model" in self.equal
 
     @property
@@ -81,7 +81,7 @@ class Saved:
         return (self.folder / _MANIFEST).stat().st_mtime
 
     def damage(self) -> str | None:
-        """What is wrong with the files, in words; None if they are as they were written."""
+        """The first file that is missing or changed, in words; None if all are as they were written."""
         return damage(self.folder, self.files)
 
 
@@ -151,7 +151,7 @@ class Checkpoints:
         self.due = self.due or (every is not None and step % every == 0)
 
     def preempted(self) -> bool:
-        """Whether this worker was asked to save and end."""
+        """True if this worker was asked to save and end."""
         return self._config.on_preemption and self._preempted()
 
     def agree(self, wait: bool) -> None:
@@ -460,7 +460,7 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _read(saved: Saved, rank: int) -> State:
-    """What worker `rank` has written."""
+    """Read the files of worker `rank`."""
     library, folder = _library(), saved.folder / _worker(rank)
     known = library.HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in known.items()}

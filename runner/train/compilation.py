@@ -1,4 +1,4 @@
-"""What `compile=true` compiles, how often a run compiles, and which batch shapes make it compile again."""
+"""`compile=true`, the number of compilations in a run, and the batch shapes that cause more of them."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class BestTracker:
         return gain > self._config.min_delta
 
     def should_stop(self) -> bool:
-        """Whether `patience` evaluations have passed without an improvement."""
+        """True after `patience` evaluations without an improvement."""
         return self._config.patience is not None and self._without_improvement >= self._config.patience
 
     def state_dict(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class FiniteNumbers:
         )
 
     def _advice(self) -> str:
-        """What to try, given the settings."""
+        """Remedies that these settings leave."""
         config = self._config
         ways = [f"lower optimizer.lr ({config.optimizer.lr:g})"]
         if config.optimizer.clip_norm is None:

@@ -1,4 +1,4 @@
-"""How many floating-point operations training a sample takes, and how many the device can do per second."""
+"""Floating-point operations for training a sample, and those that the device can do per second."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def flops_per_sample(replica: Replica, rows: np.ndarray) -> float:
 
 
 def measure_utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """How much of the devices was used, as entries of `RunResult`, and warnings. A collective.
+    """Measure the use of the devices: entries of `RunResult`, and warnings. A collective.
 
     `threads`: of all workers of a machine together.
     """

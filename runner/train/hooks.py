@@ -1,4 +1,4 @@
-"""What happens around the training of a worker, and what it sees of it."""
+"""Hooks around the training of a worker, and their view of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LogMetrics = Callable[[int, dict[str, float]], None]
 
 
 class Training(Protocol):
-    """What hooks see of the loop, which describes it."""
+    """The part of the loop that hooks see, which describes it."""
 
     replica: Replica
     order: DataOrder

@@ -1,4 +1,4 @@
-"""What a checkpoint belongs to: data, model, code and libraries, each by name."""
+"""The identity of a checkpoint: data, model, code and libraries, each by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODE_PREFIX = "code of "
 
 
 def job_identity(job: Job, rank: int) -> dict[str, Any]:
-    """What must be the same when the run is resumed, as its job says it; the code only on rank 0, which writes it."""
+    """The values that must be the same when the run is resumed; the code only on rank 0, which writes it."""
     config = job.config
     identity: dict[str, Any] = {
         "data": job.facts.digest,
@@ -36,7 +36,7 @@ def job_identity(job: Job, rank: int) -> dict[str, Any]:
 
 
 def model_identity(prepared: Prepared, model: nn.Module, frozen: str | None) -> dict[str, str]:
-    """What must be the same besides, as only a worker knows it: tokens, layers and frozen weights."""
+    """The values that only a worker knows: tokens, layers and frozen weights."""
     layers = hashlib.sha256(repr(model).encode()).hexdigest()
     return {"tokenised data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
 

@@ -1,4 +1,4 @@
-"""What the parent sends to a worker."""
+"""The job that the parent sends to a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.plan import Plan
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What a worker of any command needs to know.
+    """The job of a worker of any command.
 
     `folder`: for the files that workers write. `local_workers`: on each machine. `threads`: for each worker's
     computations on a CPU.

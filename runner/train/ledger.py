@@ -45,7 +45,7 @@ class EpochRecord:
 
     @property
     def sound(self) -> bool:
-        """Whether exactly the planned samples were trained on. Steps skipped by the fp16 scaler count as trained."""
+        """True if exactly the planned samples were trained on. Steps skipped by the fp16 scaler count as trained."""
         exactly_once = self.duplicated == 0 and self.missing == 0 and self.samples_seen == self.expected
         return exactly_once and self.misplaced == 0
 

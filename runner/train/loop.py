@@ -154,12 +154,12 @@ class Loop:
 
     @property
     def synchronised(self) -> bool:
-        """Whether all workers have the same weights after the latest step."""
+        """True if all workers have the same weights after the latest step."""
         return self.latest is None or self.latest.synchronised
 
     @property
     def evaluation_stopped(self) -> bool:
-        """Whether the evaluation that was due was stopped, because a worker was asked to save and end."""
+        """True if the evaluation that was due was stopped, because a worker was asked to save and end."""
         return self.evaluator.stopped
 
     @property

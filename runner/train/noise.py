@@ -46,7 +46,7 @@ class GradientNoise:
         self._local = False
 
     def is_due(self, step: int) -> bool:
-        """Whether gradients are compared in optimizer step `step`, counted from 0."""
+        """True if gradients are compared in optimizer step `step`, counted from 0."""
         return self._every is not None and step % self._every == 0
 
     def add(self, own: Tensor, terms: int, samples: int, global_square: Tensor, global_samples: int) -> None:

@@ -1,4 +1,4 @@
-"""What one worker trains, and with what."""
+"""A worker's model, with everything that trains it."""
 
 from __future__ import annotations
 

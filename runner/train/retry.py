@@ -52,7 +52,7 @@ class StepRetry:
         LOG.warning(f"{what}: the step is repeated with smaller ones")
 
     def succeeded(self) -> bool:
-        """Whether the step that has just ended was repeated by this worker."""
+        """Return whether the step that has just ended was repeated by this worker, and forget it."""
         repeated, self._repeated = self._repeated, False
         return repeated
 

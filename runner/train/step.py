@@ -29,7 +29,7 @@ MicroBatch = tuple[np.ndarray, Batch]
 
 @dataclass(frozen=True)
 class StepDone:
-    """What an optimizer step did on this worker.
+    """The result of an optimizer step on this worker.
 
     `samples`: the ids that it trained on. `skipped`: by the fp16 scaler. `synchronised`: whether all workers have the
     same weights after it. `shapes`: of the tensors of its last micro-batch.
