@@ -65,6 +65,8 @@ PER_DEVICE, AUTO, SGD = "batch=per_device", "accumulation=auto", "optimizer=sgd"
         ("", "tracking.experiment", ["''"]),
         ("tracking=none", "tracking.uri", ["x"]),
         ("tracking=none", "tracking.log_model", ["true"]),
+        ("", "profile.steps", ["0"]),
+        ("equivalence=identical", "equivalence.threads", ["0"]),
         ("equivalence=exact", "compile", ["true"]),
         ("equivalence=exact", "gradient_checkpointing", ["true"]),
         # sync
