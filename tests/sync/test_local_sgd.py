@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -96,29 +95,6 @@ def test_finish_averages_the_last_steps(pool: WorkerPool, accumulate: bool) -> N
     for state, synchronised in pool.run(2, average, accumulate, [1, 1], [3], 6):
         assert synchronised == [False, False, False, True, False, False]
         assert state["weight"].tolist() == [3.0] * 3
-
-
-def continued(backend: Backend, kinds: Sequence[type[LocalSGD | StreamingSGD]]) -> Tensor:
-    """Weights after four steps, two with each kind of policy, the second of which has the first one's state."""
-    model, state = nn.Linear(3, 2), None
-    nn.init.ones_(model.weight)
-    for number, kind in enumerate(kinds):
-        policy = kind(ReplicaVector(model, [], None, backend), backend, outer(0.7, 0.9, True), [0, 3])
-        if state is not None:
-            policy.load_state_dict(state)
-        for step in (2 * number, 2 * number + 1):
-            with torch.no_grad():
-                model.weight.add_(backend.rank + step)
-            policy.after_step(StepFacts(step, 2, 1, 1 + backend.rank, 3, 0.1))
-        state = copy.deepcopy(policy.state_dict())
-        policy.close()
-    return model.weight.detach().clone()
-
-
-def test_earlier_versions_saved_plain_phases_as_one_fragment(pool: WorkerPool) -> None:
-    """Their checkpoints continue in the middle of a phase, with the same bits."""
-    expected, found = (pool.run(2, continued, kinds) for kinds in ([LocalSGD] * 2, [StreamingSGD, LocalSGD]))
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
 #: The two fragments of a model before each step of torchft's fixture test_diloco_mocked_updates_0, without delay or

@@ -1,17 +1,14 @@
-"""The simulation of n replicas itself: identities that it must fulfil, and wrong rules that it must tell apart."""
+"""The simulation of n replicas itself: identities that it must fulfil."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.sync.reference import ADAMW, SGD, Reference, largest_difference, simulate_synchronous
-from tests.sync.simulation import SLOWMO, Simulation, Sync, simulate, weighted_sum
+from tests.sync.simulation import Simulation, Sync, simulate, weighted_sum
 from tests.token_recipe import TOKENS
 
 #: Averaging weights equals averaging gradients only without clipping, and without momentum if weights are uneven.
@@ -79,80 +76,6 @@ def test_wires_round_once_for_each_worker_and_once_for_the_sum() -> None:
     assert weighted_sum([torch.ones(1).double(), half], [1.0, 1.0], "bf16").tolist() == [1.0]
     assert weighted_sum([torch.ones(1).double(), 2 * half], [1.0, 1.0], "fp16").tolist() == [1 + 2**-8]
     assert weighted_sum([torch.tensor([2.0**-30]).double()], [1.0], "fp16").tolist() == [2.0**-30]
-
-
-class Unweighted(Simulation):
-    """Every worker has the same weight."""
-
-    def weights(self, fragment: int = 0) -> list[float]:
-        return [1 / self.n] * self.n
-
-
-class LostProgress(Simulation):
-    """Steps made while the average was in flight are lost."""
-
-    def arrive(self, t: int, fragment: int) -> None:
-        super().arrive(t, fragment)
-        for i in range(self.n):
-            self.set_x(i, self.a)
-
-
-class MomentumOfTheRun(Simulation):
-    """Every synchronisation resets the outer momentum."""
-
-    def outer_step(self, flight: Any, mask: Tensor) -> Tensor:
-        self.v = torch.zeros_like(self.v)
-        return super().outer_step(flight, mask)
-
-
-class LastLearningRate(Simulation):
-    """The last learning rate of a phase instead of the mean."""
-
-    def outer_step(self, flight: Any, mask: Tensor) -> Tensor:
-        return super().outer_step(dataclasses.replace(flight, lrs=flight.lrs[-1:]), mask)
-
-
-class StepsStay(Simulation):
-    """AdamW's count of steps is left as it was."""
-
-    def average_moments(self, w: list[float], t: int, fragment: int) -> None:
-        steps = [[dict(optimizer.state[p])["step"] for p in m.parameters()] for m, optimizer in self._pairs()]
-        super().average_moments(w, t, fragment)
-        for own, (model, optimizer) in zip(steps, self._pairs(), strict=True):
-            for step, p in zip(own, model.parameters(), strict=True):
-                optimizer.state[p]["step"] = step
-
-    def _pairs(self) -> Sequence[Any]:
-        return list(zip(self.models, self.optimizers, strict=True))
-
-
-Wrong = Callable[[list[str], int, Sync], Simulation]
-
-
-def with_sync(**changes: Any) -> Wrong:
-    return lambda overrides, workers, sync: Simulation(overrides, workers, dataclasses.replace(sync, **changes))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "workers", "sync", "wrong"),
-    [
-        (SGD, 3, Sync(k=3), Unweighted),
-        (SGD, 2, Sync(k=3), with_sync(policy="accumulated")),
-        (SGD, 2, Sync(k=3, overlap=True, delay=2), with_sync(delay=1)),
-        (SGD, 2, Sync(k=3, overlap=True, delay=2), LostProgress),
-        (SGD, 2, Sync("outer", k=3), MomentumOfTheRun),
-        (SGD, 2, dataclasses.replace(SLOWMO, k=3), with_sync(outer_per_lr=False)),
-        (SGD, 2, dataclasses.replace(SLOWMO, k=3), LastLearningRate),
-        (SGD, 2, Sync(k=3, compress="bf16"), with_sync(compress="none")),
-        (ADAMW, 2, Sync(k=3, average="weights_and_moments"), with_sync(average="weights")),
-        ([*ADAMW, *TOKENS], 8, Sync(k=3, average="weights_and_moments"), StepsStay),
-    ],
-)
-def test_a_wrong_rule_is_detected(overrides: list[str], workers: int, sync: Sync, wrong: Wrong) -> None:
-    """One wrong rule changes weights by more than 1e-8; the loop is compared within 1e-12."""
-    right, other = simulate(overrides, workers, sync), wrong(overrides, workers, sync)
-    other.run()
-    assert apart(right, other) > 1e-8
 
 
 def test_learning_rates_are_the_schedules() -> None:
