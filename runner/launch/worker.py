@@ -26,7 +26,7 @@ from runner.launch.signals import requests
 from runner.launch.watchdog import Watchdog
 from runner.train.build import build_loop
 from runner.train.checkpoint import Checkpoints
-from runner.train.finish import finish, require_space_for_model, write_ledger
+from runner.train.finish import RunFiles, finish, require_space_for_model, write_ledger
 from runner.train.hooks import Hooks
 from runner.train.identical import make_deterministic
 from runner.train.identity import job_identity
@@ -112,15 +112,16 @@ def run(job: Job, world: World, parent: Parent) -> RunResult | None:
     with translate_worker_errors(rank, "sharding=fsdp, precision=bf16 or a smaller model"):
         backend = connect(job, world)
 
-        log = MetricsLog(job.folder) if rank == 0 else None
-        kept_rows = KeptRows(job.folder) if rank == 0 else None
         profiler = Profiler(config.profile, job.folder, backend) if config.profile.steps is not None else None
         identity = job_identity(job, rank)
         checkpoints = Checkpoints(job.folder, config.checkpoint, backend, identity, requests.preempted)
+        files = (
+            RunFiles(checkpoints, MetricsLog(job.folder), KeptRows(job.folder)) if rank == 0 else RunFiles(checkpoints)
+        )
         hooks = Hooks(
-            log=log.write if log is not None else None,
+            log=files.log.write if files.log is not None else None,
             evaluation_progress=PhaseProgress(job.folder, "evaluating", "batches") if rank == 0 else None,
-            kept_rows=kept_rows,
+            kept_rows=files.kept_rows,
             asked_to_end=checkpoints.preempted,
             after_step=(profiler, checkpoints) if profiler is not None else (checkpoints,),
         )
@@ -141,6 +142,6 @@ def run(job: Job, world: World, parent: Parent) -> RunResult | None:
         finally:
             write_ledger(job, loop)  # also when it ends the run
 
-        result = finish(job, loop, checkpoints, log, kept_rows, waits.share())
+        result = finish(job, loop, files, waits.share())
         backend.close()
     return result

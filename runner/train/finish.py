@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ from runner.train.replica import Replica
 from runner.train.tokens import over_all_workers
 
 
+@dataclass(frozen=True)
+class RunFiles:
+    """The files that a worker writes while it trains; `log` and `kept_rows` on rank 0 only."""
+
+    checkpoints: Checkpoints
+    log: MetricsLog | None = None
+    kept_rows: KeptRows | None = None
+
+    def warnings(self) -> list[str | None]:
+        return [part.warning() for part in (self.checkpoints, self.log, self.kept_rows) if part is not None]
+
+
 def write_ledger(job: Job, loop: Loop) -> None:
     """Write `ledger.json` on rank 0. Before its first epoch is closed a ledger has nothing to report."""
     if loop.backend.rank == 0 and (loop.ledger.epochs or loop.ledger.failures):
@@ -45,14 +58,7 @@ def require_space_for_model(job: Job, loop: Loop) -> None:
         require_space(job.folder, sum(tensor.nbytes for tensor in saved.values()), "the model")
 
 
-def finish(
-    job: Job,
-    loop: Loop,
-    checkpoints: Checkpoints,
-    log: MetricsLog | None,
-    kept_rows: KeptRows | None,
-    waited_share: float | None,
-) -> RunResult | None:
+def finish(job: Job, loop: Loop, files: RunFiles, waited_share: float | None) -> RunResult | None:
     """Save the model and return the result, on rank 0. A collective.
 
     `waited_share`: of the time of training, see `RunResult`. Raises RunFailed.
@@ -60,10 +66,7 @@ def finish(
     replica, backend, best = loop.replica, loop.backend, loop.evaluator.best
     utilisation, uncounted = measure_utilisation(loop, job.local_workers * job.threads)
     loop.policy.close()
-    own = [loop.compilations.warning(), checkpoints.warning()]
-    own += [log.warning()] if log is not None else []
-    warnings = [*gather_warnings(backend, *own), *uncounted]
-    warnings += [kept_rows.warning] if kept_rows is not None and kept_rows.warning is not None else []
+    warnings = (*gather_warnings(backend, loop.compilations.warning(), *files.warnings()), *uncounted)
     tokens = over_all_workers(loop.tokens, backend)
     digest = common_digest(loop.model, backend) if loop.plan.shards is not None else None
     if best.weights is not None:  # on worker 0, which saves them
@@ -71,14 +74,14 @@ def finish(
         digest = digest and weights_digest(changing_state(loop.model))
     whole = replica.sharded.whole() if replica.sharded is not None else None
     result = None
-    if log is not None:
-        log.close()
+    if files.log is not None:
+        files.log.close()
         measured = {
             **utilisation,
             "tokens": tokens,
-            "warnings": tuple(warnings),
+            "warnings": warnings,
             "waited_share": waited_share,
-            "checkpoint_stall_s": checkpoints.stall_seconds,
+            "checkpoint_stall_s": files.checkpoints.stall_seconds,
             "weights_digest": digest,
         }
         result = _result(job, loop, measured)

@@ -16,8 +16,7 @@ class KeptRows:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        #: Why the latest ones were not kept.
-        self.warning: str | None = None
+        self._problem: str | None = None
 
     def write(self, metrics: Mapping[str, Tensor]) -> None:
         """Write the values of each metric, float of shape [rows]."""
@@ -25,4 +24,8 @@ class KeptRows:
             if metrics:
                 write_rows(self._folder, {name: values.numpy() for name, values in metrics.items()})
         except RunFailed as error:
-            self.warning = str(error)
+            self._problem = str(error)
+
+    def warning(self) -> str | None:
+        """The reason why the latest ones were not kept, if they were not."""
+        return self._problem

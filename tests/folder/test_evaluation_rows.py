@@ -31,4 +31,4 @@ def test_training_goes_on_where_they_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME / "in the way").mkdir(parents=True)
     kept = KeptRows(tmp_path)
     kept.write({"f1": torch.zeros(2)})
-    assert FILE_NAME in str(kept.warning)
+    assert FILE_NAME in str(kept.warning())
