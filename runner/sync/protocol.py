@@ -31,13 +31,6 @@ class StepFacts:
     lr: float
     compares_gradients: bool = False
 
-    def averaging_divisor(self, world_size: int) -> float:
-        """The divisor of a worker's loss sum where gradients are averaged over workers, and not summed.
-
-        The average is then that of the sum over the global batch divided by its count.
-        """
-        return max(self.global_count, 1) / world_size
-
 
 class SyncPolicy(Protocol):
     """Decides when and how replicas synchronise. It knows models and optimizer steps, but not recipes or data."""

@@ -1,14 +1,16 @@
-"""Averages of running statistics where workers average only gradients."""
+"""Workers that average only gradients, in every step, and their running statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runner.backends import Backend
+from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.vectors import FlatTensors
 
 
@@ -52,6 +54,34 @@ class RunningStatistics:
         """Restore what was `initial` in the run that continues."""
         for buffer, saved in zip(self.initial, initial, strict=True):
             buffer.copy_(saved)
+
+
+class AveragedGradients(SyncPolicy):
+    """A policy with k = 1 whose workers average gradients: nothing but their `buffers` differs after a step."""
+
+    def __init__(self, model: nn.Module, buffers: Sequence[Tensor], backend: Backend) -> None:
+        self.forward_model = model
+        self._backend = backend
+        self._statistics = RunningStatistics(buffers, backend)
+        self._steps = 0
+
+    def loss_divisor(self, facts: StepFacts) -> float:
+        # The average over workers is then the sum over the global batch divided by its count.
+        return max(facts.global_count, 1) / self._backend.world_size
+
+    def before_optimizer_step(self, facts: StepFacts) -> bool:
+        return True  # gradients are the same on all workers, so all of them step
+
+    def after_step(self, facts: StepFacts) -> bool:
+        self._steps += 1
+        return True
+
+    def common_weights(self) -> AbstractContextManager[Any]:
+        return self._statistics.averaged()
+
+    def finish(self) -> bool:
+        self._statistics.average()
+        return False
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

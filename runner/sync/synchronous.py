@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from runner.backends import Backend
 from runner.errors import UserError
-from runner.sync.protocol import StepFacts, SyncPolicy
-from runner.sync.running_statistics import RunningStatistics
+from runner.sync.protocol import StepFacts
+from runner.sync.running_statistics import AveragedGradients
 from runner.sync.telemetry import SyncStats
 
 #: Embeddings of at least this size send only the rows of their gradient that a step has used. Tables of positions, of
@@ -45,7 +45,7 @@ _Hook = Callable[[Any, GradBucket], "torch.futures.Future[Tensor]"]
 _COMPRESS_HOOKS: dict[torch.dtype, _Hook] = {torch.bfloat16: bf16_compress_hook, torch.float16: fp16_compress_hook}
 
 
-class Synchronous(SyncPolicy):
+class Synchronous(AveragedGradients):
     """k = 1: torch's DistributedDataParallel, or one all-reduce after the backward pass on a device that compiles.
 
     `wire`: the dtype of gradients on the wire, None for their own. `find_embeddings`: finds large embeddings, which
@@ -64,14 +64,13 @@ class Synchronous(SyncPolicy):
         find_embeddings: FindRowEmbeddings | None = None,
         compares: bool = False,
     ) -> None:
-        self._backend, self._wire = backend, wire
+        super().__init__(model, buffers, backend)
+        self._wire = wire
         self._trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         parameters = list(self._trainable.values())
         #: Parameters that the last backward pass computed a gradient for.
         self._reached: set[nn.Parameter] = set()
         self._hooks: list[RemovableHandle] = []
-        self._statistics = RunningStatistics(buffers, backend)
-        self.forward_model = model
         self._embeddings: list[RowEmbedding] = []
         #: Of all-reduces of their gradients.
         self._row_bytes, self._row_seconds = 0, 0.0
@@ -84,7 +83,6 @@ class Synchronous(SyncPolicy):
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         #: Squared norms of this worker's gradients by bucket, in a step that compares them.
         self._own_gradient: list[Tensor] | None = None
-        self._steps = 0
         #: Of a run that this one continues: its steps, and the seconds in which gradients were in flight, and in which
         #: the backward pass waited for them.
         self._earlier = (0, 0.0, 0.0)
@@ -93,9 +91,6 @@ class Synchronous(SyncPolicy):
     @property
     def replicated_keys(self) -> tuple[str, ...]:
         return ("model", "optimizer")
-
-    def loss_divisor(self, facts: StepFacts) -> float:
-        return facts.averaging_divisor(self._backend.world_size)
 
     def backward_pass(self, facts: StepFacts, number: int) -> AbstractContextManager[Any]:
         self._reached.clear()
@@ -115,7 +110,7 @@ class Synchronous(SyncPolicy):
             self._average_rows()
         elif self._backend.world_size > 1:
             self._average_gradients()
-        return True  # gradients are the same on all workers, so all of them step
+        return super().before_optimizer_step(facts)
 
     def _require_gradients(self) -> None:
         # DDP waits for every gradient in the last backward pass of a step. If one is missing it leaves the others of
@@ -161,17 +156,6 @@ class Synchronous(SyncPolicy):
             flat = self._backend.all_reduce(flat.div(self._backend.world_size).to(self._wire)).to(gradients[0].dtype)
         for gradient, average in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
             gradient.copy_(average)
-
-    def after_step(self, facts: StepFacts) -> bool:
-        self._steps += 1
-        return True
-
-    def common_weights(self) -> AbstractContextManager[Any]:
-        return self._statistics.averaged()
-
-    def finish(self) -> bool:
-        self._statistics.average()
-        return False
 
     def stats(self) -> SyncStats:
         if self._backend.world_size == 1:
