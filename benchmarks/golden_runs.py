@@ -42,7 +42,6 @@ BUILT_IN: Mapping[str, Sequence[str]] = {
     "sgd": ("device=cpu2", "optimizer=sgd", _SHORT),
     "wire bf16, k=1": ("device=cpu2", "sync.compress=bf16", _SHORT),
     "periodic k=4": _LOCAL,
-    "periodic k=4, moments": (*_LOCAL, "sync.average=weights_and_moments"),
     "periodic k=4, bf16 wire": (*_LOCAL, "sync.compress=bf16"),
     "periodic k=4, fp16 wire": (*_LOCAL, "sync.compress=fp16"),
     "periodic k=4, overlap, bf16 wire": (*_LOCAL, "sync.overlap=true", "sync.compress=bf16"),

@@ -51,7 +51,7 @@ class Synchronisations:
         self._chunk, self._step, self._pause = chunk or size, 0, _PAUSE * size / SIZE
         self._model = nn.Linear(size, 1, bias=False)
         with self._cut():
-            replica = ReplicaVector(self._model, [], None, backend)
+            replica = ReplicaVector(self._model, [], backend)
             sync = Sync(SyncPolicyName.periodic, 2, compress=compress, overlap=True)
             self._policy = StreamingSGD(replica, backend, sync, range(2**16))
 

@@ -56,11 +56,6 @@ class SyncPolicyName(str, enum.Enum):
     gradients = "gradients"
 
 
-class Average(str, enum.Enum):
-    weights = "weights"
-    weights_and_moments = "weights_and_moments"
-
-
 class SyncSchedule(str, enum.Enum):
     constant = "constant"
     post_local = "post_local"

@@ -23,7 +23,6 @@ from runner.config.choices import (
     SCALED_BY_SDE,
     AccumulationMode,
     AdapterKind,
-    Average,
     BatchMode,
     Compress,
     DeviceKind,
@@ -231,7 +230,12 @@ class Sharding:
 
 #: Settings of `sync` that earlier versions had. Digests still contain them, so that runs, checkpoints and sweeps of
 #: those versions are recognised.
-REMOVED_SYNC_SETTINGS: Mapping[str, None] = {"drift_target": None, "rounds": None, "rank": None}
+REMOVED_SYNC_SETTINGS: Mapping[str, str | None] = {
+    "average": "weights",
+    "drift_target": None,
+    "rounds": None,
+    "rank": None,
+}
 
 #: The value of a setting that takes a number, or what fits.
 AUTO = "auto"
@@ -241,18 +245,16 @@ AUTO = "auto"
 class Sync:
     """When and how workers synchronise. `k`: optimizer steps between two synchronisations, at least.
 
-    `average`: whether the optimizer's moments are averaged too. `schedule`: how the number of local steps changes over
-    the run; `synchronous_share`: share of the samples that `post_local` trains on synchronously first; `qsr_alpha`: the
-    coefficient of `qsr`, a learning rate times the root of a step count. `fragments`: parts of the weights
-    that are synchronised one after the other in each round of local steps; `auto`: as many as `k`, if each has a
-    mebibyte at least. `compress`: number format of the exchange. `overlap`: apply an average `delay` optimizer steps
-    after the all-reduce has started. `outer_*`: the outer SGD; `outer_per_lr` divides the pseudo-gradient by the
-    learning rate.
+    `schedule`: how the number of local steps changes over the run; `synchronous_share`: share of the samples that
+    `post_local` trains on synchronously first; `qsr_alpha`: the coefficient of `qsr`, a learning rate times the root of
+    a step count. `fragments`: parts of the weights that are synchronised one after the other in each round of local
+    steps; `auto`: as many as `k`, if each has a mebibyte at least. `compress`: number format of the exchange.
+    `overlap`: apply an average `delay` optimizer steps after the all-reduce has started. `outer_*`: the outer SGD;
+    `outer_per_lr` divides the pseudo-gradient by the learning rate.
     """
 
     policy: SyncPolicyName = MISSING
     k: int = MISSING
-    average: Average = Average.weights
     schedule: SyncSchedule = SyncSchedule.constant
     synchronous_share: float | None = None
     qsr_alpha: float | None = None
@@ -325,13 +327,6 @@ class Sync:
             yield local and not gradients, "compress", rule
             rule = "the synchronous part averages gradients, which int8 is not for: use bf16"
             yield self.schedule is not SyncSchedule.post_local, "compress", rule
-        if self.average is not Average.weights:
-            yield self.policy is SyncPolicyName.periodic, "average", "only sync.policy=periodic averages moments"
-            yield local, "average", "with sync.k=1 all workers have the same moments: set sync.average=weights"
-            rule = "overlap averages weights only: set sync.overlap=false or sync.average=weights"
-            yield not self.overlap, "average", rule
-            rule = f"second moments underflow in {self.compress.name}: use sync.compress=bf16 or none"
-            yield self.compress in (Compress.none, Compress.bf16), "average", rule
 
     def _check_outer(self) -> None:
         for name in _OUTER:
@@ -362,9 +357,6 @@ class Scaling:
 
 #: The optimizers whose weight decay is not part of the gradient.
 _DECOUPLED = (OptimizerName.adamw, OptimizerName.adafactor)
-
-#: The optimizers whose moments `sync.average=weights_and_moments` averages.
-_AVERAGED = (OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd)
 
 
 @dataclass(frozen=True)
@@ -696,7 +688,10 @@ class Config:
         _require_count("max_steps", self.max_steps, "optimizer step", "whole epochs")
         _require_count("log_every", self.log_every, "optimizer step")
         _require_count("nonfinite_steps", self.nonfinite_steps, "optimizer step")
-        self._check_sync()
+        local_gradients = self.sync.policy is SyncPolicyName.gradients and not self.sync.always_synchronous
+        rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
+        ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
+        require(ok, "sync.policy", self.sync.policy, rule)
         self._check_scaling()
         dtype, ok = self.sharding.param_dtype, self.precision.name is PrecisionName.bf16
         require(dtype is None or ok, "sharding.param_dtype", dtype, "it needs precision=bf16; use that, or null")
@@ -708,19 +703,6 @@ class Config:
             require(not self.gradient_checkpointing, "gradient_checkpointing", True, rule)
         if self.equivalence.is_identical:
             self._check_identical()
-
-    def _check_sync(self) -> None:
-        """Refuse what a precision or an optimizer cannot synchronise."""
-        sync, name = self.sync, self.optimizer.name
-        local_gradients = sync.policy is SyncPolicyName.gradients and not sync.always_synchronous
-        rule = "each worker would have its own fp16 loss scale: use precision=bf16 or fp32"
-        ok = not (local_gradients and self.precision.name is PrecisionName.fp16)
-        require(ok, "sync.policy", sync.policy, rule)
-        if sync.average is Average.weights_and_moments:
-            rule = f"the state of optimizer={name.name} cannot be averaged: use sync.average=weights"
-            require(name in _AVERAGED, "sync.average", sync.average, rule)
-            rule = "optimizer=sgd with optimizer.momentum=0 has no moments: use sync.average=weights"
-            require(self.optimizer.momentum != 0, "sync.average", sync.average, rule)
 
     def _check_scaling(self) -> None:
         """Refuse rules that were not derived for the optimizer."""

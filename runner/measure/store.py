@@ -54,7 +54,7 @@ def _synchronisation(sync: Sync, workers: int) -> Any:
     if sync.always_synchronous:
         return ["gradients", sync.compress.name]
     outer = sync.policy is SyncPolicyName.outer
-    return [sync.policy.name, sync.compress.name, sync.average.name, sync.overlap, outer and sync.outer_momentum]
+    return [sync.policy.name, sync.compress.name, sync.overlap, outer and sync.outer_momentum]
 
 
 def load(path: Path) -> Measurement | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.config.choices import Average, Compress, SyncPolicyName, SyncSchedule
+from runner.config.choices import Compress, SyncPolicyName, SyncSchedule
 from runner.config.schema import AUTO, Schedule, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import sync_steps
@@ -29,8 +29,6 @@ def _option_labels(sync: Sync) -> list[str]:
         labels.append(sync.schedule.name + "".join(f"={value:g}" for value in values if value is not None))
     if sync.fragments != 1:
         labels.append(f"fragments={sync.fragments}")
-    if sync.average is Average.weights_and_moments:
-        labels.append("moments")
     if sync.overlap:
         labels.append(f"overlap={sync.delay_steps}")
     if sync.compress is not Compress.none:
@@ -83,7 +81,7 @@ def _averaged(sync: Sync) -> str:
         per_lr = ", per learning rate" if sync.outer_per_lr else ""
         return f"updates, outer SGD of lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}{nesterov}{per_lr}"
     return {
-        SyncPolicyName.periodic: "weights" if sync.average is Average.weights else "weights and moments",
+        SyncPolicyName.periodic: "weights",
         SyncPolicyName.accumulated: "accumulated updates",
         SyncPolicyName.gradients: "gradients, weights never synchronised",
     }[sync.policy]

@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.config.arguments import RESUME
 from runner.config.plain import from_plain
+from runner.config.schema import REMOVED_SYNC_SETTINGS
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.lock import is_locked
@@ -90,6 +91,8 @@ def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:
         trusted, settings["trusted_packages"] = list(settings["trusted_packages"]), []
         settings.pop("cache_dir", None)
         settings["tracking"]["uri"] = None
+        removed = REMOVED_SYNC_SETTINGS.items()
+        settings["sync"] = dict(item for item in settings["sync"].items() if item not in removed)
         settings["device"]["file"] = None  # its content is among the settings
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file} does not hold the settings of a run ({first_line(error)}): restore it") from error

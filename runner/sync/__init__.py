@@ -6,17 +6,15 @@ import functools
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from runner.backends import Backend
-from runner.config.choices import Average, Compress, SyncPolicyName
+from runner.config.choices import Compress, SyncPolicyName
 from runner.config.schema import Config, Sync
 from runner.plan import Plan
 from runner.plan.sync_steps import sync_steps
 from runner.sync.averaging import wire_dtype
 from runner.sync.fully_sharded import FullySharded
 from runner.sync.local_sgd import LocalSGD
-from runner.sync.optimizers import Moments
 from runner.sync.post_local import PostLocal
 from runner.sync.protocol import StepFacts, SyncPolicy
 from runner.sync.published import AccumulatedUpdates, PeriodicGradients
@@ -32,14 +30,13 @@ __all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "Trained", "bui
 
 @dataclass(frozen=True)
 class Trained:
-    """A worker's model, which it trains with the optimizer.
+    """A worker's model, which it trains.
 
     `bytes_per_pass`: what a sharded model sends, see `FullySharded`; None if every worker has all weights.
     `find_embeddings`: see `Synchronous`.
     """
 
     model: nn.Module
-    optimizer: Optimizer
     bytes_per_pass: int | None = None
     find_embeddings: FindRowEmbeddings | None = None
 
@@ -52,7 +49,7 @@ def build_sync_policy(config: Config, plan: Plan, trained: Trained, backend: Bac
         return TreeSynchronous(model, backend, plan.shards)
     if trained.bytes_per_pass is not None:
         return FullySharded(model, buffers, backend, trained.bytes_per_pass)
-    make_local = functools.partial(_local_policy, sync, steps.due, trained, buffers, backend)
+    make_local = functools.partial(_local_policy, sync, steps.due, model, buffers, backend)
     if steps.first_local == 0:
         return make_local()
     wire = wire_dtype(sync.compress)
@@ -67,15 +64,11 @@ def build_sync_policy(config: Config, plan: Plan, trained: Trained, backend: Bac
 
 
 def _local_policy(
-    sync: Sync, due: frozenset[int], trained: Trained, buffers: list[Tensor], backend: Backend
+    sync: Sync, due: frozenset[int], model: nn.Module, buffers: list[Tensor], backend: Backend
 ) -> SyncPolicy:
-    model = trained.model
     if sync.policy is SyncPolicyName.gradients:
         return PeriodicGradients(model, buffers, backend, sync.compress, due)
-    moments = None
-    if sync.average is Average.weights_and_moments:
-        moments = Moments(trained.optimizer, [p for p in model.parameters() if p.requires_grad])
-    replica = ReplicaVector(model, buffers, moments, backend)
+    replica = ReplicaVector(model, buffers, backend)
     if sync.policy is SyncPolicyName.accumulated:
         return AccumulatedUpdates(replica, backend, sync, due)
     # An outer optimizer (sync.policy=outer) makes the step to the average in both.

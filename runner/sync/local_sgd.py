@@ -55,10 +55,10 @@ class LocalSGD(LocalPolicy):
 
     def _synchronise(self) -> None:
         phase, self._phase = self._phase, LocalPhase()
-        vector = self._replica.pack_with_moments()
+        vector = self._replica.pack()
         self._common.start_average(vector, phase)
         record = self._common.apply_average(vector)
-        self._replica.unpack_average(record.step)
+        self._replica.unpack()
         self.history.add(record)
 
     def close(self) -> None:
@@ -81,8 +81,8 @@ class LocalSGD(LocalPolicy):
 class Chunk(NamedTuple):
     """Neighbouring numbers that are processed together.
 
-    `part`: 0 for weights, 1 for buffers, others for moments. `own`: their place in the replica's vector; `place`: in
-    the vectors of what is averaged.
+    `part`: 0 for weights, 1 for buffers. `own`: their place in the replica's vector; `place`: in the vectors of what
+    is averaged.
     """
 
     part: int
@@ -94,21 +94,21 @@ class CommonWeights:
     """The weights and buffers that all workers had in common after the latest synchronisation, and the way to new ones.
 
     With x_i the values of worker i, w_i its share of the loss terms and a the common values, these become
-    a + Σ w_i (x_i − a): updates are averaged and not weights, so that a wire of 16 bits rounds only updates. Moments
-    are averaged as they are. `parts`: slices of the replica's vector: weights, buffers, each moment.
+    a + Σ w_i (x_i − a): updates are averaged and not weights, so that a wire of 16 bits rounds only updates.
+    `parts`: slices of the replica's vector: weights, buffers.
     """
 
     def __init__(self, replica: ReplicaVector, parts: Sequence[slice], average: WeightedAverage, sync: Sync) -> None:
         sizes = [part.stop - part.start for part in parts]
         starts = itertools.accumulate(sizes, initial=0)
-        self._parts, self._average = parts[:2], average
+        self._parts, self._average = parts, average
         self._chunks = [
             Chunk(number, own, slice(own.start - part.start + start, own.stop - part.start + start))
             for number, (part, start) in enumerate(zip(parts, starts, strict=False))
             for own in chunks(part, replica.vector.device)
         ]
         self._common = torch.cat([replica.vector[part] for part in self._parts])
-        self._weights, self._buffers = self._common.split(sizes[:2])
+        self._weights, self._buffers = self._common.split(sizes)
         self._norm = norm(self._weights)
         self._outer = outer_optimizer(sync, self._weights)
 
@@ -116,11 +116,7 @@ class CommonWeights:
         """Start to average what workers have learnt in a local phase. A collective."""
         weight, squares = self._average.weight(phase, vector.dtype), []
         for chunk in self._chunks:
-            values = vector[chunk.own]
-            if chunk.part > 1:
-                self._average.put(chunk.place, values * weight)
-                continue
-            update = self._update(chunk, values)
+            update = self._update(chunk, vector[chunk.own])
             if chunk.part == 0:
                 squares.append(torch.dot(update, update))
             self._average.put(chunk.place, update.mul_(weight))
@@ -131,11 +127,7 @@ class CommonWeights:
         phase = self._average.finish()
         squares, common_squares = [], []
         for chunk in self._chunks:
-            values, mean = vector[chunk.own], self._average.get(chunk.place)
-            if chunk.part > 1:
-                values.copy_(mean)
-                continue
-            common = self._common[chunk.place]
+            mean, common = self._average.get(chunk.place), self._common[chunk.place]
             if chunk.part == 0:
                 squares.append(torch.dot(mean, mean))
             if chunk.part == 0 and self._outer is not None:
@@ -144,7 +136,7 @@ class CommonWeights:
                 common.add_(mean)
             if chunk.part == 0:
                 common_squares.append(torch.dot(common, common))
-            self._replace(chunk, values)
+            self._replace(chunk, vector[chunk.own])
         record = self._average.record(phase, norm_of_squares(squares) / self._norm)
         self._norm = norm_of_squares(common_squares)
         return record

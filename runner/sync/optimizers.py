@@ -1,19 +1,12 @@
-"""Optimizers and synchronisation: an outer optimizer for the common weights, and averages of the inner moments."""
+"""An outer optimizer, which makes the step of the common weights to the average."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch import Tensor
 
 from runner.config.choices import SyncPolicyName
 from runner.config.schema import Sync
-
-_ADAM = ("exp_avg", "exp_avg_sq")
-_MOMENT_NAMES = {AdamW: _ADAM, Adam: _ADAM, SGD: ("momentum_buffer",)}
 
 
 class OuterSGD:
@@ -47,46 +40,3 @@ def outer_optimizer(sync: Sync, weights: Tensor) -> OuterSGD | None:
     assert sync.outer_lr is not None
     assert sync.outer_momentum is not None
     return OuterSGD(weights, sync.outer_lr, sync.outer_momentum, bool(sync.outer_nesterov), bool(sync.outer_per_lr))
-
-
-class Moments:
-    """The moments of an optimizer, as tensors that can be averaged with the weights of `parameters`."""
-
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        self._names = _MOMENT_NAMES[type(optimizer)]
-        assert all(group.get("momentum") != 0 for group in optimizer.param_groups), "there are no moments"
-        self._optimizer = optimizer
-        self._parameters = list(parameters)
-        self._fused = {id(p): group.get("fused") for group in optimizer.param_groups for p in group["params"]}
-        self.tensors = [torch.zeros_like(p) for _ in self._names for p in self._parameters]
-
-    def by_name(self) -> list[list[Tensor]]:
-        """The tensors of each moment."""
-        count = len(self._parameters)
-        return [self.tensors[n : n + count] for n in range(0, len(self.tensors), count)]
-
-    def collect(self) -> None:
-        """Make `tensors` the optimizer's own state, with its current values.
-
-        A worker that has not stepped yet has no state, and one that has loaded its state has other tensors there.
-        """
-        tensors = iter(self.tensors)
-        for name in self._names:
-            for parameter in self._parameters:
-                tensor, state = next(tensors), self._optimizer.state[parameter]
-                current = state.get(name)
-                if current is not tensor:
-                    tensor.copy_(current) if current is not None else tensor.zero_()
-                    state[name] = tensor
-
-    def set_step_count(self, steps: int) -> None:
-        """Every worker counts `steps` steps after an average: Adam's bias correction depends on the count."""
-        for parameter in self._parameters:
-            state: dict[str, Any] = self._optimizer.state[parameter]
-            if "exp_avg" not in state:
-                continue
-            if "step" not in state:
-                device = parameter.device if self._fused[id(parameter)] else torch.device("cpu")
-                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-            count: Tensor = state["step"]
-            count.fill_(float(steps))

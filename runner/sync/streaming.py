@@ -28,7 +28,7 @@ _SMALLEST_FRAGMENT_BYTES = 2**20
 
 
 class Fragment(CommonWeights):
-    """A part of the weights, with its part of buffers and moments, that is averaged on its own.
+    """A part of the weights, with its part of the buffers, that is averaged on its own.
 
     With `sync.overlap` the worker trains on while an average is in flight, and these steps stay on top of the new
     common weights.
@@ -150,13 +150,13 @@ class StreamingSGD(LocalPolicy):
     def _start(self, fragment: Fragment, applied_after: int) -> None:
         if fragment.applied_after is not None:  # rounds are long enough, except the first after a resumption
             self._apply(fragment)
-        fragment.start_average(self._replica.pack_with_moments(), fragment.phase)
+        fragment.start_average(self._replica.pack(), fragment.phase)
         fragment.phase, fragment.applied_after = LocalPhase(), applied_after
 
     def _apply(self, fragment: Fragment) -> None:
         record = fragment.apply_average(self._replica.pack())
         fragment.applied_after = None
-        self._replica.unpack_average(record.step)
+        self._replica.unpack()
         self.history.add(record)
 
     @torch.no_grad()

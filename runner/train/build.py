@@ -82,7 +82,7 @@ def _build_replica(job: Job, backend: Backend, saved: Saved | None, state: State
     fused = not backend.compiles and (sharded is None or config.optimizer.name is not OptimizerName.sgd)
     optimizer = build_optimizer(job.plan.scaled(config.optimizer), model, fused)
     bytes_per_pass = sharded.bytes_per_pass if sharded is not None else None
-    trained = Trained(model, optimizer, bytes_per_pass, keep_gradients)
+    trained = Trained(model, bytes_per_pass, keep_gradients)
     policy = build_sync_policy(config, job.plan, trained, backend)
     if config.equivalence.is_identical:
         require_equal_workers(model, backend, job.device_type)

@@ -87,16 +87,9 @@ PER_DEVICE, AUTO, SGD = "batch=per_device", "accumulation=auto", "optimizer=sgd"
         ("sync=outer", "sync.outer_lr", ["0", "null"]),
         ("sync=outer", "sync.outer_momentum", ["1"]),
         ("sync=slowmo sync.outer_momentum=0", "sync.outer_nesterov", ["true"]),
-        ("", "sync.average", ["weights_and_moments"]),
-        ("sync=outer", "sync.average", ["weights_and_moments"]),
-        ("sync.k=4 sync.overlap=true", "sync.average", ["weights_and_moments"]),
-        ("sync.k=4 sync.compress=fp16", "sync.average", ["weights_and_moments"]),
-        ("sync.k=4 sync.compress=int8", "sync.average", ["weights_and_moments"]),
         ("", "sync.compress", ["int8"]),
         ("sync=gradients", "sync.compress", ["int8"]),
         ("sync.k=4 sync.schedule=post_local", "sync.compress", ["int8"]),
-        ("sync.k=4 optimizer=adafactor", "sync.average", ["weights_and_moments"]),
-        (f"sync.k=4 {SGD} optimizer.momentum=0", "sync.average", ["weights_and_moments"]),
         ("sync.k=4 precision=fp16", "sync.policy", ["gradients"]),
     ],
 )
@@ -118,7 +111,6 @@ def test_invalid_values(given: str, setting: str, values: list[Any]) -> None:
         "seed=2147483647 device.workers=1 device.length_buckets=[32,8,32] batch.global_batch=1",
         "optimizer.betas=[0,0] optimizer.weight_decay=0 optimizer.clip_norm=null schedule.warmup_share=0.99",
         "optimizer=sgd optimizer.momentum=0",
-        "optimizer=adam sync.k=4 sync.average=weights_and_moments",
         "evaluation.every_steps=1 evaluation.patience=1 evaluation.min_delta=0 max_steps=1 epochs=1",
         "sync.k=4 sync.overlap=true sync.delay=4",
         "sync=outer sync.overlap=true sync.compress=fp16 sync.schedule=qsr",
@@ -126,7 +118,6 @@ def test_invalid_values(given: str, setting: str, values: list[Any]) -> None:
         "sync=outer sync.k=4 sync.fragments=4 sync.overlap=true sync.delay=4",
         "sync=slowmo sync.schedule=post_local sync.synchronous_share=0.1",
         "sync=gradients sync.k=1 precision.name=fp16",
-        "sync.k=4 sync.average=weights_and_moments sync.compress=bf16",
     ],
 )
 def test_values_that_are_allowed(overrides: str) -> None:

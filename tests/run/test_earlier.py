@@ -26,6 +26,13 @@ def test_what_a_folder_does_not_decide(tmp_path: Path) -> None:
     assert (settings["trusted_packages"], trusted) == ([], ["mine"])
 
 
+def test_a_run_from_before_settings_were_removed(tmp_path: Path) -> None:
+    """They are left out if they have no effect; one that was used is refused later, by its name."""
+    sync = {"k": 4, "average": "weights", "rank": None, "drift_target": 0.1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, "sync": sync}))
+    assert saved_settings(tmp_path)[0]["sync"] == {"k": 4, "drift_target": 0.1}
+
+
 @pytest.mark.parametrize("content", ["", "a: [", "tracking: none", "- 1"])
 def test_a_file_without_settings(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.yaml").write_text(content)

@@ -33,7 +33,6 @@ class Sync:
 
     policy: str = "periodic"
     k: int = 4
-    average: str = "weights"
     schedule: str = "constant"
     synchronous_share: float | None = None
     qsr_alpha: float | None = None
@@ -185,10 +184,7 @@ class Simulation:
     @property
     def vectors(self) -> int:
         """How many vectors of the weights' length one synchronisation brings together."""
-        if self.sync.policy == "gradients":
-            return 2  # the weights, for the drift
-        adamw = isinstance(self.optimizers[0], torch.optim.AdamW)
-        return 1 if self.sync.average == "weights" else 3 if adamw else 2
+        return 2 if self.sync.policy == "gradients" else 1  # the weights as well, for the drift
 
     def tensors(self, i: int) -> list[Tensor]:
         """What replicas agree on: the weights, and after them running statistics (of batch norm, say)."""
@@ -294,8 +290,6 @@ class Simulation:
                 torch.cat([u[: self.weights_only], own[self.weights_only :]]) for u, own in zip(self.u, d, strict=True)
             ]
         m = self.quantised(d, w, fragment) if self.sync.compress == "int8" else weighted_sum(d, w, self.sync.compress)
-        if self.sync.average == "weights_and_moments":
-            self.average_moments(w, t, fragment)
         self.record(t, fragment, d, w)
         self.flights[fragment] = Flight(arrival, d, m, self.lrs[fragment])
         self.start_window(fragment)
@@ -344,22 +338,6 @@ class Simulation:
             step = gradient + self.sync.outer_momentum * self.v if self.sync.outer_nesterov else self.v
             new[: self.weights_only] = (self.a - self.sync.outer_lr * gamma * step)[: self.weights_only]
         return new
-
-    def average_moments(self, w: list[float], t: int, fragment: int) -> None:
-        """What the optimizers carry from step to step becomes the weighted average, in numbers and not in changes."""
-        names = ("momentum_buffer",) if isinstance(self.optimizers[0], torch.optim.SGD) else ("exp_avg", "exp_avg_sq")
-        own = self.masks[fragment][: self.weights_only].split([p.numel() for p in self.models[0].parameters()])
-        for mask, *parameters in zip(own, *(model.parameters() for model in self.models), strict=True):
-            states = [optimizer.state[p] for optimizer, p in zip(self.optimizers, parameters, strict=True)]
-            for name in names:
-                # A worker that has not yet stepped has none; it weighs nothing then, or nobody has stepped.
-                known = [state.get(name, torch.zeros_like(parameters[0])) for state in states]
-                mean = weighted_sum([value.detach() for value in known], w, self.sync.compress)
-                for state, before in zip(states, known, strict=True):
-                    state[name] = torch.where(mask.view_as(mean), mean, before.detach())
-            for state in states:
-                if "exp_avg" in state:
-                    state["step"] = torch.tensor(float(t + 1))
 
     def finish(self, t: int) -> None:
         """Nothing stays in flight, and nothing is left that one worker alone did."""

@@ -42,7 +42,7 @@ FLOATS = ("weight", "bias", "running_mean", "running_var")
 
 
 def make(accumulate: bool, model: nn.Module, backend: Backend, due: Collection[int]) -> SyncPolicy:
-    replica = ReplicaVector(model, running_statistics(model), None, backend)
+    replica = ReplicaVector(model, running_statistics(model), backend)
     if accumulate:
         return AccumulatedUpdates(replica, backend, Sync(SyncPolicyName.accumulated, 4), due)
     return LocalSGD(replica, backend, PERIODIC, due)
@@ -109,7 +109,7 @@ def diloco_history(backend: Backend) -> list[list[list[float]]]:
     """The different weights of each fragment before each step."""
     model = nn.Linear(4, 8, bias=False)
     nn.init.ones_(model.weight)
-    replica = ReplicaVector(model, [], None, backend)
+    replica = ReplicaVector(model, [], backend)
     policy = StreamingSGD(replica, backend, outer(2.0, 0.0, False, fragments=2), [5, 11, 17])
     history = []
     for step in range(len(TORCHFT[0])):
@@ -149,7 +149,7 @@ def in_chunks(backend: Backend, size: int, compress: Compress, overlaps: bool, w
         model = nn.BatchNorm1d(1000)
         options = {"compress": compress, "fragments": 2, "overlap": overlaps, "delay": 1 if overlaps else None}
         sync = outer(0.7, 0.9, True, **options) if with_outer else replace(PERIODIC, **options)
-        replica = ReplicaVector(model, running_statistics(model), None, backend)
+        replica = ReplicaVector(model, running_statistics(model), backend)
         policy = StreamingSGD(replica, backend, sync, range(1, 20, 2))
         torch.manual_seed(backend.rank)
         for step in range(8):

@@ -23,7 +23,6 @@ from tests.token_recipe import TOKENS
 WARM = ["schedule.warmup_share=0.3", "epochs=3"]
 LATE = Sync(schedule="post_local", synchronous_share=0.35)
 QSR = Sync(schedule="qsr", k=2)
-ALL = "weights_and_moments"
 TWICE = ["accumulation.steps=2"]
 
 
@@ -58,7 +57,7 @@ class Case:
 CASES = [
     # policies
     Case(2, Sync(k=2), [*SGD, *EXACT], TWICE),
-    Case(8, Sync(k=4, average=ALL), [*ADAMW, *TOKENS]),
+    Case(8, Sync(k=4), [*ADAMW, *TOKENS]),
     Case(3, Sync("accumulated", k=2), [*ADAMW, *TOKENS]),
     Case(3, replace(DILOCO, k=2), SGD, (), "diloco"),
     Case(2, replace(SLOWMO, k=3), [*SGD, *WARM], TWICE, "slowmo"),
@@ -67,9 +66,9 @@ CASES = [
     Case(2, replace(LATE, k=3), [*SGD, *BATCH_NORM]),
     Case(3, replace(LATE, policy="outer", k=2), [*ADAMW, *TOKENS]),
     Case(3, replace(QSR, qsr_alpha=0.045), [*SGD, *WARM]),
-    Case(3, replace(QSR, k=1, average=ALL), [*ADAMW, *TOKENS]),
+    Case(3, replace(QSR, k=1), [*ADAMW, *TOKENS]),
     # fragments
-    Case(3, Sync(k=4, fragments=3, average=ALL), [*ADAMW, *TOKENS]),
+    Case(3, Sync(k=4, fragments=3), [*ADAMW, *TOKENS]),
     Case(2, replace(DILOCO, k=4, fragments=4, overlap=True, delay=1, compress="bf16"), [*SGD, *BATCH_NORM]),
     Case(3, Sync("accumulated", k=3, fragments=2, overlap=True), [*SGD, *TOKENS]),
     # overlap
@@ -77,7 +76,7 @@ CASES = [
     Case(2, Sync("accumulated", k=3, overlap=True, delay=3), [*SGD, *BATCH_NORM]),
     Case(2, replace(QSR, policy="outer", outer_per_lr=True, overlap=True), [*SGD, *WARM]),
     # compression
-    Case(2, Sync(k=3, compress="bf16", average=ALL), ADAMW),
+    Case(2, Sync(k=3, compress="bf16"), ADAMW),
     Case(2, Sync(k=3, compress="fp16", overlap=True, delay=2), [*SGD, *TOKENS]),
     Case(2, Sync("gradients", k=3, compress="fp16"), SGD, TWICE),
     Case(3, Sync(k=2, compress="int8"), [*SGD, *TOKENS]),

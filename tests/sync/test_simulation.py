@@ -18,7 +18,6 @@ EVEN = [*SGD, "optimizer.clip_norm=null", "batch.global_batch=20"]
 
 #: Periodic averaging after every step without DDP: with a tiny alpha all phases have k = 1 steps.
 EVERY_STEP = Sync(k=1, schedule="qsr", qsr_alpha=1e-9)
-EVERY_STEP_ALL = dataclasses.replace(EVERY_STEP, average="weights_and_moments")
 
 
 def apart(simulation: Simulation, other: Simulation) -> float:
@@ -30,7 +29,6 @@ def apart(simulation: Simulation, other: Simulation) -> float:
     [
         (EVEN, EVERY_STEP, 2),
         ([*PLAIN, *TOKENS], Sync("accumulated", k=1), 3),
-        ([*SGD, "optimizer.clip_norm=null"], EVERY_STEP_ALL, 3),
         ([*SGD, *TOKENS], dataclasses.replace(EVERY_STEP, policy="gradients"), 3),
     ],
 )

@@ -40,8 +40,8 @@ BEST = ["evaluation.every_steps=2", "evaluation.keep_best=true", "evaluation.pat
 COVERING = [
     (Sync(k=1), [*ADAMW, *DROPOUT, "precision=fp32", "accumulation.steps=2", *BEST]),
     (Sync(k=1), [*SGD, *EXACT, "precision=fp64"]),
-    (replace(LATE, average="weights_and_moments"), [*ADAMW, *BATCH_NORM, "precision=bf16"]),
-    (Sync(k=3, average="weights_and_moments", compress="bf16"), [*ADAMW, *DROPOUT, "precision=bf16"]),
+    (LATE, [*ADAMW, *BATCH_NORM, "precision=bf16"]),
+    (Sync(k=3, compress="bf16"), [*ADAMW, *DROPOUT, "precision=bf16"]),
     (Sync(k=4, overlap=True, delay=2, compress="bf16"), [*ADAMW, *DROPOUT, "precision=fp16"]),
     (replace(LATE, policy="outer", overlap=True, delay=2), [*ADAMW, *EXACT, "precision=bf16"]),
     (replace(SLOWMO, k=3, overlap=True, delay=3, schedule="qsr"), [*SGD, *DROPOUT, "precision=fp32"]),
@@ -52,7 +52,7 @@ COVERING = [
     (Sync(k=3, compress="int8", overlap=True, delay=2, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
 ]
 
-POLICIES = (Sync(), Sync(average="weights_and_moments"), DILOCO, SLOWMO, Sync("accumulated"), Sync("gradients"))
+POLICIES = (Sync(), DILOCO, SLOWMO, Sync("accumulated"), Sync("gradients"))
 
 
 def grid() -> list[list[str]]:

@@ -158,7 +158,7 @@ def test_an_average_is_the_same_program_for_any_number_of_samples(tensors: int) 
     for own_count in (0, 6, 7, 48):
         backend = XlaBackend(_Host(), torch_xla.device(), compiled_all_reduce(WORKERS))  # type: ignore[arg-type]
         model = torch.nn.Linear(3, 2, bias=tensors == 2).to(backend.device)
-        policy = LocalSGD(ReplicaVector(model, [], None, backend), backend, Sync(SyncPolicyName.periodic, 4), [3])
+        policy = LocalSGD(ReplicaVector(model, [], backend), backend, Sync(SyncPolicyName.periodic, 4), [3])
         torch_xla.sync()
         backend.mark_step = lambda: None  # type: ignore[method-assign]  # it would be executed
         policy.after_step(StepFacts(3, 48, 1, own_count, 48, 0.1))
