@@ -50,24 +50,13 @@ def available_memory(device_type: str, local_workers: int) -> int | None:
 
 
 def left_of_limits(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Bytes that are left of the limits of control groups (version 1 or 2) and of those above them.
+    """Bytes that are left of the limits of a control group (version 2) and of those above it.
 
     `groups`: the content of a process's `/proc/PID/cgroup`. Memory that only keeps files' content counts as left.
     """
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, names, cached = root, ("memory.max", "memory.current"), "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            cached = "total_inactive_file"
-        else:
-            continue
-        own = top / path.lstrip("/")
-        for folder in (own, *own.parents):
-            with contextlib.suppress(OSError, ValueError):  # a group without a limit, which is the word `max`
-                limit, used = (int((folder / name).read_text()) for name in names)
-                statistics = dict(entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
-                yield limit - used + int(statistics[cached])
-            if folder == top:
-                break
+    paths = [line.removeprefix("0::/") for line in groups.splitlines() if line.startswith("0::/")]
+    for folder in (folder for path in paths for folder in (root / path, *(root / path).parents)):
+        with contextlib.suppress(OSError, ValueError):  # a group without a limit, which is the word `max`
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            statistics = dict(entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
+            yield limit - used + int(statistics["inactive_file"])
