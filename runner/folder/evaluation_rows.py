@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from runner.errors import UserError, first_line
+from runner.errors import RunFailed, UserError, first_line
 from runner.folder.files import write_bytes
 from runner.folder.reading import opened
 
@@ -23,6 +23,25 @@ _LIMIT = 2**24
 def write_rows(folder: Path, metrics: Mapping[str, np.ndarray]) -> None:
     """Write the values of each metric, one for each row, as float32. Atomic. Raises RunFailed, as `write_json`."""
     write_bytes(folder / FILE_NAME, save({name: values.astype(np.float32) for name, values in metrics.items()}))
+
+
+class KeptRows:
+    """Writes the rows of the weights that would be saved. A full disk is a warning: training does not end for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._problem: str | None = None
+
+    def write(self, metrics: Mapping[str, np.ndarray]) -> None:
+        try:
+            if metrics:
+                write_rows(self._folder, metrics)
+        except RunFailed as error:
+            self._problem = str(error)
+
+    def warning(self) -> str | None:
+        """The reason why the latest ones were not kept, if they were not."""
+        return self._problem
 
 
 def read_rows(folder: Path) -> dict[str, np.ndarray]:

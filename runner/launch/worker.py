@@ -18,6 +18,7 @@ from runner.backends.torch_distributed import long_collectives
 from runner.config.choices import ShardingKind
 from runner.data.cache import Cache
 from runner.errors import first_line
+from runner.folder.evaluation_rows import KeptRows
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.folder.record import RunResult
@@ -31,7 +32,6 @@ from runner.train.hooks import Hooks
 from runner.train.identical import make_deterministic
 from runner.train.identity import job_identity
 from runner.train.job import Job, WorkerJob
-from runner.train.kept_rows import KeptRows
 from runner.train.profile import Profiler
 
 

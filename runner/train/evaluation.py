@@ -74,7 +74,8 @@ class Evaluator:
                 self.metrics, predictions = evaluated
                 would_be_saved = self.best.update(step, self.metrics, replica.model) or not self._keeps_best
                 if would_be_saved and self._hooks.kept_rows is not None and len(replica.prepared.eval) <= MOST_ROWS:
-                    self._hooks.kept_rows.write(replica.recipe.row_metrics(predictions, replica.prepared.eval))
+                    rows = replica.recipe.row_metrics(predictions, replica.prepared.eval)
+                    self._hooks.kept_rows.write({name: values.numpy() for name, values in rows.items()})
         restore_random_state(on_host)  # the number of evaluations must not change training
         backend.restore_random_state(on_device)
         self._compilations.after_evaluation()

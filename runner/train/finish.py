@@ -17,6 +17,7 @@ from runner.backends import Backend
 from runner.backends.machine import available_cores, describe_machine
 from runner.backends.moving import to_device
 from runner.errors import RunFailed, first_line
+from runner.folder.evaluation_rows import KeptRows
 from runner.folder.files import is_from_disk, require_space, write_json
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.record import RunResult
@@ -27,7 +28,6 @@ from runner.train.checkpoint import Checkpoints
 from runner.train.flops import measure_utilisation
 from runner.train.identical import common_digest, weights_digest
 from runner.train.job import Job
-from runner.train.kept_rows import KeptRows
 from runner.train.loop import Loop
 from runner.train.replica import Replica
 from runner.train.tokens import over_all_workers

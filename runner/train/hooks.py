@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from runner.folder.evaluation_rows import KeptRows
 from runner.plan.order import DataOrder
-from runner.train.kept_rows import KeptRows
 from runner.train.replica import Replica
 from runner.train.throughput import Meter
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from runner.errors import UserError
-from runner.folder.evaluation_rows import FILE_NAME, read_rows, write_rows
-from runner.train.kept_rows import KeptRows
+from runner.folder.evaluation_rows import FILE_NAME, KeptRows, read_rows, write_rows
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -30,5 +28,5 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_training_goes_on_where_they_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME / "in the way").mkdir(parents=True)
     kept = KeptRows(tmp_path)
-    kept.write({"f1": torch.zeros(2)})
+    kept.write({"f1": np.zeros(2)})
     assert FILE_NAME in str(kept.warning())
