@@ -16,6 +16,11 @@ RESUME, RESUME_SWEEP = "resume", "resume_sweep"
 _SEED_AUTO = "seed=auto"
 
 
+def key_of(override: str) -> str:
+    """The name of the setting in an override, such as `optimizer.lr`."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser, which raises UserError instead of printing its usage and exiting."""
 
@@ -76,7 +81,7 @@ class HydraOptions:
 
 def take_resume(overrides: list[str], key: str = RESUME_SWEEP) -> tuple[list[str], str | None]:
     """The overrides without `resume_sweep=…`, and its value. Raises UserError if it is given twice or is empty."""
-    given = [override for override in overrides if override.lstrip("+").partition("=")[0] == key]
+    given = [override for override in overrides if key_of(override) == key]
     if not given:
         return overrides, None
     value = given[0].partition("=")[2].strip("'\"")

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from runner.config.arguments import RESUME
+from runner.config.arguments import RESUME, key_of
 from runner.config.compose import compose, settings
 from runner.config.schema import Config, Tracking
 from runner.errors import UserError, require
@@ -41,7 +41,6 @@ from runner.run.same_experiment import (
     GROUPS,
     SETTINGS,
     first_difference,
-    key_of,
     may_change,
     recorded_experiment,
 )

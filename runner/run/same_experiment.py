@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from runner.config.arguments import key_of
 from runner.config.compose import parsed
 from runner.config.plain import to_plain
 from runner.config.schema import SETUP_DIGEST_EXCLUDES, Config
@@ -34,11 +35,6 @@ SETTINGS = (
     *("log_every", "verbose", "compile", "gradient_checkpointing", "evaluation.micro_batch"),
     *("nonfinite_steps", "cache_dir", "trusted_packages"),
 )
-
-
-def key_of(override: str) -> str:
-    """The name of the setting in an override."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def recorded_experiment(config: Config, plan: Plan) -> dict[str, Any]:
