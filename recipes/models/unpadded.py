@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.kernels.attention import flash_attention, unpadded_attention
+from runner.kernels.attention import AttentionOptions, flash_attention, unpadded_attention
 from runner.kernels.unpadded import TokenLayout, layout_of
 
 #: Model types whose layers are one list and whose attention transformers calls by name; a test tries each of them.
@@ -107,17 +107,18 @@ def _register() -> None:
         """
         layout = attention_mask if isinstance(attention_mask, _Layout) else None
         mask = attention_mask if layout is None else layout.mask
-        p, scale, is_causal = settings.get("dropout", 0.0), settings.get("scaling"), settings.get("is_causal")
+        is_causal = settings.get("is_causal")
         causal = mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        options = AttentionOptions(settings.get("dropout", 0.0), settings.get("scaling"), causal)
         if _needs_no_mask(query, key, mask, layout):
             if layout is not None:
-                output = flash_attention(query, key, value, layout, p, scale, causal)
+                output = flash_attention(query, key, value, layout, options)
                 if output is not None:
                     return output, None
-            if p > 0 and query.device.type == "cpu":
+            if options.p > 0 and query.device.type == "cpu":
                 lengths = [query.size(2)] * len(query) if layout is None else layout.lengths
                 queries, keys, values = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
-                output = unpadded_attention(queries, keys, values, lengths, p, scale, causal)
+                output = unpadded_attention(queries, keys, values, lengths, options)
                 return output.unflatten(0, (len(query), -1)), None
         if layout is None:
             return sdpa_attention_forward(module, query, key, value, mask, **settings)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from runner.errors import UserError
 from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
-from runner.kernels.attention import DropoutFactors, unpadded_attention, with_factors
+from runner.kernels.attention import AttentionOptions, DropoutFactors, unpadded_attention, with_factors
 from runner.kernels.unpadded import current_layout
 
 #: (optimizer step from 0, row numbers of the micro-batch, device) -> context manager for the forward pass.
@@ -147,17 +147,10 @@ def _attention(
 
 
 def _unpadded_attention(
-    mode: ExactDropout,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Sequence[int],
-    p: float,
-    scale: float | None,
-    causal: bool,
+    mode: ExactDropout, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], options: AttentionOptions
 ) -> Tensor:
     """Each sequence is a sample, with the part of its mask that is not padding."""
-    return with_factors(query, key, value, lengths, scale, causal, mode.factors_of_samples(p))
+    return with_factors(query, key, value, lengths, options, mode.factors_of_samples(options.p))
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {

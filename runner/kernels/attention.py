@@ -14,6 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +36,16 @@ _MULTIPLE = 8
 _SCORES = 2**18
 
 
+class AttentionOptions(NamedTuple):
+    """`p`: of dropout; `scale`: of scores, by default 1 / sqrt(size); `causal`: no token attends to later ones."""
+
+    p: float = 0.0
+    scale: float | None = None
+    causal: bool = False
+
+
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout, p: float, scale: float | None, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout, options: AttentionOptions
 ) -> Tensor | None:
     """`unpadded_attention` by torch's kernel for GPUs, for which the host does not wait; None where it cannot be used.
 
@@ -47,6 +56,7 @@ def flash_attention(
     if query.device.type not in _HAVE_FLASH or query.size(-1) % 8 or has_torch_function((query,)):
         return None
     device, shares_keys = query.device.type, query.size(1) != key.size(1)
+    p, scale, causal = options
     if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in fp32
         query, key, value = (one.to(torch.get_autocast_dtype(device)) for one in (query, key, value))
     if not can_use_flash_attention(SDPAParams(query, key, value, None, p, causal, shares_keys)):
@@ -61,21 +71,20 @@ def flash_attention(
 
 
 def unpadded_attention(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], p: float, scale: float | None, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], options: AttentionOptions
 ) -> Tensor:
-    """Attention of each token to those of its sequence, or with `causal` to itself and those before.
+    """Attention of each token to those of its sequence; dropout is from torch's generator.
 
     `query`: [tokens, heads, size], sequence after sequence; `key`, `value`: the same, or with a divisor of `heads`,
-    each of which serves as many heads. `lengths`: of the sequences, in tokens. `p`: of dropout, from torch's generator.
-    Returns [tokens, heads, size]. Products are at least in fp32, also under autocast, like torch's own with dropout.
-    `scale`: of the scores, by default 1 / sqrt(size).
+    each of which serves as many heads. `lengths`: of the sequences, in tokens. Returns [tokens, heads, size]. Products
+    are at least in fp32, also under autocast, like torch's own with dropout.
     """
     tensors = (query, key, value)
     if has_torch_function(tensors):  # exact dropout has other masks
         own = unpadded_attention
-        output: Tensor = handle_torch_function(own, tensors, *tensors, lengths, p, scale, causal)
+        output: Tensor = handle_torch_function(own, tensors, *tensors, lengths, options)
         return output
-    return with_factors(query, key, value, lengths, scale, causal, lambda _, weights: random_factors(weights, p))
+    return with_factors(query, key, value, lengths, options, lambda _, weights: random_factors(weights, options.p))
 
 
 def with_factors(
@@ -83,17 +92,16 @@ def with_factors(
     key: Tensor,
     value: Tensor,
     lengths: Sequence[int],
-    scale: float | None,
-    causal: bool,
+    options: AttentionOptions,
     factors: DropoutFactors,
 ) -> Tensor:
     """Compute `unpadded_attention` with the caller's factors of dropout."""
     dtype, (_, heads, size) = value.dtype, query.shape
-    scale = size**-0.5 if scale is None else scale
+    scale = size**-0.5 if options.scale is None else options.scale
     with torch.autocast(query.device.type, enabled=False):
         tensors = [one.to(torch.promote_types(dtype, torch.float32)) for one in (query, key, value)]
         tensors = [one.repeat_interleave(heads // one.size(1), 1) for one in tensors]
-        groups = _groups(tuple(lengths), heads, causal)
+        groups = _groups(tuple(lengths), heads, options.causal)
         outputs = []
         for group, *qkv in zip(
             groups, *(one.split([group.tokens for group in groups]) for one in tensors), strict=True

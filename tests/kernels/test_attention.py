@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner.kernels.attention import flash_attention, unpadded_attention
+from runner.kernels.attention import AttentionOptions, flash_attention, unpadded_attention
 from runner.kernels.unpadded import TokenLayout
 
 HEADS, SIZE = 4, 8
@@ -44,7 +44,7 @@ def test_the_same_outputs_and_gradients(key_heads: int, scale: float | None, cau
     """With several sizes of sequences, an empty one among them, and with heads that share keys."""
     outcomes = []
     for function in (
-        lambda *qkv: unpadded_attention(*qkv, LENGTHS, NOTHING, scale, causal),
+        lambda *qkv: unpadded_attention(*qkv, LENGTHS, AttentionOptions(NOTHING, scale, causal)),
         lambda *qkv: padded_attention(*qkv, scale, causal),
     ):
         qkv = [tokens(heads, seed) for seed, heads in enumerate((HEADS, key_heads, key_heads))]
@@ -62,7 +62,7 @@ def test_starts_of_sequences() -> None:
 
 def test_a_cpu_has_no_flash_attention() -> None:
     qkv = [tokens(HEADS, seed, torch.bfloat16).transpose(0, 1)[None] for seed in range(3)]
-    assert flash_attention(*qkv, layout("cpu"), 0.0, None, causal=False) is None
+    assert flash_attention(*qkv, layout("cpu"), AttentionOptions()) is None
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -76,7 +76,7 @@ def test_torch_has_the_operator(monkeypatch: pytest.MonkeyPatch, key_heads: int,
         tokens(heads, 0, torch.bfloat16).detach().to("meta").transpose(0, 1)[None].requires_grad_()
         for heads in (HEADS, key_heads, key_heads)
     ]
-    output = flash_attention(*qkv, layout("meta"), 0.1, None, causal)
+    output = flash_attention(*qkv, layout("meta"), AttentionOptions(0.1, causal=causal))
     assert output is not None
     output.sum().backward()
     assert output.shape == (1, sum(LENGTHS), HEADS, SIZE)
@@ -97,7 +97,7 @@ def test_flash_attention_on_a_gpu(key_heads: int, causal: bool) -> None:
         ]
         if device == "cuda":
             heads_first = [one.transpose(0, 1)[None] for one in qkv]
-            output = flash_attention(*heads_first, layout(device), 0.0, None, causal)
+            output = flash_attention(*heads_first, layout(device), AttentionOptions(causal=causal))
             assert output is not None
             output = output[0]
         else:
@@ -111,9 +111,9 @@ def test_flash_attention_on_a_gpu(key_heads: int, causal: bool) -> None:
 def test_products_are_in_fp32_under_autocast() -> None:
     """As precise as torch's, whose inputs and outputs alone are rounded: no score or weight is."""
     qkv = [tokens(HEADS, seed, torch.bfloat16) for seed in range(3)]
-    exact = unpadded_attention(*(one.double() for one in qkv), LENGTHS, NOTHING, None, causal=False)
+    exact = unpadded_attention(*(one.double() for one in qkv), LENGTHS, AttentionOptions(NOTHING))
     with torch.autocast("cpu", torch.bfloat16):
-        output = unpadded_attention(*qkv, LENGTHS, NOTHING, None, causal=False)
+        output = unpadded_attention(*qkv, LENGTHS, AttentionOptions(NOTHING))
     assert output.dtype is torch.bfloat16
     different = (output != exact.float().bfloat16()).double().mean()
     assert different < 0.01  # by chance, a value lies between two numbers of bf16
@@ -123,7 +123,7 @@ def weights(p: float, length: int, seed: int = 0) -> Tensor:
     """What was drawn for one head and two sequences: factors [2, length, length], as all weights are 1 / length."""
     torch.manual_seed(seed)
     zeros, ones = torch.zeros(2 * length, 1, length), torch.eye(length).repeat(2, 1).unsqueeze(1)
-    return unpadded_attention(zeros, zeros, ones, [length, length], p, None, causal=False).view(2, length, -1) * length
+    return unpadded_attention(zeros, zeros, ones, [length, length], AttentionOptions(p)).view(2, length, -1) * length
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
