@@ -36,7 +36,7 @@ from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import environments
 from runner.run.finish import RunCloser, note_failure, one_line
 from runner.run.preflight import busy_folder, prepare_run, refuse_used_folder
-from runner.run.progress import ProgressDisplay
+from runner.run.progress import progress_shown
 from runner.run.report import print_sentence, report
 from runner.run.resume import Resumption, prepare_resume, restarted, still_running
 from runner.run.same_experiment import overrides_to_start_again, recorded_experiment, to_repeat
@@ -155,7 +155,8 @@ def run(
     training = _Training(experiment, job, train, context.console)
     status, result, failure = FAILED, None, None
     try:
-        with ProgressDisplay(folder, experiment, tracker, context.console, sweep.progress):
+        tracker.start()
+        with progress_shown(folder, experiment, context.console, sweep.progress):
             result = training.run()
         status = FINISHED
     except Preempted:

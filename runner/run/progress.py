@@ -16,7 +16,6 @@ from rich.text import Text
 from runner.folder.metrics_log import Metric, MetricsReader
 from runner.folder.phase_progress import Phase, phase_under_way
 from runner.plan.experiment import Experiment
-from runner.track.tracker import Tracker
 
 #: Seconds between two reads of the metrics file, and between two lines where the output is not a terminal.
 _READ_EVERY, _LINE_EVERY = 0.25, 5.0
@@ -40,41 +39,27 @@ class Background:
         self._thread.join()
 
 
-class ProgressDisplay:
-    """A thread of the parent that reads `metrics.jsonl` and updates the terminal. Used as a context."""
+@contextlib.contextmanager
+def progress_shown(
+    folder: Path, experiment: Experiment, console: Console, sweep: Callable[[], str] | None = None
+) -> Iterator[None]:
+    """Show the progress of the run in `folder` while the block runs, by a thread that reads `metrics.jsonl`.
 
-    def __init__(
-        self,
-        folder: Path,
-        experiment: Experiment,
-        tracker: Tracker,
-        console: Console,
-        sweep: Callable[[], str] | None = None,
-    ) -> None:
-        """`sweep`: describes the state of the sweep that the run is a job of."""
-        self._folder = folder
-        self._reader = MetricsReader(folder)
-        self._reader.read()  # what a resumed run had logged before
-        self._tracker = tracker
-        self._display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
-        self._background = Background("progress", self._follow)
+    `sweep`: describes the state of the sweep that the run is a job of.
+    """
+    reader = MetricsReader(folder)
+    reader.read()  # what a resumed run had logged before
+    display = Bar(experiment, console, sweep) if console.is_terminal else Lines(experiment, console)
 
-    def __enter__(self) -> ProgressDisplay:
-        self._tracker.start()
-        self._background.__enter__()
-        return self
+    def follow(ended: threading.Event) -> None:
+        with display:
+            done = False
+            while not done:
+                done, new = ended.wait(_READ_EVERY), reader.read()
+                display.show(new if not reader.cut else [], phase_under_way(folder))
 
-    def __exit__(self, *_: object) -> None:
-        self._background.__exit__()
-
-    def _follow(self, ended: threading.Event) -> None:
-        with self._display:
-            while True:
-                done = ended.wait(_READ_EVERY)
-                new = self._reader.read()
-                self._display.show(new if not self._reader.cut else [], phase_under_way(self._folder))
-                if done:
-                    return
+    with Background("progress", follow):
+        yield
 
 
 class _Latest:

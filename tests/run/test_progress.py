@@ -17,8 +17,6 @@ from runner.folder.metrics_log import MetricsLog
 from runner.folder.phase_progress import PhaseProgress
 from runner.plan.experiment import prepare
 from runner.run import progress as progress_module
-from runner.track.card import TrackingRecord
-from runner.track.tracker import Tracker
 from tests.replicas import TINY
 
 
@@ -36,8 +34,7 @@ def shown(
     console = Console(file=output, force_terminal=terminal, width=120)
     experiment = prepare(settings(compose([*TINY, "device=cpu"])))
     log = MetricsLog(folder)
-    tracker = Tracker(TrackingRecord("e", "r", {}, {}, None), folder, None)
-    with progress_module.ProgressDisplay(folder, experiment, tracker, console, sweep):
+    with progress_module.progress_shown(folder, experiment, console, sweep):
         for step in range(1, 6):
             log.write(step, {"train/loss": 0.5, "train/lr": 0.001, "train/samples_per_s": 1234.0})
         between()
