@@ -23,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import accelerate
-from runner.config.arguments import key_of
 from runner.config.schema import Config, Tracking, hydra_schema
 from runner.config.setups import store_setups
 from runner.config.trust import refuse_code, typed_settings
@@ -237,7 +236,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 def with_sweeper_params(overrides: Sequence[str], hydra: DictConfig) -> list[str]:
     """`overrides`, preceded by what `hydra.sweeper.params` (set by `sweep=…`) adds to them."""
-    given = set(map(key_of, overrides))
+    given = {override.partition("=")[0] for override in overrides}
     params = hydra.sweeper.get("params") or {}
     return [*(f"{key}={value}" for key, value in params.items() if key not in given), *overrides]
 
