@@ -10,7 +10,7 @@ import torch
 
 from runner.errors import RunFailed, first_line
 
-#: Of torch's allocator for CPUs, and of oneDNN, whose errors have no special type.
+#: Texts of torch's allocator for CPUs, and of oneDNN, whose errors have no special type.
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "could not create a memory object", "bad_alloc")
 
 

@@ -46,7 +46,7 @@ class Backend(Protocol):
     local_rank: int
     device: torch.device
 
-    #: Whether the device compiles whole steps, anew for every new shape. Then fused kernels are not available, tensors
+    #: True if the device compiles whole steps, anew for every new shape. Then fused kernels are not available, tensors
     #: cannot share memory, and a number that changes from step to step must be a tensor (see `scalar`).
     compiles: bool = False
 

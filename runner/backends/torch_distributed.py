@@ -23,15 +23,15 @@ from runner.backends.protocol import Backend, Event, World
 from runner.config.schema import Launch
 from runner.data.recipe import Batch
 
-#: How long workers wait for one that tokenises a whole data set, and in training. The launcher notices at once if it
-#: dies, and the watchdog if a worker makes no progress in training.
+#: Time in which workers wait for one that tokenises a whole data set, and in training. The launcher notices at once if
+#: it dies, and the watchdog if a worker makes no progress in training.
 _LONG = datetime.timedelta(days=1)
 
 #: glibc's M_MMAP_THRESHOLD (its maximum), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes. Larger blocks, such as
 #: gradients of embeddings, are mapped separately: in a heap they would not always find their old place again.
 _MALLOC = {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
 
-#: How many kernels oneDNN and torch's interface to it keep. They have some for every number of tokens, a thousand by
+#: Kernels that oneDNN and torch's interface to it keep. They have some for every number of tokens, a thousand by
 #: default, and memory would grow by hundreds of MiB in the first hundred steps.
 _KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 
@@ -176,7 +176,7 @@ class TorchBackend(Backend):
         if self.world_size == 1:
             return total.tolist
         if self._host_group is None:
-            # Of its own: the numbers must not wait for what a device or an asynchronous collective is doing.
+            # A separate group: the numbers must not wait for what a device or an asynchronous collective is doing.
             with _quiet_gloo():
                 self._host_group = dist.new_group(backend="gloo", timeout=_LONG)
         work = dist.all_reduce(total, group=self._host_group, async_op=True)

@@ -45,7 +45,7 @@ class HydraOptions:
         #: settings of a run.
         self.overrides, self.resumed = take_resume(parsed.overrides)
         self.overrides, self.resumed_run = take_resume(self.overrides, RESUME)
-        #: Whether the sweep adds seeds until its setups are decided. The first one stands for all of them.
+        #: True if the sweep adds seeds until its setups are decided. The first one stands for all of them.
         self.adds_seeds = _SEED_AUTO in self.overrides
         self.overrides = ["seed=0" if override == _SEED_AUTO else override for override in self.overrides]
         #: The options alone. Hydra's parser does not accept overrides on both sides of `-m`.

@@ -32,7 +32,7 @@ CONFIG_NAME = "config"
 #: The settings of a run that has ended, to compose others from.
 _SAVED = "saved"
 
-#: What other tools call a setting, where the spelling does not lead to its name here.
+#: Names of settings in other tools, where the spelling does not lead to its name here.
 ELSEWHERE = {
     "batch_size": "batch.global_batch",
     "bf16": "precision=bf16",

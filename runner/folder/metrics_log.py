@@ -126,7 +126,7 @@ class MetricsReader:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._offset, self._inode = 0, -1
-        #: Whether the file had been cut since the call before the latest, which has then returned all of it.
+        #: True if the file had been cut since the call before the latest, which has then returned all of it.
         self.cut = False
 
     def read(self) -> list[Metric]:

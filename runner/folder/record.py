@@ -17,7 +17,7 @@ from runner.folder.reading import read_json
 FILE_NAME = "summary.json"
 #: Rises when an entry changes its meaning. Files from before there was a version are read as well.
 VERSION = 1
-#: How a run ended. PREEMPTED: it was asked to make room, and can be resumed.
+#: Ends of a run. PREEMPTED: it was asked to make room, and can be resumed.
 FINISHED, FAILED, KILLED, PREEMPTED = "FINISHED", "FAILED", "KILLED", "PREEMPTED"
 
 

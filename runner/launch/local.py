@@ -36,7 +36,7 @@ from runner.launch.signals import (
 )
 from runner.log import LOG
 
-#: What every worker imports. The forkserver imports it once, while the parent composes the configuration.
+#: Modules that every worker imports. The forkserver imports it once, while the parent composes the configuration.
 PRELOADED = [
     "runner.launch.cleanup",
     "runner.launch.worker",
@@ -45,8 +45,9 @@ PRELOADED = [
     "transformers.models.auto.tokenization_auto",
     "torch.optim.adamw",
 ]
-#: What rank 0 imports for the first evaluation: a second that a single run spends after its first step. It brings
-#: joblib, without which a worker cannot be forked for a job of the joblib launcher: that has another start method.
+#: A module that rank 0 imports for the first evaluation: a second that a single run spends after its first step. It
+#: brings joblib, without which a worker cannot be forked for a job of the joblib launcher: that has another start
+#: method.
 PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 
 #: Read when a process starts, unless the user has set them. By glibc: large blocks are mapped anew in each step, which
@@ -54,22 +55,22 @@ PRELOADED_FOR_SEVERAL = ["sklearn.metrics"]
 #: turns, in which they cannot have it where another program is running (benchmarks/results/busy-machine.md).
 _ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "GOMP_SPINCOUNT": "1000"}
 
-#: Of a child whose forkserver has ended, so that its own exit code cannot be known.
+#: Exit code of a child whose forkserver has ended, so that its own exit code cannot be known.
 _FORKSERVER_ENDED = 255
 _FORKSERVER_KILLED = "the process that starts the workers (multiprocessing's forkserver) was killed"
 #: Seconds between two looks at the parent's signals, and in which the cause of a failure is looked for: when a worker
 #: is killed, the others fail at their next collective, and may be noticed first.
 _POLL_S, _CAUSE_S = 0.1, 1.0
-#: Of the names of temporary folders: one that nobody gives to a run, whose folder has a lock too. The path of a socket
-#: in it may have 107 characters.
+#: Prefix of the names of temporary folders: one that nobody gives to a run, whose folder has a lock too. The path of a
+#: socket in it may have 107 characters.
 _PREFIX = ".runner-"
 #: Seconds after which a temporary folder that no process has locked was left behind.
 _ABANDONED_S = 60.0
 
-#: Of this process's temporary folder; the operating system releases it when the process ends.
+#: The lock of this process's temporary folder; the operating system releases it when the process ends.
 _lock = contextlib.ExitStack()
 
-#: What a worker tells its parent.
+#: Kinds of messages from a worker to its parent.
 _TRAINING, _RESULT, _SAVED, _KNOWN, _FAILED, _LOST = "training", "result", "saved", "known", "failed", "lost"
 
 
@@ -100,7 +101,7 @@ class WorkerContext:
         _exit(1)
 
 
-#: What a worker runs.
+#: The function that a worker runs.
 Entry = Callable[[Any, WorkerContext], Any]
 
 

@@ -60,7 +60,7 @@ class Requests:
             self.waiting = False
 
 
-#: Of this process. Signals are.
+#: The requests to this process; signals are per process, too.
 requests = Requests()
 
 

@@ -14,7 +14,7 @@ from runner.folder.files import strict_json
 from runner.plan import Plan
 from runner.track.secrets import masked, names_a_secret, without_credentials
 
-#: What a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
+#: Names that a resumed run may change: how it is executed, logged and saved. Groups, settings, and settings of groups.
 GROUPS = (
     "device",
     "accumulation",
@@ -27,7 +27,7 @@ GROUPS = (
     "noise",
     "tracking",
 )
-#: Of these groups, what the run has given to its tracking store at its start.
+#: Settings of these groups that the run has given to its tracking store at its start.
 GIVEN = ("tracking.experiment", "tracking.run_name")
 #: Where things are sent and written, and whose code is run: decided by the command.
 _NOT_OF_THE_FOLDER = ("tracking.uri", "cache_dir", "trusted_packages")

@@ -35,22 +35,22 @@ class StepFacts:
 class SyncPolicy(Protocol):
     """Decides when and how replicas synchronise. It knows models and optimizer steps, but not recipes or data."""
 
-    #: What training runs forward passes through: the model, or a wrapper that averages gradients.
+    #: The module for forward passes in training: the model, or a wrapper that averages gradients.
     forward_model: nn.Module
 
-    #: Whether workers train on while a collective is in flight: nothing else should make them wait for each other then.
+    #: True if workers train on while a collective is in flight: nothing else should make them wait for each other then.
     overlaps: bool = False
 
     #: Settings whose value follows from others, or from the size of the model, by name.
     resolved_settings: Mapping[str, int] = MappingProxyType({})
 
-    #: Whether this step's gradients are averaged by DDP, which can compare each worker's own with the average.
+    #: True if this step's gradients are averaged by DDP, which can compare each worker's own with the average.
     averages_gradients: bool = False
 
-    #: Whether a forward pass is a collective, so that all workers need the same number of them.
+    #: True if a forward pass is a collective, so that all workers need the same number of them.
     collective_forward: bool = False
 
-    #: Whether the backward pass in the latest `backward_pass` is a collective, which one worker cannot repeat alone.
+    #: True if the backward pass in the latest `backward_pass` is a collective, which one worker cannot repeat alone.
     collective_backward: bool = False
 
     @property

@@ -61,9 +61,9 @@ class QuantisedSum:
     def __init__(self, backend: Backend, in_order: OrderedExecutor, vector: Tensor) -> None:
         self._rank, self._workers, self._in_order, self._vector = backend.rank, backend.world_size, in_order, vector
         blocks = -(-vector.numel() // (self._workers * _BLOCK))
-        #: By worker its part, in blocks.
+        #: A part for each worker, in blocks.
         shape = (self._workers, blocks, _BLOCK)
-        #: What rounding has taken from the sums so far: of this worker's vectors, and of the part that it adds up.
+        #: Losses by rounding in the sums so far: of this worker's vectors, and of the part that it adds up.
         self._errors = {"vector": vector.new_zeros(shape), "sum": vector.new_zeros(shape[1:])}
         self.nbytes = self._workers * blocks * (_BLOCK + vector.element_size())
 

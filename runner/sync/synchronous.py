@@ -72,7 +72,7 @@ class Synchronous(AveragedGradients):
         self._reached: set[nn.Parameter] = set()
         self._hooks: list[RemovableHandle] = []
         self._embeddings: list[RowEmbedding] = []
-        #: Of all-reduces of their gradients.
+        #: Bytes and seconds of all-reduces of their gradients.
         self._row_bytes, self._row_seconds = 0, 0.0
         if backend.world_size > 1 and not backend.compiles:
             tables = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding)}
@@ -83,8 +83,8 @@ class Synchronous(AveragedGradients):
             self._hooks = [p.register_post_accumulate_grad_hook(self._reached.add) for p in parameters]
         #: Squared norms of this worker's gradients by bucket, in a step that compares them.
         self._own_gradient: list[Tensor] | None = None
-        #: Of a run that this one continues: its steps, and the seconds in which gradients were in flight, and in which
-        #: the backward pass waited for them.
+        #: Figures of a run that this one continues: its steps, and the seconds in which gradients were in flight, and
+        #: in which the backward pass waited for them.
         self._earlier = (0, 0.0, 0.0)
         self._final_stats: SyncStats | None = None  # of a wrapper that is gone
 

@@ -47,7 +47,7 @@ class Delivery:
         #: Metrics and steps that the store was found to have.
         self._stored: set[tuple[str, int]] = set()
         self._client: Any = None
-        #: Why the card could not be written last, if it could not: what the store is told matters more.
+        #: The reason if the card could not be written last: what the store is told matters more.
         self.card_error: str | None = None
         self.experiment_id: str | None = None
         self.run_id: str | None = None

@@ -38,7 +38,7 @@ _DRIVERS = {
 }
 _SCHEMES = ("", "file", "sqlite", "databricks", *_DRIVERS)
 _SQLITE = "sqlite:///"
-#: How a database file begins.
+#: The first bytes of a database file.
 _SQLITE_HEADER = b"SQLite format 3\0"
 
 

@@ -114,12 +114,12 @@ class Checkpoints:
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
         self._backend, self._preempted = backend, preempted
-        #: What the workers have asked each other for, and not read yet.
+        #: Requests that the workers have sent each other, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = self._agreed_at = time.monotonic()
         #: Calls from one agreement to the next, and until the next.
         self._agree_every, self._until_agreed = 1, 0
-        #: Whether to save in this step, or in the next in which all workers have the same weights, and then to end.
+        #: Save in this step, or in the next in which all workers have the same weights, and then to end.
         self.due = self.ending = False
         self._thread: threading.Thread | None = None
         self._failures: list[str] = []

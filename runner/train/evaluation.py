@@ -35,7 +35,7 @@ class Evaluator:
         self.best = BestTracker(config, keeps_weights)
         #: The latest evaluation's.
         self.metrics: dict[str, float] = {}
-        #: Whether an evaluation is due, and whether it was stopped because a worker was asked to save and end.
+        #: An evaluation is due; the latest one was stopped because a worker was asked to save and end.
         self._due = self.stopped = False
         self._evaluated_at: int | None = None
 

@@ -61,7 +61,7 @@ class Ledger:
         self._groups, self._mode = groups, mode
         self.epochs: list[EpochRecord] = []
         self.failures: list[str] = []
-        #: Of the current epoch: rows of (t, id, skipped), int64.
+        #: The current epoch's rows of (t, id, skipped), int64.
         self._entries: list[np.ndarray] = []
 
     def record(self, t: int, ids: np.ndarray, skipped: bool) -> None:

@@ -36,13 +36,13 @@ class GradientNoise:
 
     def __init__(self, every_steps: int | None, backend: Backend, terms_per_sample: float) -> None:
         self._every, self._backend, self._terms_per_sample = every_steps, backend, terms_per_sample
-        #: For each step |g_b|² and b of this worker's part, and |g_B|² and B of the global batch.
+        #: Entries for each step: |g_b|² and b of this worker's part, and |g_B|² and B of the global batch.
         self._pending: list[tuple[Tensor, float, Tensor, int]] = []
         self._in_flight: list[tuple[list[tuple[Tensor, float, Tensor, int]], Callable[[], list[float]]]] = []
         self._sums = [0.0] * 5
         self._count = 0
         self._recent: tuple[float, float] | None = None
-        #: Whether updates of local phases are compared, and not gradients.
+        #: True if updates of local phases are compared, and not gradients.
         self._local = False
 
     def is_due(self, step: int) -> bool:
