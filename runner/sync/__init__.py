@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -25,39 +24,36 @@ from runner.sync.synchronous import FindRowEmbeddings, Synchronous
 from runner.sync.telemetry import SyncRecord, SyncStats
 from runner.sync.tree_sum import TreeSynchronous
 
-__all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "Trained", "build_sync_policy"]
+__all__ = ["StepFacts", "SyncPolicy", "SyncRecord", "SyncStats", "build_sync_policy"]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A worker's model, which it trains.
+def build_sync_policy(
+    config: Config,
+    plan: Plan,
+    model: nn.Module,
+    backend: Backend,
+    bytes_per_pass: int | None = None,
+    find_embeddings: FindRowEmbeddings | None = None,
+) -> SyncPolicy:
+    """Return the policy that the configuration names. A single worker is always synchronous.
 
-    `bytes_per_pass`: what a sharded model sends, see `FullySharded`; None if every worker has all weights.
+    `bytes_per_pass`: sent by a sharded model, see `FullySharded`; None if every worker has all weights.
     `find_embeddings`: see `Synchronous`.
     """
-
-    model: nn.Module
-    bytes_per_pass: int | None = None
-    find_embeddings: FindRowEmbeddings | None = None
-
-
-def build_sync_policy(config: Config, plan: Plan, trained: Trained, backend: Backend) -> SyncPolicy:
-    """The policy that the configuration names. A single worker is always synchronous."""
-    sync, model, steps = config.sync, trained.model, sync_steps(plan, config.sync, config.schedule)
+    sync, steps = config.sync, sync_steps(plan, config.sync, config.schedule)
     buffers = running_statistics(model)
     if plan.shards is not None:
         return TreeSynchronous(model, backend, plan.shards)
-    if trained.bytes_per_pass is not None:
-        return FullySharded(model, buffers, backend, trained.bytes_per_pass)
+    if bytes_per_pass is not None:
+        return FullySharded(model, buffers, backend, bytes_per_pass)
     make_local = functools.partial(_local_policy, sync, steps.due, model, buffers, backend)
     if steps.first_local == 0:
         return make_local()
     wire = wire_dtype(sync.compress)
     # torch's hooks that compress take no sparse gradients, nccl cannot send them, torch.compile cannot compute them.
     sends_rows = backend.device.type == "cpu" and wire is None and not config.compile
-    find_embeddings = trained.find_embeddings if sends_rows else None
     compares = config.noise.every_steps is not None
-    synchronous = Synchronous(model, buffers, backend, wire, find_embeddings, compares)
+    synchronous = Synchronous(model, buffers, backend, wire, find_embeddings if sends_rows else None, compares)
     if steps.first_local >= plan.optimizer_steps:  # no step is local
         return synchronous
     return PostLocal(synchronous, make_local, steps.first_local)

@@ -21,7 +21,7 @@ from runner.folder.phase_progress import PhaseProgress
 from runner.kernels.dropout import draw_few_bits
 from runner.kernels.embedding import keep_gradients
 from runner.plan.order import DataOrder
-from runner.sync import Trained, build_sync_policy
+from runner.sync import build_sync_policy
 from runner.sync.averaging import wire_dtype
 from runner.train.adapter import add_adapter, changing_state, frozen_digest, load_changing_state
 from runner.train.checkpoint import Saved, State, load, read_manifest, restored
@@ -82,8 +82,7 @@ def _build_replica(job: Job, backend: Backend, saved: Saved | None, state: State
     fused = not backend.compiles and (sharded is None or config.optimizer.name is not OptimizerName.sgd)
     optimizer = build_optimizer(job.plan.scaled(config.optimizer), model, fused)
     bytes_per_pass = sharded.bytes_per_pass if sharded is not None else None
-    trained = Trained(model, bytes_per_pass, keep_gradients)
-    policy = build_sync_policy(config, job.plan, trained, backend)
+    policy = build_sync_policy(config, job.plan, model, backend, bytes_per_pass, keep_gradients)
     if config.equivalence.is_identical:
         require_equal_workers(model, backend, job.device_type)
     own_seed = worker_seed(config.seed, backend.rank, saved.step if saved is not None else 0)
