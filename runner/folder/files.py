@@ -47,7 +47,12 @@ Checksums = Mapping[str, tuple[int, str]]
 
 def digest_of(content: Any) -> str:
     """SHA-256 of JSON-like data, the same for what is read from its file. Other values count as their text."""
-    return hashlib.sha256(strict_json(content, sort_keys=True, default=str).encode()).hexdigest()
+    return digest_of_bytes(strict_json(content, sort_keys=True, default=str).encode())
+
+
+def digest_of_bytes(*parts: bytes) -> str:
+    """SHA-256 of these bytes, one after the other."""
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

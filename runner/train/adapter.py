@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from runner.config.choices import AdapterKind
 from runner.config.schema import Adapter
 from runner.errors import UserError, require
+from runner.folder.files import digest_of_bytes
 
 #: The end of a model's class name -> PEFT's name of its task, by which PEFT loads an adapter into such a model.
 _TASKS = {
@@ -129,7 +129,7 @@ def frozen_digest(model: nn.Module) -> str | None:
         [name, list(one.shape), int(one.detach().view(torch.int32).sum(dtype=torch.int64))]
         for name, one in frozen.items()
     ]
-    return hashlib.sha256(repr(sums).encode()).hexdigest()
+    return digest_of_bytes(repr(sums).encode())
 
 
 def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:

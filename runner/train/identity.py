@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from runner.config.instantiate import recipe_code
 from runner.config.schema import Config
 from runner.data.recipe import Prepared
 from runner.errors import UserError
+from runner.folder.files import digest_of_bytes
 from runner.plan.history import PROCESSOR
 from runner.train.checkpoint import Saved, sync_digest
 from runner.train.job import Job
@@ -37,14 +37,14 @@ def job_identity(job: Job, rank: int) -> dict[str, Any]:
 
 def model_identity(prepared: Prepared, model: nn.Module, frozen: str | None) -> dict[str, str]:
     """The values that only a worker knows: tokens, layers and frozen weights."""
-    layers = hashlib.sha256(repr(model).encode()).hexdigest()
+    layers = digest_of_bytes(repr(model).encode())
     return {"tokenised data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
 
 
 def code_of(config: Config) -> dict[str, str]:
     """Digests of the code that a checkpoint was made with: the runner's, and each module's that defines the recipe."""
     root = Path(__file__).parents[1]
-    own = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))).hexdigest()
+    own = digest_of_bytes(*(path.read_bytes() for path in sorted(root.rglob("*.py"))))
     modules = recipe_code(config.recipe, config.trusted_packages)
     return {
         "runner": f"{__version__} ({own[:8]})",

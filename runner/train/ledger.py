@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from runner.backends import Backend
 from runner.config.choices import LedgerMode
+from runner.folder.files import digest_of_bytes
 from runner.plan.order import DataOrder
 from runner.train.throughput import StepRecord
 
@@ -149,12 +149,12 @@ def epoch_digest(epoch: int, entries: np.ndarray, permutation: np.ndarray) -> st
     position[permutation] = np.arange(len(permutation))
     order = np.lexsort((position[entries[:, 1]], entries[:, 0]))
     content = np.ascontiguousarray(entries[order, :2], dtype="<i8")
-    return hashlib.sha256(np.int64(epoch).astype("<i8").tobytes() + content.tobytes()).hexdigest()
+    return digest_of_bytes(np.int64(epoch).astype("<i8").tobytes(), content.tobytes())
 
 
 def digest_of_epochs(digests: Iterable[str]) -> str:
     """The digest of a ledger, given those of its epochs."""
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digest_of_bytes("".join(digests).encode())
 
 
 def as_json(ledger: Ledger, unit: str = "samples", groups: str | None = None) -> dict[str, Any]:
