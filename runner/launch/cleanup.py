@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+from functools import partial
 
 from runner.launch.signals import PREEMPTIONS
 
@@ -21,14 +22,6 @@ def _pass_on(number: int, frame: object) -> None:
         os.kill(_COMMAND, number)
 
 
-def _block() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTIONS)
-
-
-def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTIONS)
-
-
 def _collect_garbage_again() -> None:
     gc.freeze()  # imported objects are not garbage, and their memory stays shared with the forkserver
     gc.enable()
@@ -40,6 +33,8 @@ if FOLDER in os.environ:
     gc.disable()
     for _number in PREEMPTIONS:
         signal.signal(_number, _pass_on)
+    _block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, PREEMPTIONS)
+    _unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, PREEMPTIONS)
     _unblock()
     # A worker answers its signals itself, once it can.
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_collect_garbage_again)
