@@ -38,6 +38,13 @@ def local_devices(look_for_tpu: bool) -> LocalDevices:
     return LocalDevices(torch.cuda.device_count(), True, tpu_workers())
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them: numbers, or those it is set to."""
+    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    # CUDA ignores a name that it does not know, and all that follow.
+    return [str(number) for number in range(count)] if given is None else given.split(",")[:count]
+
+
 def available_cores() -> int:
     """The cores that this process may use; in a container they can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -304,8 +304,9 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     if not group:
         return UserError(f"there is no configuration named '{choice}'{did_you_mean(choice, options)}")
     meant = did_you_mean(choice, options)
-    if (workers := re.fullmatch(r"(cpu|gpu|tpu)(\d+)", choice)) and group == "device":
-        meant = f"; write device={workers[1]} device.workers={workers[2]}"
+    if (device := re.fullmatch(r"(cpu|gpu|cuda|tpu)(\d*)", choice)) and group == "device":
+        kind = {"cuda": "gpu", "tpu": "tpu8"}.get(device[1], device[1])
+        meant = f"; write device={kind}{f' device.workers={device[2]}' if device[2] else ''}"
     if (group, choice) == ("adapter", "qlora"):
         meant = ", since weights of 4 bits are not supported; use adapter=lora, with sharding=fsdp for a large model"
     return UserError(f"{group}={choice} is not a choice of the group '{group}'{meant}")

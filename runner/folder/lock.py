@@ -34,25 +34,25 @@ def locked(folder: Path) -> Iterator[None]:
 
     Its path is locked too: the lock file is removed with the folder, and is another one in a folder that is made anew.
     """
-    with _locked_path(folder):
+    with locked_path(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked_inside(folder):
             yield
 
 
 @contextlib.contextmanager
-def _locked_path(folder: Path) -> Iterator[None]:
-    """Lock a path on this machine, whether or not there is something. Raises BlockingIOError.
+def locked_path(path: Path) -> Iterator[None]:
+    """Lock a path for this process on this machine, whether or not there is something. Raises BlockingIOError.
 
     By the name of a socket of Linux that no file has, so that nothing is left when the process is killed.
     """
-    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             lock.bind(f"\0runner-{os.getuid()}-{digest}")
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise BlockingIOError(error.errno, f"{folder} is in use") from error
+                raise BlockingIOError(error.errno, f"{path} is in use") from error
             # Elsewhere there are no such names: the lock in the folder is left.
         yield
 

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -66,6 +66,9 @@ _POLL_S, _CAUSE_S = 0.1, 1.0
 _PREFIX = ".runner-"
 #: Seconds after which a temporary folder that no process has locked was left behind.
 _ABANDONED_S = 60.0
+
+#: Set in the environment of workers: they are forked from the forkserver, and would have that of its start.
+_of_workers: dict[str, str] = {}
 
 #: The lock of this process's temporary folder; the operating system releases it when the process ends.
 _lock = contextlib.ExitStack()
@@ -185,6 +188,19 @@ def start_forkserver(several_jobs: bool = False) -> None:
         os.chdir(here)
 
 
+@contextlib.contextmanager
+def workers_see(gpus: Sequence[str]) -> Iterator[None]:
+    """Hide other GPUs than these, named as in `CUDA_VISIBLE_DEVICES`, from workers that are launched meanwhile.
+
+    This process sees the same as before: CUDA would not notice a change once it is initialised.
+    """
+    _of_workers["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    try:
+        yield
+    finally:
+        del _of_workers["CUDA_VISIBLE_DEVICES"]
+
+
 def launch(entry: Entry, job: Any, workers: int, grace_s: float = 0.0) -> Any:
     """Run `entry(job, context)` in `workers` processes; rank 0's result.
 
@@ -228,7 +244,7 @@ class _Worker:
     def start(rank: int, workers: int, rendezvous: str) -> _Worker:
         context = multiprocessing.get_context("forkserver")
         own, theirs = context.Pipe()
-        start = (rank, workers, rendezvous, theirs)
+        start = (rank, workers, rendezvous, theirs, dict(_of_workers))
         process = context.Process(target=_work, args=start, name=f"worker {rank}")
         try:
             process.start()
@@ -362,12 +378,13 @@ def _failure(workers: Sequence[_Worker], for_memory: bool) -> BaseException | No
 # --- in the worker -------------------------------------------------------------------------------------------
 
 
-def _work(rank: int, workers: int, rendezvous: str, pipe: Connection) -> None:
+def _work(rank: int, workers: int, rendezvous: str, pipe: Connection, environment: dict[str, str]) -> None:
     """A worker's process, from its start to its exit code."""
     context = WorkerContext(rank, workers, Path(rendezvous), pipe)
     handle_signals(exits=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*INTERRUPTIONS, *PREEMPTIONS})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ.update(environment)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_WORLD_SIZE=str(workers))
     try:
         entry, job = pipe.recv()

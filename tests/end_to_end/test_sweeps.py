@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +411,52 @@ def test_joblib(here: Path) -> None:
         assert summary["jobs_at_once"] == 2
         console = (path.parent / "console.log").read_text()
         assert set(re.findall(r"cpu · s(\d)", console)) == {str(summary["seed"])}
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """Commands that this test starts may use two cores."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("needs two cores")
+    os.sched_setaffinity(0, sorted(before)[:2])
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.long
+def test_jobs_that_divide_the_cores(here: Path, two_cores: None) -> None:
+    """As many at a time as fit, each with its own cores, and with the results of jobs one after the other."""
+    grid = ["device=cpu,cpu2", "seed=0,1,2", "tracking=none"]
+    process = start(here, "hydra/launcher=joblib", *grid)
+    assert process.wait(timeout=300) == 0, output(here)
+    assert "2 at a time, which share 2 cores" in " ".join(output(here).split())
+    side_by_side = only_sweep(here).rename(here / "side_by_side")
+    found = []
+    for path in side_by_side.glob("*/summary.json"):
+        start_s, summary = read(path.parent, "job.json")["started_at"], read(path.parent, "summary.json")
+        assert summary["jobs_at_once"] == 2
+        workers = read(path.parent, "plan.json")["world_size"]
+        found.append((start_s, start_s + summary["wall_s"], workers))
+    assert len(found) == 6
+    for moment, _, _ in found:
+        assert sum(workers for start_s, end_s, workers in found if start_s <= moment < end_s) <= 2
+    assert sweep(*grid) == 0
+    assert metrics_of(side_by_side) == metrics_of(only_sweep(here))
+
+
+def metrics_of(folder: Path) -> dict[str, list[tuple[str, int, float]]]:
+    """The losses and metrics of each job, with all their digits, and a digest of its weights."""
+    found = {}
+    for job in (path.parent for path in folder.glob("*/summary.json")):
+        logged = [(m.key, m.step, m.value) for m in MetricsReader(job).read()]
+        values = [one for one in logged if one[0].startswith(("train/loss", "eval/"))]
+        (weights,) = job.glob("model/*.safetensors")
+        found[read(job, "summary.json")["setup"]] = [
+            (hashlib.sha256(weights.read_bytes()).hexdigest(), 0, 0.0),
+            *values,
+        ]
+    return found
 
 
 @pytest.mark.long

@@ -26,6 +26,10 @@ def spins(job: Any, context: WorkerContext) -> str | None:
     return os.environ.get("GOMP_SPINCOUNT")
 
 
+def visible_gpus(job: Any, context: WorkerContext) -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def collects_garbage(job: Any, context: WorkerContext) -> tuple[bool, bool]:
     """Whether it does, and whether it spares what was imported before."""
     return gc.isenabled(), gc.get_freeze_count() > 100_000

@@ -16,7 +16,7 @@ import pytest
 
 from runner.errors import Preempted, UserError
 from runner.launch import signals
-from runner.launch.local import WorkerFailed, WorkerLost, _own_folder, launch, start_forkserver
+from runner.launch.local import WorkerFailed, WorkerLost, _own_folder, launch, start_forkserver, workers_see
 from runner.launch.signals import PREEMPTIONS, handle_signals
 from tests.launch import entries
 from tests.processes import children, wait_until
@@ -55,6 +55,16 @@ def in_background(action) -> None:  # type: ignore[no-untyped-def]
 def test_the_result_of_rank_0() -> None:
     job, rank, size, local_rank, text = launch(entries.rank_and_size, {"a": 1}, 3)
     assert (job, rank, size, local_rank, len(text)) == ({"a": 1}, 0, 3, "0", 1_000_000)
+
+
+def test_workers_see_the_gpus_that_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of this process, and of later workers, stays as it is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    before = launch(entries.visible_gpus, None, 1)
+    with workers_see(["2", "GPU-a"]):
+        assert launch(entries.visible_gpus, None, 1) == "2,GPU-a"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    assert launch(entries.visible_gpus, None, 1) == before
 
 
 def test_a_launch_stays_in_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:

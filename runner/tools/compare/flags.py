@@ -272,11 +272,12 @@ def _too_fast(block: Block) -> Iterator[Flag]:
 def _conditions(setups: Sequence[SetupRuns]) -> Iterator[Flag]:
     """Different machines, jobs at the same time, rehearsals, and runs without a time."""
     runs = [(setup, run) for setup in setups for run in setup.runs]
-    machines = [run.machine for _, run in runs if run.machine is not None]
+    # A job of several at a time knows the GPUs that it had, not all of the machine's.
+    known = [(setup, run) for setup, run in runs if run.machine is not None and (run.jobs_at_once or 1) == 1]
+    machines = [run.machine for _, run in known]
     if len(set(machines)) > 1:
         counts = "; ".join(f"{name}: {machines.count(name)} runs" for name in dict.fromkeys(machines))
         text = f"the runs are from different machines ({counts}), whose times cannot be compared"
-        known = [(setup, run) for setup, run in runs if run.machine is not None]
         yield Flag("machines differ", text, _names(known))
     if shared := [(setup, run) for setup, run in runs if (run.jobs_at_once or 1) > 1]:
         most = max(run.jobs_at_once or 1 for _, run in shared)

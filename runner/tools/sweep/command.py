@@ -32,6 +32,7 @@ from runner.tools.sweep.parent_run import ParentRun, parent_card
 from runner.tools.sweep.progress import monitor_jobs, progress_line
 from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
 from runner.tools.sweep.rounds import Overrides, SeedsUntilDecided
+from runner.tools.sweep.slots import in_use
 from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
 from runner.tools.sweep.sweep import Sweep, attempts, check_same_question
 from runner.track.store import error_summary, how_to_sync, store_of
@@ -84,10 +85,14 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
         mark_killed_jobs(request.folder)
         sweep, parent = _open(request)
         over = escape(", ".join(sweep.varied) or "nothing")
-        console.print(f"sweep [bold]{escape(sweep.id)}[/]: {_number_of_jobs(request)} over {over}")
+        smallest, at_once = request.launcher.smallest_job, request.launcher.at_once
+        together = "" if smallest is None or at_once == 1 else f"; {at_once} at a time, which share {smallest}"
+        console.print(f"sweep [bold]{escape(sweep.id)}[/]: {_number_of_jobs(request)} over {over}{together}")
         if request.predicted_s is not None:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
             console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
+        if smallest is not None and (used := in_use(smallest)):
+            console.print(f"waiting for {smallest.kind} {', '.join(used)}: used by another sweep", markup=False)
         status, complete = FAILED, False
         try:
             # Jobs in this process show their own progress.
@@ -135,6 +140,7 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
         total=grid.total,
         at_once=request.launcher.at_once,
         in_process=request.launcher.in_process,
+        divides_machine=request.launcher.smallest_job is not None,
         key=card.key if uri is not None else None,
         started_at=request.started_at,
         design=request.design,
@@ -151,7 +157,7 @@ def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
 def _run_jobs(request: SweepRequest, options: HydraOptions, sweep: Sweep, console: Console) -> None:
     """Let Hydra run the jobs of a sweep, with the options of its command."""
     # Hydra would derive the folder's name from the clock again.
-    arguments = [*options.for_hydra, f"hydra.sweep.dir={hydra_quoted(sweep.folder)}"]
+    arguments = [*options.for_hydra, f"hydra.sweep.dir={hydra_quoted(sweep.folder)}", *request.launcher.overrides]
     job = functools.partial(run_in_sweep, sweep=sweep)
     if request.decide is None:
         hydra_main(arguments, job)

@@ -11,7 +11,9 @@ from hydra.core.override_parser.types import Override
 
 from runner.backends.machine import available_cores
 from runner.config.choices import Goal
+from runner.config.schema import Config
 from runner.errors import UserError, require
+from runner.tools.sweep.slots import Needed, smallest_job
 from runner.tools.sweep.sweep import job_name
 
 #: Submitit's launcher for this machine.
@@ -85,28 +87,36 @@ class Launcher:
     """Where a sweep's jobs run: `at_once` of them in parallel.
 
     `here`: on this machine, and not, as Slurm does, where data and devices may differ. `in_process`: in the command's
-    process.
+    process. `smallest_job`: what it needs, if the jobs divide this machine between them. `overrides`: for Hydra, of the
+    launcher's settings.
     """
 
     at_once: int
     here: bool
     in_process: bool
+    smallest_job: Needed | None = None
+    overrides: tuple[str, ...] = ()
 
 
-def launcher_of(hydra: Any, jobs: int | None) -> Launcher:
-    """What the settings say about the launcher. `hydra`: Hydra's configuration node; `jobs`: their number, if known.
+def launcher_of(hydra: Any, jobs: int | None, configs: Sequence[Config]) -> Launcher:
+    """What the settings say about the launcher, and for joblib's how many jobs fit this machine.
 
-    Raises UserError.
+    `hydra`: Hydra's configuration node; `jobs`: their number, if known; `configs`: of jobs, with every value that is
+    swept. Raises UserError.
     """
     target = str(hydra.launcher["_target_"])
     # A sweeper may hand over its jobs a few at a time: Optuna's and the others have different names for that.
     of_sweeper = [hydra.sweeper.get(name) for name in ("n_jobs", "max_batch_size")]
     limit = min([jobs or available_cores(), *filter(None, of_sweeper)])
     if "joblib" in target:
-        n_jobs = int(hydra.launcher.n_jobs)
-        require(n_jobs != 0, "hydra.launcher.n_jobs", n_jobs, "use the number of parallel jobs, or -1 for one per core")
-        at_once = max(1, min(limit, n_jobs if n_jobs > 0 else available_cores() + 1 + n_jobs))
-        return Launcher(at_once, here=True, in_process=False)
+        key, n_jobs, smallest = "hydra.launcher.n_jobs", int(hydra.launcher.n_jobs), smallest_job(configs)
+        require(n_jobs != 0, key, n_jobs, "use the number of parallel jobs, or -1 for as many as fit this machine")
+        rule = f"a job needs {smallest.count} of this machine's {smallest}: use at most {smallest.jobs}"
+        require(n_jobs <= smallest.jobs, key, n_jobs, rule)
+        at_once = max(1, min(limit, n_jobs if n_jobs > 0 else smallest.jobs + 1 + n_jobs))
+        # "auto" would hand over several jobs together, to one process, after some that were skipped at once.
+        overrides = (f"{key}={at_once}", "hydra.launcher.batch_size=1")
+        return Launcher(at_once, here=True, in_process=at_once == 1, smallest_job=smallest, overrides=overrides)
     if target.endswith(_LOCAL):  # it starts all jobs
         return Launcher(limit, here=True, in_process=False)
     in_process = target.endswith(".BasicLauncher")

@@ -26,12 +26,14 @@ from runner.launch.local import WorkerFailed, start_forkserver
 from runner.launch.signals import handle_signals, requests
 from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
+from runner.measure.store import threads_of
 from runner.plan.experiment import Experiment, prepare
 from runner.run.context import RunContext, SweepContext
 from runner.run.finish import note_failure, one_line
 from runner.run.job import announce, run
 from runner.run.resume import Resumption, continuation
 from runner.tools.sweep.progress import sweep_progress
+from runner.tools.sweep.slots import CORE, needed, taken
 from runner.tools.sweep.sweep import Sweep, attempts, finished_run, job_name, note_wanted, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags
@@ -52,8 +54,20 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
     requests.raise_pending()  # the job before was just finished when the sweep was asked to end
     if not sweep.in_process:
         start_forkserver(several_jobs=True)
+    try:
+        with contextlib.ExitStack() as slots:
+            return _run(cfg, sweep, slots)
+    except KeyboardInterrupt as error:
+        if sweep.in_process:
+            raise
+        # Only this job was interrupted; the launcher would end itself on a KeyboardInterrupt.
+        raise JobInterrupted("the job was interrupted") from error
+
+
+def _run(cfg: DictConfig, sweep: Sweep, slots: contextlib.ExitStack) -> float | None:
+    """`slots`: holds the devices that the job takes."""
     hydra = HydraConfig.get()
-    overrides = list(hydra.overrides.task)
+    overrides, devices = list(hydra.overrides.task), ""
     experiment: Experiment | None = None
     invalid: Exception | None = None
     try:
@@ -64,6 +78,11 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             note_wanted(finished, job_name(overrides))
             record = RunRecord.read(finished)
             return None if record is None else record.objective
+        if sweep.divides_machine:
+            own = needed(experiment.placement, threads_of(experiment, sweep.at_once))
+            names = slots.enter_context(taken(own, Path(sweep.folder)))
+            if own.kind != CORE:
+                devices = f"; on {own.kind} {', '.join(names)}"
         experiment = with_fitting_micro_batches(
             experiment, time.monotonic(), silent, LOG.info, jobs_at_once=sweep.at_once
         )
@@ -77,7 +96,7 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
         started_at = time.time()
         write_job(folder, job_name(overrides), shown, started_at, experiment.job_digest if experiment else None)
         console.rule(f"[bold]{escape(shown)}[/]")
-        console.print(sweep_progress(sweep), style="dim")
+        console.print(f"{sweep_progress(sweep)}{devices}", style="dim", markup=False)
         place = SweepContext(
             tags={"sweep.id": sweep.id, **{f"varied.{key}": value for key, value in varied.items()}},
             varied=varied,
@@ -97,11 +116,6 @@ def run_in_sweep(cfg: DictConfig, sweep: Sweep) -> float | None:
             announce(experiment, console, _in_one_line(experiment))
             context = RunContext(started_at, console, place)
             record = run(experiment, folder, context, resumption=resumed).record
-        except KeyboardInterrupt as error:
-            if sweep.in_process:
-                raise
-            # Only this job was interrupted; the launcher would end itself on a KeyboardInterrupt.
-            raise JobInterrupted("the job was interrupted") from error
         except Exception as error:
             _mark_failed(error, folder, tracking_of(cfg), place, shown)
             raise

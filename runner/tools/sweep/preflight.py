@@ -72,7 +72,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
             composed(*point)
     with reading_data() as progress:
         seeds = config.decide.min_seeds if options.adds_seeds else 1
-        launcher = launcher_of(hydra, None if grid.total is None else grid.total * seeds)
+        launcher = launcher_of(hydra, None if grid.total is None else grid.total * seeds, configs)
         experiments = _checked_jobs(grid, composed, launcher, started, progress)
     _check_baseline(config.decide.baseline, experiments)
     setups = _setups(grid) if options.adds_seeds else ()

@@ -33,9 +33,9 @@ class Sweep:
     `folder`: contains the jobs' folders; its name is the sweep's id. `command`: the overrides. `varied`: the settings
     that differ between jobs. `jobs`: their names, None if an optimizing sweeper chooses them; `total`: their number,
     None if unknown. `at_once`: how many run in parallel on this machine. `in_process`: whether they run in the
-    command's process. `key`: of the parent run's card, None if the sweep is not tracked. `started_at`: seconds since
-    the epoch. With `seed=auto`, `design`: when seeds are no longer added, and `asked`: on what verdicts depend besides.
-    `host`: where the command runs.
+    command's process. `divides_machine`: whether each locks the GPUs or cores that it uses. `key`: of the parent run's
+    card, None if the sweep is not tracked. `started_at`: seconds since the epoch. `design`: with `seed=auto`, when
+    seeds are no longer added; `asked`: on what verdicts depend besides. `host`: where the command runs.
     """
 
     folder: str
@@ -45,6 +45,7 @@ class Sweep:
     total: int | None
     at_once: int
     in_process: bool
+    divides_machine: bool
     key: str | None
     started_at: float
     design: Design | None = None

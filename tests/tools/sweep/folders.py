@@ -21,6 +21,7 @@ def sweep_in(folder: Path, **changes: Any) -> Sweep:
         "total": 3,
         "at_once": 1,
         "in_process": True,
+        "divides_machine": False,
         "key": None,
         "started_at": 100.0,
     }

@@ -11,7 +11,9 @@ from runner.config.choices import Goal
 from runner.config.compose import compose, parsed, with_sweeper_params
 from runner.errors import UserError
 from runner.tools.sweep import grid as module
-from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides
+from runner.tools.sweep import slots
+from runner.tools.sweep.grid import Grid, grid_of, launcher_of, sweeper_overrides
+from tests.configured import configured
 from tests.replicas import TINY
 
 
@@ -80,10 +82,11 @@ SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
     [
         (BASIC, None, {}, 10, 1),
         (JOBLIB, 2, {"max_batch_size": None}, 10, 2),
-        (JOBLIB, 20, {}, 3, 3),  # no more than there are
-        (JOBLIB, -1, {}, 10, 4),  # one for each core
+        (JOBLIB, 4, {}, 3, 3),  # no more than there are
+        (JOBLIB, -1, {}, 10, 4),  # as many as fit
+        (JOBLIB, -2, {}, 10, 3),
         (JOBLIB, -9, {}, 10, 1),
-        (JOBLIB, 20, {}, None, 4),  # their number is unknown
+        (JOBLIB, -1, {}, None, 4),  # their number is unknown
         (JOBLIB, -1, {"n_jobs": 2}, 10, 2),  # as many as Optuna asks for
         (LOCAL, None, {"max_batch_size": 3}, 10, 3),
         (LOCAL, None, {}, 10, 10),
@@ -99,15 +102,24 @@ def test_jobs_in_parallel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a machine with four cores."""
-    monkeypatch.setattr(module, "available_cores", lambda: 4)
+    for one in (module, slots):
+        monkeypatch.setattr(one, "available_cores", lambda: 4)
     hydra = OmegaConf.create({"launcher": {"_target_": target, "n_jobs": n_jobs}, "sweeper": sweeper})
-    assert launcher_of(hydra, jobs) == Launcher(parallel, here=target != SLURM, in_process=target == BASIC)
+    found = launcher_of(hydra, jobs, [configured()])
+    # Joblib runs a single job at a time in the command's process.
+    in_process = target == BASIC or (target == JOBLIB and parallel == 1)
+    assert (found.at_once, found.here, found.in_process) == (parallel, target != SLURM, in_process)
+    assert (found.smallest_job is not None) == (target == JOBLIB)
+    assert (f"hydra.launcher.n_jobs={parallel}" in found.overrides) == (target == JOBLIB)
 
 
-def test_zero_parallel_jobs() -> None:
-    hydra = OmegaConf.create({"launcher": {"_target_": JOBLIB, "n_jobs": 0}, "sweeper": {}})
-    with pytest.raises(UserError, match=r"^hydra\.launcher\.n_jobs=0 "):
-        launcher_of(hydra, 3)
+@pytest.mark.parametrize(("n_jobs", "device"), [(0, "cpu"), (5, "cpu"), (3, "cpu2")])
+def test_parallel_jobs_that_cannot_be(n_jobs: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, or more than four cores are enough for."""
+    monkeypatch.setattr(slots, "available_cores", lambda: 4)
+    hydra = OmegaConf.create({"launcher": {"_target_": JOBLIB, "n_jobs": n_jobs}, "sweeper": {}})
+    with pytest.raises(UserError, match=rf"^hydra\.launcher\.n_jobs={n_jobs} "):
+        launcher_of(hydra, 10, [configured(f"device={device}")])
 
 
 def test_the_launchers_have_these_names() -> None:

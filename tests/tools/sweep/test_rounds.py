@@ -11,6 +11,7 @@ from runner import cli
 from runner.config.arguments import HydraOptions
 from runner.errors import UserError
 from runner.tools.compare.design import Design
+from runner.tools.sweep import slots
 from runner.tools.sweep.preflight import prepare_sweep
 from tests import runs
 from tests.replicas import TINY
@@ -56,9 +57,10 @@ def test_an_undecided_sweep_adds_seeds_to_the_last(here: Path, capfd: pytest.Cap
     assert "not decidable with 5 of at most 5 seeds" in " ".join(capfd.readouterr().out.split())
 
 
-def test_what_is_asked(here: Path) -> None:
+def test_what_is_asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate has a default margin. Settings of Hydra are of no setup; the jobs of the first round can run at once."""
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=6"]
+    monkeypatch.setattr(slots, "available_cores", lambda: 6)
+    launcher = ["hydra/launcher=joblib"]
     request = prepare_sweep(
         HydraOptions(["-m", *TINY, "device=cpu", "accumulation.steps=1,2", "seed=auto", *launcher]), 0.0
     )
