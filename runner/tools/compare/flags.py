@@ -246,7 +246,7 @@ def _slower(block: Block) -> Iterator[Flag]:
         return
     for row in block.rows:
         speed, workers = row.speed_up, row.setup.first.workers
-        if workers > 1 and speed is not None and speed.interval.high < 1:
+        if workers > 1 and speed is not None and speed.interval.high < 1 and not block.uncertain_speed(row):
             text = (
                 f"{_full_name(block, row.setup)}: {workers} workers are slower than one "
                 f"({speed.value:.2f}×, 95% interval {speed.interval.low:.3g} to {speed.interval.high:.3g})"
@@ -260,6 +260,8 @@ def _too_fast(block: Block) -> Iterator[Flag]:
     for row in block.rows:
         speed, run = row.speed_up, row.setup.first
         if one.workers != 1 or run.workers == 1 or speed is None or run.precision != one.precision:
+            continue
+        if block.uncertain_speed(row):  # which explains it
             continue
         if speed.value > MOST_PER_WORKER * run.workers:
             text = (

@@ -191,6 +191,8 @@ def test_several_workers_slower_than_one() -> None:
     slow = runs("four", [80.1, 80.3, 80.2], [500.0, 501.0, 502.0], workers=4)
     assert only(block(BASE, slow), "slower than one worker").value == pytest.approx(0.8, abs=0.01)
     assert kinds(block(BASE, runs("four", [80.1, 80.3, 80.2], [390.0, 410.0, 415.0], workers=4))) == []
+    shared = runs("four", [80.1, 80.3, 80.2], [500.0, 501.0, 502.0], workers=4, jobs_at_once=2)
+    assert kinds(block(BASE, shared)) == ["side by side"]
 
 
 def test_speed_up_that_the_workers_do_not_explain() -> None:
@@ -200,6 +202,8 @@ def test_speed_up_that_the_workers_do_not_explain() -> None:
     assert "implausible speed-up" not in kinds(block(BASE, runs("four", [80.0, 80.1, 80.2], 90.0, workers=4)))
     faster = runs("four", [80.0, 80.1, 80.2], 70.0, workers=4, precision="bf16")
     assert "implausible speed-up" not in kinds(block(BASE, faster))
+    shared = runs("four", [80.0, 80.1, 80.2], 70.0, workers=4, jobs_at_once=2)
+    assert kinds(block(BASE, shared)) == ["side by side"]
 
 
 def test_different_machines() -> None:
@@ -234,6 +238,9 @@ def test_times_that_are_not_measurements() -> None:
     side_by_side = only(shared, "side by side")
     assert (side_by_side.value, side_by_side.runs) == (2, ("four/0", "four/1"))
     assert cells_of(shared, shared.rows[1])["speed-up"].text.startswith("(")
+    # Each knows the GPUs that it had.
+    gpus = [runs(f"gpu{n}", [80.1, 80.3], 200.0, machine=f"{n} × GPU", workers=n, jobs_at_once=2) for n in (1, 2)]
+    assert kinds(block(*gpus)) == ["side by side"]
     rehearsed = block(BASE, runs("tpu8", [80.1, 80.3], [2000.0, 100.0], workers=8, rehearsed=True))
     assert kinds(rehearsed) == ["rehearsed"]  # neither a spread nor slower than one
     assert (rehearsed.rows[1].seconds, rehearsed.rows[1].speed_up) == (None, None)
