@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 
 from runner.errors import Terminal
 
@@ -32,7 +33,11 @@ class _OnStderr(logging.Handler):
         level = record.levelno
         kind, style = ("", "dim") if level < logging.WARNING else (f"{record.levelname.lower()}: ", "yellow")
         text = kind + masked(record.getMessage())
-        Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True).print(text, style=style, markup=False)
+        terminal = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        with terminal.capture() as line:
+            terminal.print(text, style=style, markup=False)
+        # Written to the stream that rich has put there while it shows progress: the line is printed above that.
+        sys.stderr.write(line.get())
 
 
 #: Where everything is logged that may surprise, and what happens before a run begins (`info`).

@@ -6,6 +6,8 @@ import contextlib
 import io
 
 import pytest
+from rich.console import Console
+from rich.status import Status
 
 from runner.log import LOG
 
@@ -19,3 +21,11 @@ def test_a_warning_shows_no_credentials_and_no_control_characters(capsys: pytest
         LOG.info("reading data")
     assert file.getvalue() == "reading data\n"
     assert capsys.readouterr().err == ""
+
+
+def test_a_warning_is_printed_above_what_shows_progress() -> None:
+    """Not at the end of its line."""
+    screen = io.StringIO()
+    with Status("2 of 8 jobs done", console=Console(file=screen, force_terminal=True)):
+        LOG.warning("a process was killed")
+    assert "warning: a process was killed\n" in screen.getvalue()
