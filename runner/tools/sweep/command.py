@@ -92,7 +92,7 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
             console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
         if smallest is not None and (used := in_use(smallest)):
-            console.print(f"waiting for {smallest.kind} {', '.join(used)}: used by another sweep", markup=False)
+            console.print(f"in use by another sweep: {smallest.kind} {', '.join(used)}; jobs wait for it", markup=False)
         status, complete = FAILED, False
         try:
             # Jobs in this process show their own progress.

@@ -114,9 +114,10 @@ def launcher_of(hydra: Any, jobs: int | None, configs: Sequence[Config]) -> Laun
         rule = f"a job needs {smallest.count} of this machine's {smallest}: use at most {smallest.jobs}"
         require(n_jobs <= smallest.jobs, key, n_jobs, rule)
         at_once = max(1, min(limit, n_jobs if n_jobs > 0 else smallest.jobs + 1 + n_jobs))
-        # "auto" would hand over several jobs together, to one process, after some that were skipped at once.
-        overrides = (f"{key}={at_once}", "hydra.launcher.batch_size=1")
-        return Launcher(at_once, here=True, in_process=at_once == 1, smallest_job=smallest, overrides=overrides)
+        overrides = [f"{key}={at_once}"]
+        if hydra.launcher.get("batch_size") == "auto":  # gives one process several jobs after some that were skipped
+            overrides.append("hydra.launcher.batch_size=1")
+        return Launcher(at_once, True, in_process=at_once == 1, smallest_job=smallest, overrides=tuple(overrides))
     if target.endswith(_LOCAL):  # it starts all jobs
         return Launcher(limit, here=True, in_process=False)
     in_process = target.endswith(".BasicLauncher")
