@@ -36,15 +36,11 @@ _NO_BUNDLE = (
 
 @dataclass(frozen=True)
 class Bundle:
-    """An unpacked bundle. `folder`: has a folder for each of the `runs`; `weights`: of their models, by run."""
+    """An unpacked bundle. `runs`: a folder for each; `weights`: of their models, by name of the run."""
 
-    folder: Path
     digest: str
-    runs: tuple[str, ...]
+    runs: tuple[Path, ...]
     weights: Mapping[str, Checksums]
-
-    def run(self, name: str) -> Path:
-        return self.folder / name
 
 
 def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
@@ -53,19 +49,18 @@ def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
     `with_models`: with the files of the models, and not only their digests.
     """
     names = [re.sub(r"[^\w.-]", "_", run.resolve().name) for run in runs]
-    folders = {_unique(names, number): run for number, run in enumerate(runs)}
-    for run in runs:
-        _check(run)
     packed: dict[str, Path] = {}
     weights: dict[str, Checksums] = {}
-    for name, run in folders.items():
+    for number, run in enumerate(runs):
+        _check(run)
+        name = names[number] if names.count(names[number]) == 1 else f"{number}-{names[number]}"
         packed |= {f"{name}/{file}": run / file for file in (*_FILES, *_OPTIONAL) if (run / file).exists()}
         model = [path for path in sorted((run / "model").rglob("*")) if path.is_file()]
         weights[name] = checksums(run / "model", model)
         if with_models:
             packed |= {f"{name}/model/{path.relative_to(run / 'model').as_posix()}": path for path in model}
     files = {name: next(iter(checksums(path.parent, [path]).values())) for name, path in packed.items()}
-    manifest = {"format": _FORMAT, "runs": list(folders), "files": files, "weights": weights}
+    manifest = {"format": _FORMAT, "runs": list(weights), "files": files, "weights": weights}
     digest = digest_of(manifest)
     draft = output.with_name(f".{output.name}")
     try:
@@ -89,61 +84,6 @@ def _entry(name: str, size: int) -> zipfile.ZipInfo:
     return entry
 
 
-def unpack(file: Path, folder: Path) -> Bundle:
-    """Unpack a bundle into an empty folder. Raises UserError if the file is none, or not as it was written."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            with archive.open(MANIFEST) as packed:
-                manifest = parse_json(packed.read(JSON_LIMIT + 1))
-            digest = manifest.pop("digest")
-            runs, files, weights = manifest["runs"], _checksums(manifest["files"]), manifest["weights"]
-            if manifest["format"] != _FORMAT:
-                raise UserError(f"{file} has the format {manifest['format']} of another version: update the runner")
-            if not all(Path(name).name == name and f"{name}/config.yaml" in files for name in runs):
-                raise UserError(f"{file} lists runs that it does not contain: do not trust it")
-            total = sum(size for size, _ in files.values())
-            if total > _RATIO * file.stat().st_size:
-                raise UserError(
-                    f"{file} would become more than {_RATIO} times as large, {total:,} bytes: do not trust it"
-                )
-            if total > shutil.disk_usage(folder).free:
-                raise UserError(
-                    f"{file} needs {total:,} bytes in {folder.parent}, which are not free there: free space"
-                )
-            for name, (size, _) in files.items():
-                target = folder / name
-                if not target.resolve().is_relative_to(folder.resolve()):
-                    raise UserError(f"{file} contains {name}, which is outside of the bundle: do not trust it")
-                if archive.getinfo(name).file_size != size:
-                    raise _changed(file, name, "it has another size")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(name) as source, target.open("wb") as copy:
-                    shutil.copyfileobj(source, copy, _CHUNK)
-    except _NO_BUNDLE as error:
-        raise UserError(
-            f"{file} is not a bundle of runner.evidence ({first_line(error)}): give another file"
-        ) from error
-    if digest_of(manifest) != digest:
-        raise _changed(file, MANIFEST, f"it does not have the digest {digest}")
-    for name, entry in files.items():
-        if (problem := damage(folder, {name: entry})) is not None:
-            raise _changed(file, name, problem)
-    return Bundle(folder, digest, tuple(runs), {name: _checksums(found) for name, found in weights.items()})
-
-
-def _checksums(plain: Mapping[str, Sequence[Any]]) -> Checksums:
-    return {name: (int(size), str(digest)) for name, (size, digest) in plain.items()}
-
-
-def _changed(file: Path, name: str, problem: str) -> UserError:
-    return UserError(f"{file} was changed after it was made: {name} is not as in its manifest ({problem})")
-
-
-def _unique(names: Sequence[str], number: int) -> str:
-    """The folder of a run in the bundle."""
-    return names[number] if names.count(names[number]) == 1 else f"{number}-{names[number]}"
-
-
 def _check(run: Path) -> None:
     """Raises UserError unless the folder holds a run that has finished, and no link to a file that is not the run's."""
     files_below(run)
@@ -157,3 +97,56 @@ def _check(run: Path) -> None:
         if not (run / name).exists():
             raise UserError(f"{run} has no {name}: restore it")
     plan_of_run(run, refuse_changed=False)
+
+
+def unpack(file: Path, folder: Path) -> Bundle:
+    """Unpack a bundle into an empty folder. Raises UserError if the file is none, or not as it was written."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            with archive.open(MANIFEST) as packed:
+                manifest = parse_json(packed.read(JSON_LIMIT + 1))
+            digest = manifest.pop("digest")
+            runs, files = manifest["runs"], _checksums(manifest["files"])
+            weights = {name: _checksums(found) for name, found in manifest["weights"].items()}
+            if manifest["format"] != _FORMAT:
+                raise UserError(f"{file} has the format {manifest['format']} of another version: update the runner")
+            _require_safe(file, folder, runs, files)
+            for name, (size, _) in files.items():
+                if archive.getinfo(name).file_size != size:
+                    raise _changed(file, name, "it has another size")
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, target.open("wb") as copy:
+                    shutil.copyfileobj(source, copy, _CHUNK)
+    except _NO_BUNDLE as error:
+        raise UserError(
+            f"{file} is not a bundle of runner.evidence ({first_line(error)}): give another file"
+        ) from error
+    if digest_of(manifest) != digest:
+        raise _changed(file, MANIFEST, f"it does not have the digest {digest}")
+    for name, entry in files.items():
+        if (problem := damage(folder, {name: entry})) is not None:
+            raise _changed(file, name, problem)
+    return Bundle(digest, tuple(folder / name for name in runs), weights)
+
+
+def _require_safe(file: Path, folder: Path, runs: Sequence[str], files: Checksums) -> None:
+    """Refuse a bundle that lists files outside of its folder, or more bytes than it can honestly hold."""
+    if not all(Path(name).name == name and f"{name}/config.yaml" in files for name in runs):
+        raise UserError(f"{file} lists runs that it does not contain: do not trust it")
+    for name in files:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{file} contains {name}, which is outside of the bundle: do not trust it")
+    total = sum(size for size, _ in files.values())
+    if total > _RATIO * file.stat().st_size:
+        raise UserError(f"{file} would become more than {_RATIO} times as large, {total:,} bytes: do not trust it")
+    if total > shutil.disk_usage(folder).free:
+        raise UserError(f"{file} needs {total:,} bytes in {folder.parent}, which are not free there: free space")
+
+
+def _checksums(plain: Mapping[str, Sequence[Any]]) -> Checksums:
+    return {name: (int(size), str(digest)) for name, (size, digest) in plain.items()}
+
+
+def _changed(file: Path, name: str, problem: str) -> UserError:
+    return UserError(f"{file} was changed after it was made: {name} is not as in its manifest ({problem})")

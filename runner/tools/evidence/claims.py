@@ -1,4 +1,4 @@
-"""What a run claims, and whether it follows from what the bundle has: arithmetic only, without data or weights."""
+"""What a run claims, and whether it follows from its own files: arithmetic only, without data or weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.config.choices import AccumulationMode, ScalingRule
+from runner.config.choices import AccumulationMode
 from runner.config.compose import compose, settings
 from runner.config.schema import Accumulation, Config
 from runner.errors import UserError, first_line
@@ -29,8 +29,8 @@ from runner.train.ledger import digest_of_epochs, merge
 
 VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
 
-#: Of two computations of the same formula in float64.
-_TOLERANCE = 1e-12
+#: Relative difference of two computations of the same formula in float64.
+_ARITHMETIC = 1e-12
 #: Properties of a certificate that the settings do not give: the data's digest is part of the first one.
 _NOT_IN_SETTINGS = ("recipe", "versions", "processor")
 
@@ -44,9 +44,35 @@ class Finding:
     why: str
 
 
+def compared(
+    claim: str,
+    found: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    why: str,
+    rounding: float = _ARITHMETIC,
+    absolute: Mapping[str, float] | None = None,
+) -> Finding:
+    """Verified, for the reason `why`, if every expected value was found; else different, by the first that was not.
+
+    `rounding`: relative difference of numbers that counts as none, and `absolute` ones, by name.
+    """
+    for name, value in expected.items():
+        if not _same(found.get(name), value, rounding, (absolute or {}).get(name, 0.0)):
+            return Finding(claim, DIFFERENT, f"{name} is {found.get(name)}, and follows as {value}")
+    return Finding(claim, VERIFIED, why)
+
+
+def _same(a: Any, b: Any, relative: float, absolute: float) -> bool:
+    if all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (a, b)):
+        both_undefined = math.isnan(a) and math.isnan(b)
+        return both_undefined or math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
+    return bool(a == b)
+
+
 @dataclass(frozen=True)
 class Recorded:
-    """What the files of a run say."""
+    """What the files of a run say. `steps`: optimizer steps, and `train_samples`: of an epoch, as claimed; `metrics`:
+    logged values by metric and step."""
 
     folder: Path
     config: Config
@@ -54,10 +80,8 @@ class Recorded:
     certificate: Mapping[str, Any]
     ledger: Mapping[str, Any]
     record: RunRecord
-    #: Optimizer steps, and the samples of an epoch, as claimed.
     steps: int
     train_samples: int
-    #: Logged values by metric and step.
     metrics: Mapping[str, Mapping[int, float]] = field(repr=False)
 
     @staticmethod
@@ -72,34 +96,16 @@ class Recorded:
         metrics: dict[str, dict[int, float]] = {}
         for metric in MetricsReader(folder).read():
             metrics.setdefault(metric.key, {})[metric.step] = metric.value
-        return Recorded(
-            folder=folder,
-            config=settings(compose([], (), saved)),
-            plan=plan_of_run(folder, refuse_changed=False),
-            certificate=read_json(folder / "certificate.json"),
-            ledger=read_json(folder / "ledger.json"),
-            record=record,
-            steps=steps,
-            train_samples=train_samples,
-            metrics=metrics,
-        )
+        plan = plan_of_run(folder, refuse_changed=False)
+        certificate, ledger = (read_json(folder / name) for name in ("certificate.json", "ledger.json"))
+        config = settings(compose([], (), saved))
+        return Recorded(folder, config, plan, certificate, ledger, record, steps, train_samples, metrics)
 
     @property
     def segments(self) -> Sequence[Mapping[str, Any]]:
         """The parts of the run on one set of workers each."""
         found: Sequence[Mapping[str, Any]] = self.certificate["segments"]
         return found
-
-    @property
-    def resumed(self) -> bool:
-        return len(self.segments) > 1
-
-    @property
-    def data_digest(self) -> str | None:
-        """The first digits of the digest over every text and label."""
-        path = self.folder / "tracking.json"
-        dataset = read_json(path).get("dataset") if path.exists() else None
-        return None if dataset is None else str(dataset["digest"])
 
 
 def arithmetic(run: Recorded) -> Iterator[Finding]:
@@ -108,10 +114,121 @@ def arithmetic(run: Recorded) -> Iterator[Finding]:
     yield _certificate(run)
     yield _ledger(run)
     yield _learning_rates(run)
-    yield _result(run)
+    yield _logged_metrics(run)
 
 
-def never_verified(run: Recorded) -> Iterator[Finding]:
+def _plan(run: Recorded) -> Finding:
+    first, given, plan = run.segments[0], run.config, run.plan
+    if len(run.segments) > 1:
+        return Finding("plan", CLAIMED, "the run was resumed, and its settings are those of its last part")
+    if given.accumulation.mode is AccumulationMode.fit:  # which the machine's memory decided
+        steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
+        given = dataclasses.replace(given, accumulation=steps)
+    try:
+        expected = make_plan(given, run.train_samples, first["workers"])
+    except UserError as error:
+        return Finding("plan", DIFFERENT, f"the settings give none ({first_line(error)})")
+    why = (
+        f"global batch {plan.global_batch:,}, learning rate {plan.lr:.4g}, {plan.optimizer_steps:,} steps follow from "
+        f"the settings, {run.train_samples:,} training samples and {first['workers']} worker(s)"
+    )
+    return compared("plan", dataclasses.asdict(plan), dataclasses.asdict(expected), why)
+
+
+def _certificate(run: Recorded) -> Finding:
+    """Compute it again from the settings, with what only the run could know: dropout, device, batch normalisation."""
+    rows = {one["name"]: one for one in (*run.certificate["equal"], *run.certificate["different"])}
+    setup = RunSetup(
+        config=run.config,
+        plan=run.plan,
+        data="",
+        has_dropout=rows["dropout"]["value"] != "none in the model",
+        device_type=rows["device"]["value"],
+        rehearsed=rows["rehearsed"]["value"],
+        versions={},
+        processor="",
+        batch_statistics=rows["batch_statistics"]["value"] != "none",
+    )
+    expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
+    if other := sorted(rows.keys() ^ expected.keys()):  # made by another version, or changed
+        why = f"it has other properties than this version of the runner gives it: {', '.join(other)}"
+        return Finding("certificate", CLAIMED, why)
+    left_out = (*_NOT_IN_SETTINGS, *(["samples_seen"] if run.record.result.stopped_early else []))
+    names = [name for name in rows if name not in left_out]
+    differs = [name for name, one in rows.items() if not one["equal"]]
+    levels = [expected[name].allows for name in differs] + [segment["level"] for segment in run.segments]
+    level = worst_level(levels, tuple(expected.values()))
+    found = {name: rows[name]["value"] for name in names} | {f"equal: {name}": rows[name]["equal"] for name in names}
+    follows = {name: expected[name].value for name in names} | {f"equal: {one}": expected[one].equal for one in names}
+    if not run.certificate.get("withdrawn"):
+        found["level"], follows["level"] = run.certificate["level"], level
+    which = f"; different: {', '.join(differs)}" if differs else ""
+    return compared("certificate", found, follows, f"{level} to one fp32 worker{which}")
+
+
+def _ledger(run: Recorded) -> Finding:
+    """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
+    order, epochs = DataOrder(run.plan, run.config.seed, 0, None), run.ledger["epochs"]
+    digests: dict[str, str] = {}
+    for epoch in epochs:
+        permutation = order.epoch_permutation(epoch["epoch"])
+        steps = [step for step in order.steps() if step.stop <= epoch["expected"]]
+        rows = [(np.full(step.samples, step.t), permutation[step.start : step.stop]) for step in steps]
+        planned = np.concatenate([np.stack(row, axis=1) for row in rows])
+        entries = np.concatenate([planned, np.zeros((len(planned), 1), dtype=np.int64)], axis=1)
+        digests[f"digest of epoch {epoch['epoch']}"] = merge(epoch["epoch"], entries, permutation, planned).digest
+    seen = run.plan.samples_before(run.steps)
+    in_epochs = sum(epoch["expected"] for epoch in epochs)
+    found = {
+        "numbers of epochs": [epoch["epoch"] for epoch in epochs],
+        **{f"digest of epoch {epoch['epoch']}": epoch["digest"] for epoch in epochs},
+        "digest": run.ledger["digest"],
+        "numbers of samples": [in_epochs, run.ledger["samples_seen"], run.record.result.samples_seen],
+        "sound": run.ledger["sound"],
+    }
+    follows = {
+        "numbers of epochs": list(range(len(epochs))),
+        **digests,
+        "digest": digest_of_epochs(list(digests.values())),
+        "numbers of samples": [seen] * 3,
+        "sound": True,
+    }
+    why = f"{seen:,} {run.ledger['unit']} in the steps and the order that seed {run.config.seed} gives"
+    return compared("ledger", found, follows, why)
+
+
+def _learning_rates(run: Recorded) -> Finding:
+    """Every step was logged, with the learning rate and the number of samples that the plan gives."""
+    plan, schedule, steps = run.plan, run.config.schedule, run.steps
+    names = ("train/loss", "train/lr", "train/samples_seen")
+    logged = {name: run.metrics.get(name, {}) for name in names}
+    found: dict[str, Any] = {
+        f"number and last of the steps with {name}": (len(values), max(values, default=0))
+        for name, values in logged.items()
+    }
+    follows: dict[str, Any] = dict.fromkeys(found, (steps, steps))
+    for step in range(1, steps + 1):
+        before = plan.samples_before(step - 1)
+        lr = plan.lr * lr_multiplier(schedule.name.name, before / plan.total_samples, schedule.warmup_share)
+        for name, value in (("train/lr", lr), ("train/samples_seen", plan.samples_before(step))):
+            found[f"{name} of step {step:,}"] = logged[name].get(step)
+            follows[f"{name} of step {step:,}"] = value
+    why = f"that of all {steps:,} steps follows from the plan and the number of samples seen"
+    return compared("learning rate", found, follows, why)
+
+
+def _logged_metrics(run: Recorded) -> Finding:
+    """The metrics of the summary are among those that were logged, in the step that the summary gives for them."""
+    result, sync = run.record.result, run.config.sync
+    if (sync.overlap or sync.fragments != 1) and result.stopped_early:
+        why = "averages of the last steps were applied after the evaluation that was logged"
+        return Finding("logged metrics", CLAIMED, why)
+    step = result.best["step"] if run.config.evaluation.keep_best and result.best is not None else run.steps
+    logged = {name: run.metrics.get(f"eval/{name}", {}).get(step) for name in result.eval}
+    return compared("logged metrics", result.eval, logged, f"the result is what was logged at step {step:,}")
+
+
+def only_recorded(run: Recorded) -> Iterator[Finding]:
     """What the run has recorded, and nobody can compute again."""
     path = run.folder / "environment.json"
     if path.exists():
@@ -123,146 +240,3 @@ def never_verified(run: Recorded) -> Iterator[Finding]:
     speed = run.record.result.samples_per_s
     shown = f"{speed:,.0f} {run.ledger['unit']}/s" if speed else "too short to measure"
     yield Finding("speed", CLAIMED, f"{shown}, on {run.record.result.machine}")
-
-
-def _plan(run: Recorded) -> Finding:
-    samples, first = run.train_samples, run.segments[0]
-    last = run.segments[-1]
-    given = run.config
-    # The settings of a resumed run are those of its last part, and `fit` was decided by the machine's memory.
-    if run.resumed or given.accumulation.mode is AccumulationMode.fit:
-        steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
-        given = dataclasses.replace(given, accumulation=steps)
-    if run.resumed and run.plan.auto_rule is not None:
-        # `auto` was decided at the start of the run, whose synchronisation may have changed since.
-        rule = ScalingRule.__members__.get(run.plan.auto_rule, given.scaling.rule)
-        given = dataclasses.replace(given, scaling=dataclasses.replace(given.scaling, rule=rule))
-    try:
-        plan = make_plan(given, samples, first["workers"])
-    except UserError as error:
-        return Finding("plan", DIFFERENT, f"the settings give none ({first_line(error)})")
-    if run.resumed:
-        plan = dataclasses.replace(plan, auto_rule=run.plan.auto_rule)
-        plan = plan.on_workers(last["workers"], last["accumulation_steps"], run.config.sync.k)
-    expected, found = dataclasses.asdict(plan), dataclasses.asdict(run.plan)
-    wrong = [name for name in expected if not _same(found[name], expected[name])]
-    if wrong:
-        name = wrong[0]
-        return Finding("plan", DIFFERENT, f"{name} is {found[name]}, and the settings give {expected[name]}")
-    plan = run.plan
-    return Finding(
-        "plan",
-        VERIFIED,
-        f"global batch {plan.global_batch:,}, learning rate {plan.lr:.4g}, {plan.optimizer_steps:,} steps follow from "
-        f"the settings, {samples:,} training samples and {first['workers']} worker(s)",
-    )
-
-
-def _certificate(run: Recorded) -> Finding:
-    """Compute it again from the settings, with what only the run could know: dropout, device, batch normalisation."""
-    found = {one["name"]: one for one in (*run.certificate["equal"], *run.certificate["different"])}
-    setup = RunSetup(
-        config=run.config,
-        plan=run.plan,
-        data="",
-        has_dropout=found["dropout"]["value"] != "none in the model",
-        device_type=found["device"]["value"],
-        rehearsed=found["rehearsed"]["value"],
-        versions={},
-        processor="",
-        batch_statistics=found["batch_statistics"]["value"] != "none",
-    )
-    expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
-    stopped = bool(run.record.result.stopped_early)
-    if other := sorted(found.keys() ^ expected.keys()):  # made by another version, or changed
-        why = f"it has other properties than this version of the runner gives it: {', '.join(other)}"
-        return Finding("certificate", CLAIMED, why)
-    for name, one in found.items():
-        compared = name not in _NOT_IN_SETTINGS and not (stopped and name == "samples_seen")
-        if compared and not (one["equal"] == expected[name].equal and _same(one["value"], expected[name].value)):
-            return Finding("certificate", DIFFERENT, f"{name} is {one['value']}, and follows as {expected[name].value}")
-    differs = [name for name, one in found.items() if not one["equal"]]
-    levels = [expected[name].allows for name in differs] + [segment["level"] for segment in run.segments]
-    level = worst_level(levels, tuple(expected.values()))
-    if level != run.certificate["level"] and not run.certificate.get("withdrawn"):
-        return Finding("certificate", DIFFERENT, f"its level is {run.certificate['level']}, and follows as {level}")
-    which = f"; different: {', '.join(differs)}" if differs else ""
-    return Finding("certificate", VERIFIED, f"{level} to one fp32 worker{which}")
-
-
-def _ledger(run: Recorded) -> Finding:
-    """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
-    order = DataOrder(run.plan, run.config.seed, 0, None)
-    digests = []
-    if [epoch["epoch"] for epoch in run.ledger["epochs"]] != list(range(len(run.ledger["epochs"]))):
-        return Finding("ledger", DIFFERENT, "its epochs are not numbered from 0")
-    for epoch in run.ledger["epochs"]:
-        permutation = order.epoch_permutation(epoch["epoch"])
-        steps = [step for step in order.steps() if step.stop <= epoch["expected"]]
-        rows = [(np.full(step.samples, step.t), permutation[step.start : step.stop]) for step in steps]
-        planned = np.concatenate([np.stack(row, axis=1) for row in rows])
-        entries = np.concatenate([planned, np.zeros((len(planned), 1), dtype=np.int64)], axis=1)
-        expected = merge(epoch["epoch"], entries, permutation, planned)
-        if expected.digest != epoch["digest"]:
-            why = f"the digest of epoch {epoch['epoch']} is not that of the samples that seed {run.config.seed} gives"
-            return Finding("ledger", DIFFERENT, why)
-        digests.append(expected.digest)
-    if digest_of_epochs(digests) != run.ledger["digest"]:
-        return Finding("ledger", DIFFERENT, "its digest is not that of its epochs")
-    seen = run.plan.samples_before(run.steps)
-    in_epochs = sum(epoch["expected"] for epoch in run.ledger["epochs"])
-    if {in_epochs, run.ledger["samples_seen"], run.record.result.samples_seen} != {seen}:
-        why = f"{run.steps:,} steps have {seen:,} samples, and it has {in_epochs:,}"
-        return Finding("ledger", DIFFERENT, why)
-    if not run.ledger["sound"]:
-        return Finding("ledger", DIFFERENT, "the run itself has found that it does not match the plan")
-    unit = run.ledger["unit"]
-    return Finding("ledger", VERIFIED, f"{seen:,} {unit} in the steps and the order that seed {run.config.seed} gives")
-
-
-def _learning_rates(run: Recorded) -> Finding:
-    """Every step was logged, with the learning rate and the number of samples that the plan gives."""
-    plan, schedule = run.plan, run.config.schedule
-    steps = run.steps
-    for name in ("train/loss", "train/lr", "train/samples_seen"):
-        if missing := sorted(set(range(1, steps + 1)) ^ run.metrics.get(name, {}).keys()):
-            return Finding(
-                "learning rate", DIFFERENT, f"{name} of step {missing[0]:,} is missing, or was never trained"
-            )
-    for step in range(1, steps + 1):
-        before = plan.samples_before(step - 1)
-        lr = plan.lr * lr_multiplier(schedule.name.name, before / plan.total_samples, schedule.warmup_share)
-        expected = {"train/lr": lr, "train/samples_seen": plan.samples_before(step)}
-        for name, value in expected.items():
-            if not _same(found := run.metrics[name][step], value):
-                return Finding(
-                    "learning rate", DIFFERENT, f"{name} of step {step:,} is {found}, and follows as {value}"
-                )
-    why = f"that of all {steps:,} steps follows from the plan and the number of samples seen"
-    return Finding("learning rate", VERIFIED, why)
-
-
-def _result(run: Recorded) -> Finding:
-    """The metrics of the summary are among those that were logged, in the step that the summary gives for them."""
-    logged, result = run.metrics, run.record.result
-    in_parts = run.config.sync.overlap or run.config.sync.fragments != 1
-    if in_parts and result.stopped_early:
-        why = "averages of the last steps were applied after the evaluation that was logged"
-        return Finding("logged metrics", CLAIMED, why)
-    step = result.best["step"] if run.config.evaluation.keep_best and result.best is not None else run.steps
-    for name, value in result.eval.items():
-        found = logged.get(f"eval/{name}", {}).get(step)
-        if found is None or not _same(found, float(value)):
-            why = f"{name} is {value} in the summary, and was logged as {found} at step {step:,}"
-            return Finding("logged metrics", DIFFERENT, why)
-    return Finding("logged metrics", VERIFIED, f"the result is what was logged at step {step:,}")
-
-
-def _same(a: Any, b: Any) -> bool:
-    numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (a, b))
-    return close(a, b, _TOLERANCE) if numbers else bool(a == b)
-
-
-def close(a: float, b: float, relative: float, absolute: float = 0.0) -> bool:
-    """Whether two numbers are equal up to these differences; NaN, of a metric that is not defined, equals NaN."""
-    return math.isclose(a, b, rel_tol=relative, abs_tol=absolute) or (math.isnan(a) and math.isnan(b))

@@ -11,17 +11,21 @@ from rich.markup import escape
 from rich.text import Text
 
 from runner.config.arguments import ArgumentParser, config_dirs
+from runner.config.compose import parsed
 from runner.config.environment import is_external
-from runner.errors import UserError, require
+from runner.errors import UserError
 from runner.folder.files import check_output, strict_json
 from runner.launch.signals import handle_signals
 from runner.plan.tables import plain_table
 from runner.tools.evidence.bundle import make_bundle, unpack
-from runner.tools.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, arithmetic, never_verified
+from runner.tools.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, arithmetic, only_recorded
+from runner.tools.evidence.recomputed import recomputed
 
 #: As of `runner.verify`.
 EXIT_HOLDS, EXIT_DIFFERENT = 0, 3
 _STYLES = {VERIFIED: "green", DIFFERENT: "bold red", CLAIMED: "yellow"}
+#: Settings that say where something is, and not what was done.
+_PLACES = ("device", "recipe.data", "cache_dir", "trusted_packages")
 
 
 def evidence(arguments: Sequence[str], console: Console) -> int:
@@ -59,45 +63,38 @@ def _verify(arguments: Sequence[str], console: Console) -> int:
         prog="python -m runner.evidence verify",
         description="Recompute what a bundle claims, as far as that is possible here, and say what was verified and "
         "what is only claimed. Exit code 0: nothing differs; 3: something does; 2: no bundle, or it was changed.",
-        epilog="example: python -m runner.evidence verify bundle.zip --replay 20 recipe.data.train=train.tsv "
+        epilog="example: python -m runner.evidence verify bundle.zip recipe.data.train=train.tsv "
         "recipe.data.eval=dev.tsv",
         allow_abbrev=False,
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a file that runner.evidence has made")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="where data, model and workers are, such as recipe.data.train=…",
-    )
+    where = "where the data are, such as recipe.data.train=…"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=where)
     parser.add_argument(
         "--model", action="append", type=Path, default=[], metavar="FOLDER", help="of a run; repeatable"
     )
-    parser.add_argument("--replay", type=int, metavar="STEPS", help="train this number of optimizer steps again")
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     options = parser.parse_intermixed_args(list(arguments))
-    require(options.replay is None or options.replay >= 1, "--replay", options.replay, "use at least 1 optimizer step")
     if is_external():
         raise UserError("runner.evidence starts its workers itself: call it without torchrun")
     if options.json is not None:
         check_output("--json", options.json)
-    from runner.tools.evidence.recomputed import check_places, recomputed  # imports torch
-
-    check_places(options.overrides)
+    for override in parsed(options.overrides):
+        if not any(f"{override.key_or_group}.".startswith(f"{place}.") for place in _PLACES):
+            allowed = ", ".join(_PLACES)
+            raise UserError(f"{override.input_line} would make it another run: only {allowed} can be given")
     dirs = config_dirs(options.config_dir)
     handle_signals()
     found: dict[str, list[Finding]] = {}
     with tempfile.TemporaryDirectory(prefix="runner-evidence-") as folder:
         bundle = unpack(options.bundle, Path(folder))
         console.print(f"{escape(str(options.bundle))}: unchanged, digest {bundle.digest}", soft_wrap=True)
-        for name in bundle.runs:
-            run = Recorded.read(bundle.run(name))
-            weights = bundle.weights[name]
-            found[name] = list(arithmetic(run))
-            found[name] += recomputed(run, weights, options.model, options.overrides, dirs, options.replay)
-            found[name] += never_verified(run)
-            _show(name, found[name], console)
+        for path in bundle.runs:
+            run = Recorded.read(path)
+            here = recomputed(run, bundle.weights[path.name], options.model, options.overrides, dirs)
+            found[path.name] = [*arithmetic(run), *here, *only_recorded(run)]
+            _show(path.name, found[path.name], console)
     if options.json is not None:
         runs = {name: [vars(one) for one in findings] for name, findings in found.items()}
         options.json.write_text(strict_json({"digest": bundle.digest, "runs": runs}, indent=1), encoding="utf-8")

@@ -45,29 +45,27 @@ def findings(bundle: Path, *arguments: str) -> tuple[int, dict[str, tuple[str, s
 
 
 def test_all_that_can_be_verified(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the model and a replay; and a second bundle of the run has the same bytes."""
+    """With the model; and a second bundle of the run has the same bytes."""
     one, two = tmp_path / "one.zip", tmp_path / "two.zip"
     for bundle in (one, two):
         assert cli.run_tool("evidence", [str(trained), "-o", str(bundle), "--with-models"]) == 0
     assert one.read_bytes() == two.read_bytes()
-    code, found = findings(one, "--replay=3")
+    code, found = findings(one)
     assert code == 0
     claimed = {claim for claim, (outcome, _) in found.items() if outcome == "only claimed"}
     assert claimed == {"environment", "speed"}
     assert {outcome for outcome, _ in found.values()} == {"verified", "only claimed"}
-    assert "in every digit" in found["result"][1]
-    assert "3 steps trained again on cpu have the recorded losses, in every digit" in found["training"][1]
     printed = capsys.readouterr().out
     assert "digest" in printed
     assert not list(Path().glob("run/evaluations"))
 
 
-def test_without_weights_and_replay(trained: Path, tmp_path: Path) -> None:
+def test_without_weights(trained: Path, tmp_path: Path) -> None:
     """They can be given, and what is given is compared with the digests."""
     bundle = tmp_path / "bundle.zip"
     assert cli.run_tool("evidence", [str(trained), "-o", str(bundle)]) == 0
     _, found = findings(bundle)
-    assert [found[name][0] for name in ("weights", "result", "training")] == ["only claimed"] * 3
+    assert [found[name][0] for name in ("weights", "result")] == ["only claimed"] * 2
     code, found = findings(bundle, f"--model={trained / 'model'}")
     assert (code, found["weights"][0], found["result"][0]) == (0, "verified", "verified")
     other = tmp_path / "other"
@@ -139,28 +137,25 @@ def leave_out_an_epoch(folder: Path) -> None:
     change("summary.json", lambda summary: summary.update(samples_seen=100))(folder)
 
 
-FORGED: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {
-    "another learning rate in the plan": ("plan", change("plan.json", lambda plan: plan.update(lr=0.5)), []),
-    "another batch in the settings": ("plan", replace("config.yaml", "global_batch: 24", "global_batch: 48"), []),
-    "another level": ("certificate", change("certificate.json", lambda one: one.update(level="comparable")), []),
+FORGED: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "another learning rate in the plan": ("plan", change("plan.json", lambda plan: plan.update(lr=0.5))),
+    "another batch in the settings": ("plan", replace("config.yaml", "global_batch: 24", "global_batch: 48")),
+    "another level": ("certificate", change("certificate.json", lambda one: one.update(level="comparable"))),
     "a difference left out": (
         "certificate",
         change("certificate.json", lambda one: one["equal"].append({**one["different"].pop(), "equal": True})),
-        [],
     ),
-    "another seed": ("ledger", replace("config.yaml", "seed: 0", "seed: 1"), []),
-    "a digest of an epoch": ("ledger", change("ledger.json", lambda one: one["epochs"][1].update(digest="0" * 64)), []),
-    "an epoch left out": ("ledger", leave_out_an_epoch, []),
-    "more samples": ("ledger", change("summary.json", lambda one: one.update(samples_seen=400)), []),
-    "another learning rate in a step": ("learning rate", log("train/lr", 3, 0.7), []),
-    "a step left out": ("learning rate", drop_step, []),
+    "another seed": ("ledger", replace("config.yaml", "seed: 0", "seed: 1")),
+    "a digest of an epoch": ("ledger", change("ledger.json", lambda one: one["epochs"][1].update(digest="0" * 64))),
+    "an epoch left out": ("ledger", leave_out_an_epoch),
+    "more samples": ("ledger", change("summary.json", lambda one: one.update(samples_seen=400))),
+    "another learning rate in a step": ("learning rate", log("train/lr", 3, 0.7)),
+    "a step left out": ("learning rate", drop_step),
     "a better metric in the summary": (
         "logged metrics",
         change("summary.json", lambda one: one["eval"].update(accuracy=99.0)),
-        [],
     ),
-    "a better loss in both": ("result", better_loss, []),
-    "a loss of training": ("training", log("train/loss", 2, 0.1), ["--replay=3"]),
+    "a better loss in both": ("result", better_loss),
 }
 
 
@@ -180,16 +175,14 @@ def test_runs_of_one_name(trained: Path, tmp_path: Path) -> None:
         assert json.loads(archive.read("manifest.json"))["runs"] == ["0-a_b", "1-a_b"]
 
 
-@pytest.mark.parametrize(("claim", "forge", "arguments"), FORGED.values(), ids=FORGED)
-def test_a_forged_run_is_found_out(
-    trained: Path, tmp_path: Path, claim: str, forge: Callable[[Path], None], arguments: list[str]
-) -> None:
+@pytest.mark.parametrize(("claim", "forge"), FORGED.values(), ids=FORGED)
+def test_a_forged_run_is_found_out(trained: Path, tmp_path: Path, claim: str, forge: Callable[[Path], None]) -> None:
     """Its bundle is whole, since its digests are of the forged files."""
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     forge(folder)
     make_bundle([folder], tmp_path / "forged.zip", with_models=claim == "result")  # evaluating it takes seconds
-    code, found = findings(tmp_path / "forged.zip", *arguments)
+    code, found = findings(tmp_path / "forged.zip")
     assert code == 3
     assert found[claim][0] == "different", found
 
@@ -281,8 +274,6 @@ def test_a_link_is_not_packed(trained: Path, tmp_path: Path, capsys: pytest.Capt
         (["verify", "none.zip"], "none.zip"),
         (["verify", "run/config.yaml"], "run/config.yaml"),
         (["verify", "bundle.zip", "seed=1"], "seed=1"),
-        (["verify", "bundle.zip", "recipe.model.layers=2"], "recipe.model.layers=2"),
-        (["verify", "bundle.zip", "--replay=0"], "--replay=0"),
         (["verify", "bundle.zip", "--json=run"], "--json=run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
