@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean
 from typing import Any
 
 from runner.tools.compare.results import Block, RunComparison, SetupResult
-from runner.tools.compare.runs import Run, prediction_error
+from runner.tools.compare.runs import Run
 from runner.tools.compare.statistics import SINGLE_VALUE, Interval, standard_error
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL, EQUIVALENCE_LEVEL
 
@@ -131,9 +130,8 @@ def _seconds(block: Block, row: SetupResult) -> Cell:
 
 
 def _predicted(block: Block, row: SetupResult) -> Cell:
-    errors = [error for run in row.setup.runs if (error := prediction_error(run)) is not None]
-    predicted = row.setup.mean_of("predicted_seconds")
-    return Cell(_short(predicted), f"{mean(errors):+.0%}".replace("-", "−")) if predicted and errors else Cell()
+    predicted, error = row.setup.mean_of("predicted_seconds"), row.setup.mean_of("prediction_error")
+    return Cell() if not predicted or error is None else Cell(_short(predicted), f"{error:+.0%}".replace("-", "−"))
 
 
 def _speed_up(block: Block, row: SetupResult) -> Cell:
@@ -216,6 +214,13 @@ def number(value: float, digits: int, sign: str = "") -> str:
     return "NaN" if math.isnan(value) else f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
+#: Columns of `runs.csv` that are figures of a run as they are.
+_FIGURES = (
+    *("workers", "accumulation", "k", "precision", "rehearsed", "machine", "jobs_at_once", "busy", "tokens_per_s"),
+    *("model_flops_utilization", "peak_memory_bytes", "predicted_seconds", "prediction_error", "mlflow_run_id"),
+)
+
+
 def run_rows(comparison: RunComparison) -> list[dict[str, Any]]:
     """One row per run, as in `runs.csv`. Runs that are not compared have only a source and a flag."""
     rows = [_run(block, row, run) for block in comparison.blocks for row in block.rows for run in row.setup.runs]
@@ -223,6 +228,7 @@ def run_rows(comparison: RunComparison) -> list[dict[str, Any]]:
 
 
 def _run(block: Block, row: SetupResult, run: Run) -> dict[str, Any]:
+    figures = {"accumulation_steps" if name == "accumulation" else name: getattr(run, name) for name in _FIGURES}
     return {
         "source": run.source,
         "block": block.title,
@@ -231,20 +237,7 @@ def _run(block: Block, row: SetupResult, run: Run) -> dict[str, Any]:
         "metric_name": block.key.metric,
         "metric": run.metric,
         "train_seconds": run.seconds,
-        "workers": run.workers,
-        "accumulation_steps": run.accumulation,
-        "k": run.k,
-        "precision": run.precision,
-        "rehearsed": run.rehearsed,
-        "machine": run.machine,
-        "jobs_at_once": run.jobs_at_once,
-        "busy": run.busy,
-        "tokens_per_s": run.tokens_per_s,
-        "model_flops_utilization": run.model_flops_utilization,
-        "peak_memory_bytes": run.peak_memory_bytes,
-        "predicted_seconds": run.predicted_seconds,
-        "prediction_error": prediction_error(run),
-        "mlflow_run_id": run.mlflow_run_id,
+        **figures,
         "baseline": row.setup is block.baseline,
         "flags": "; ".join(flag.kind for flag in block.flags if run.source in flag.runs),
     }

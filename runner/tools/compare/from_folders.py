@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from runner.folder.evaluation_rows import read_rows
 from runner.folder.files import digest_of, started_ms
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json, read_settings
-from runner.folder.record import FINISHED, RunRecord, RunResult
+from runner.folder.record import FINISHED, RunRecord
 from runner.plan.levels import EQUIVALENT, IDENTICAL
 from runner.tools.compare.design import Design
 from runner.tools.compare.runs import (
@@ -63,91 +62,65 @@ def _job_number(folder: Path) -> tuple[int, str]:
     return (int(folder.name), "") if folder.name.isdecimal() else (-1, folder.name)
 
 
-@dataclass(frozen=True)
-class _RunFiles:
-    source: str
-    path: Path
-    config: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    record: RunRecord
-    certificate: Mapping[str, Any]
-    rows: Mapping[str, np.ndarray]
-
-
 class _NotARun(Exception):
     """Why a folder holds no run that can be compared."""
 
 
 def read_folders(folders: Sequence[tuple[str, Path]], metric: str | None) -> FoundRuns:
     """The runs in folders. `folders`: displayed name and path; `metric`: overrides the runs' own. Raises UserError."""
-    files: list[_RunFiles] = []
     runs: list[Run] = []
     skipped: list[SkippedRun] = []
+    measured: set[str] = set()
     for source, path in folders:
         try:
-            files.append(_read(source, path))
+            record = _record(path)
+            measured |= record.result.eval.keys()
+            runs.append(_run(source, path, record, metric))
         except _NotARun as reason:
             skipped.append(SkippedRun(source, str(reason)))
-    known = sorted({name for one in files for name in one.record.result.eval})
-    if metric is not None and files and metric not in known:
-        raise UserError(f"--metric={metric} was not measured in any of the runs{did_you_mean(metric, known)}")
-    # Digests written by the runner and digests made here never match: use one kind for all runs.
-    own_digests = all(one.record.setup_digest is not None for one in files)
-    for one in files:
-        try:
-            runs.append(_run(one, metric, own_digests))
-        except _NotARun as reason:
-            skipped.append(SkippedRun(one.source, str(reason)))
+        except UserError as error:
+            skipped.append(SkippedRun(source, f"it cannot be read as a run ({first_line(error)})"))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {first_line(error)}"
-            skipped.append(SkippedRun(one.source, f"the files are not those of a run of this runner ({problem})"))
+            skipped.append(SkippedRun(source, f"the files are not those of a run of this runner ({problem})"))
+    if metric is not None and measured and metric not in measured:
+        known = sorted(measured)
+        raise UserError(f"--metric={metric} was not measured in any of the runs{did_you_mean(metric, known)}")
     return FoundRuns(runs, skipped)
 
 
-def _read(source: str, path: Path) -> _RunFiles:
-    try:
-        record = RunRecord.read(path)
-        if record is None:
-            raise _NotARun("no summary.json: still running, or interrupted before it was written")
-        if record.status != FINISHED and not record.diverged:
-            raise _NotARun(record.status)
-        certificate = path / "certificate.json"
-        return _RunFiles(
-            source,
-            path,
-            read_settings(path / "config.yaml"),
-            read_json(path / "plan.json"),
-            record,
-            read_json(certificate) if certificate.exists() else {},
-            read_rows(path),
-        )
-    except UserError as error:
-        raise _NotARun(f"it cannot be read as a run ({first_line(error)})") from error
+def _record(path: Path) -> RunRecord:
+    """The record of a run that has finished or diverged. Raises _NotARun for others, UserError for a damaged one."""
+    record = RunRecord.read(path)
+    if record is None:
+        raise _NotARun("no summary.json: still running, or interrupted before it was written")
+    if record.status != FINISHED and not record.diverged:
+        raise _NotARun(record.status)
+    return record
 
 
-def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
-    """Raises _NotARun without the metric, and other exceptions for files of another tool."""
-    config, plan, record = files.config, files.plan, files.record
-    result, speed, data, prediction = record.result, record.speed, record.data, record.prediction
-    metric, goal = _objective(files, chosen_metric)
-    if record.setup is None:
-        raise _NotARun("no setup in summary.json")
-    diverged = _divergence(record, metric)
-    value = result.eval.get(metric) if diverged is None else math.nan
+def _run(source: str, path: Path, record: RunRecord, chosen_metric: str | None) -> Run:
+    """Raises _NotARun without the metric, UserError for damaged files, and other exceptions for another tool's."""
+    config, plan, result = read_settings(path / "config.yaml"), read_json(path / "plan.json"), record.result
+    certificate = read_json(path / "certificate.json") if (path / "certificate.json").exists() else {}
+    if record.setup is None or record.setup_digest is None or record.metric is None:
+        raise _NotARun("no setup, digest or metric in summary.json: it is of an early version of the runner")
+    metric, goal = record.metric, record.goal or "max"
+    if chosen_metric is not None and chosen_metric != metric:
+        metric, goal = chosen_metric, "min" if LOWER_IS_BETTER.search(chosen_metric) else "max"
+    value = math.nan if record.diverged else result.eval.get(metric)
     if value is None:
         raise _NotARun(f"has no metric {metric}")
     settings = {name: setting for name, setting in config.items() if name not in SETUP_DIGEST_EXCLUDES}
-    certificate = _properties(files.certificate)
     workers, k = int(plan["world_size"]), int(plan["k"])
-    seconds = _training_seconds(result)
-    rows = data.eval_groups or data.eval_samples
+    rate, samples = result.samples_per_s, result.samples_seen
+    seconds = samples / rate if rate and samples and math.isfinite(rate) else None
+    rows = record.data.eval_groups or record.data.eval_samples
     return Run(
-        source=files.source,
-        block=_block(files, metric, goal),
+        source=source,
+        block=_block(config, plan, metric, goal),
         setup=_SEED_SUFFIX.sub("", record.setup),
-        digest=str(record.setup_digest)
-        if own_digests
-        else digest_of([settings, certificate.get("recipe"), workers, certificate.get("device")])[:16],
+        digest=record.setup_digest,
         seed=int(config["seed"]) if record.seed is None else record.seed,
         workers=workers,
         # Shards are how `equivalence=identical` computes on any number of workers, and no setup's choice.
@@ -163,22 +136,22 @@ def _run(files: _RunFiles, chosen_metric: str | None, own_digests: bool) -> Run:
         busy=any(cause.kind == "busy" for cause in record.diagnoses),
         varied={key: value for key, value in record.varied.items() if key != "seed"},
         values=_flat({**settings, "plan": {key: value for key, value in plan.items() if key != "digest"}}),
-        certificate=certificate or None,
-        withdrawn=files.certificate.get("withdrawn"),
+        certificate=_properties(certificate) or None,
+        withdrawn=certificate.get("withdrawn"),
         phases=_phases(record, seconds),
-        curve=_curve(files.path),
-        tokens_per_s=speed.tokens_per_s,
-        model_flops_utilization=speed.model_flops_utilization,
+        curve=_curve(path),
+        tokens_per_s=record.speed.tokens_per_s,
+        model_flops_utilization=record.speed.model_flops_utilization,
         peak_memory_bytes=max(result.peak_memory_bytes or (), default=None),
-        predicted_seconds=None if prediction is None else prediction.training_s.predicted,
+        predicted_seconds=None if record.prediction is None else record.prediction.training_s.predicted,
         design=None if record.design is None else Design(**record.design),
-        diverged=diverged,
+        diverged=record.error if record.diverged else None,
         weights=result.weights_digest,
         eval_rows=int(rows) if rows else None,
-        row_metrics=_row_metrics(files.rows.get(metric), float(value), rows),
-        constant=data.constant.get(metric),
+        row_metrics=_row_metrics(read_rows(path).get(metric), float(value), rows),
+        constant=record.data.constant.get(metric),
         mlflow_run_id=record.mlflow_run_id,
-        order=f"{started_ms(files.path):020d}",
+        order=f"{started_ms(path):020d}",
     )
 
 
@@ -190,44 +163,14 @@ def _row_metrics(values: np.ndarray | None, metric: float, rows: int | None) -> 
     return values if math.isclose(values.mean(), metric, rel_tol=1e-5, abs_tol=1e-6) else None
 
 
-def _divergence(record: RunRecord, metric: str) -> str | None:
-    """Why a run has no result: what ended it, or, if it is older, a number in its summary that is not finite."""
-    if record.diverged:
-        return record.error
-    metrics = record.result.eval.items()
-    numbers = [(name, value) for name, value in metrics if name == metric or LOWER_IS_BETTER.search(name)]
-    for name, value in (("train_loss", record.result.train_loss), *numbers):
-        if value is not None and not math.isfinite(value):
-            return f"{name} is {value}"
-    return None
-
-
-def _objective(files: _RunFiles, chosen: str | None) -> tuple[str, str]:
-    """Metric and goal: of the run, or of another metric that was chosen."""
-    evaluation = files.config.get("evaluation") or {}
-    own = files.record.metric or evaluation.get("metric")
-    if chosen is not None and chosen != own:
-        return chosen, "min" if LOWER_IS_BETTER.search(chosen) else "max"
-    return str(own), str(files.record.goal or evaluation.get("goal") or "max")
-
-
-def _block(files: _RunFiles, metric: str, goal: str) -> BlockKey:
-    recipe, plan = files.config["recipe"], files.plan
+def _block(config: Mapping[str, Any], plan: Mapping[str, Any], metric: str, goal: str) -> BlockKey:
+    recipe, data = config["recipe"], config["recipe"].get("data")
     samples, epochs, total = (int(plan[name]) for name in ("samples_per_epoch", "epochs", "total_samples"))
     if total != samples * epochs:  # because of max_steps or drop_last
         samples, epochs = total, 1
-    data = recipe.get("data")
     conditions = (f"{epochs} epochs" if epochs > 1 else "", metric)
-    return BlockKey(
-        str(recipe["name"]), conditions, samples, epochs, metric, goal, digest_of(data)[:16] if data else ""
-    )
-
-
-def _training_seconds(result: RunResult) -> float | None:
-    rate, samples = result.samples_per_s, result.samples_seen
-    if not rate or not math.isfinite(rate) or not samples:
-        return None
-    return samples / rate
+    digest = digest_of(data)[:16] if data else ""
+    return BlockKey(str(recipe["name"]), conditions, samples, epochs, metric, goal, digest)
 
 
 def _phases(record: RunRecord, training: float | None) -> Phases | None:

@@ -9,15 +9,15 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runner.tools.compare.results import Block, RunComparison, SetupResult
-from runner.tools.compare.runs import Phases, prediction_error
+from runner.tools.compare.runs import Phases
 from runner.tools.compare.setups import SetupRuns
-from runner.tools.compare.statistics import mean_of, rank_correlation
+from runner.tools.compare.statistics import mean_of
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ _RADII = (6, 12, 20, 30, 42, 56)
 _ANGLES = (35, 145, -35, -145, 90, -90, 0, 180)
 #: From this distance on, a thin line connects the label with its point.
 _NEAR = 12
-#: Errors of a prediction whose bands are drawn.
-_ERRORS = (0.25, 0.1)
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
@@ -59,7 +57,6 @@ def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
         "looks.png": looks,
         "loss_vs_samples.png": loss_vs_samples,
         "time_breakdown.png": time_breakdown,
-        "prediction.png": prediction,
     }
     written = []
     with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
@@ -403,34 +400,3 @@ def _training(run: Phases) -> dict[str, float]:
         return {_TRAINING: run.training}
     stalled = min(run.stalled, run.training)
     return {_TRAINING: run.training - stalled, _COMMUNICATION: stalled}
-
-
-def prediction(comparison: RunComparison) -> Figure | None:
-    """Predicted against measured seconds of training, one point per run."""
-    scored = {
-        block.title: [run for setup in _setups(block) for run in setup.runs if prediction_error(run) is not None]
-        for block in comparison.blocks
-    }
-    runs = [run for own in scored.values() for run in own]
-    if not runs:
-        return None
-    figure, (axes,) = _panels(1, wide=False)
-    errors = [abs(prediction_error(run) or 0.0) for run in runs]
-    predicted, measured = ([getattr(run, name) for run in runs] for name in ("predicted_seconds", "seconds"))
-    low, high = min(predicted + measured) / 1.3, max(predicted + measured) * 1.3
-    line = np.array([low, high])
-    for error in _ERRORS:
-        axes.fill_between(line, line / (1 + error), line * (1 + error), color="#1b6ca8", alpha=0.08, lw=0, zorder=0)
-    axes.plot(line, line, color=_BASELINE, lw=0.6)
-    for title, own in scored.items():
-        if own:
-            x, y = ([getattr(run, name) for run in own] for name in ("seconds", "predicted_seconds"))
-            axes.scatter(x, y, s=22, label=title, zorder=3)
-    axes.set(xscale="log", yscale="log", xlim=line, ylim=line)
-    words = f"{len(runs)} run{'s' * (len(runs) > 1)}: median error {median(errors):.0%}, worst {max(errors):.0%}"
-    ranks = rank_correlation(predicted, measured)
-    axes.set_title(words + (f", rank correlation {ranks:.2f}" if ranks is not None else ""))
-    axes.set_xlabel("measured seconds of training")
-    axes.set_ylabel("predicted seconds of training")
-    axes.legend(loc="best", handlelength=1)
-    return figure

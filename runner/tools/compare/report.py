@@ -17,7 +17,7 @@ from runner.tools.compare.columns import COLUMNS, NOTHING, cells_of, run_rows, s
 from runner.tools.compare.plots import write_plots
 from runner.tools.compare.results import Block, RunComparison, SetupResult
 from runner.tools.compare.text import direction, notices, remarks, summary
-from runner.tools.compare.verdict import DIFFERENT, rule
+from runner.tools.compare.verdict import DIFFERENT
 from runner.track.card import git_commit
 from runner.track.description import DIFFERENCE, NOTE_TAG, SPEED_UP, VERDICT_TAG
 
@@ -32,8 +32,6 @@ _CAPTIONS = {
     "connected and labelled with it. Setups that were rehearsed or not timed are not drawn.",
     "looks.png": "Difference to the baseline while seeds were added, with the interval that decides. Dotted: margin.",
     "loss_vs_samples.png": "Training loss against samples seen: thin lines are seeds, thick lines their mean.",
-    "prediction.png": "Seconds of training that were predicted before each run, and what it took: a point per run. "
-    "The line is a perfect prediction, the bands are errors of 10% and 25%.",
     "time_breakdown.png": "Where the time of a run goes, mean over the seeds of a setup; steps as worker 0 measured "
     "them. Communication is time spent waiting, without transfers in the background. Rehearsed setups are not drawn.",
 }
@@ -77,7 +75,6 @@ def _html(comparison: RunComparison, images: list[Image], command: str) -> str:
         blocks=blocks,
         images=images,
         notices=list(notices(comparison)),
-        rule=rule("the margin given below each table"),
         command=command,
         date=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         version=f"{__version__}, commit {commit[:12]}" if commit else __version__,

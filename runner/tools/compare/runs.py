@@ -133,15 +133,15 @@ class Run:
         """Whether other jobs or programs had a part of the machine, which makes its time unreliable."""
         return self.busy or (self.jobs_at_once or 1) > 1
 
+    @property
+    def prediction_error(self) -> float | None:
+        """The share of its training time by which the prediction was too high; None without one.
 
-def prediction_error(run: Run) -> float | None:
-    """The share of its training time by which a run's prediction was too high; None without one.
-
-    The time of a rehearsal, or of a run that did not have the machine for itself, says nothing about the prediction.
-    """
-    if run.predicted_seconds is None or not run.seconds or run.rehearsed or run.uncertain_time:
-        return None
-    return run.predicted_seconds / run.seconds - 1
+        The time of a rehearsal, or of a run that did not have the machine for itself, says nothing about it.
+        """
+        if self.predicted_seconds is None or not self.seconds or self.rehearsed or self.uncertain_time:
+            return None
+        return self.predicted_seconds / self.seconds - 1
 
 
 @dataclass(frozen=True)

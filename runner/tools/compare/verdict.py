@@ -262,33 +262,3 @@ def _decides(difference: Estimate, margin: float, narrow: np.ndarray, wide: np.n
 
 def _first(numbers: np.ndarray, holds: np.ndarray) -> int | None:
     return int(numbers[holds.argmax()]) if holds.any() else None
-
-
-def rule(margin: str) -> list[str]:
-    """The rule in full, one sentence per entry. `margin`: such as `±1 percentage point`."""
-    return [
-        "The difference is setup − baseline, paired by seed if two seeds are common, otherwise Welch's with "
-        "Satterthwaite's degrees of freedom. The choice depends on the seeds only. All intervals are Student's t.",
-        f"equivalent: the 90% interval of the difference lies inside {margin}. These are two one-sided tests at 5% "
-        "(Schuirmann 1987).",
-        "different: otherwise, if the 95% interval excludes 0; better or worse in the direction of the metric.",
-        "A metric with one and the same value in all runs of both setups, of several seeds, cannot tell them apart: "
-        "undecided, whatever the margin.",
-        "undecided: otherwise. The number of further seeds is the smallest, up to 1,000, with which the observed "
-        "difference and spread would decide. It is an estimate, as they are.",
-        "If the metric counts rows and their number is known, intervals allow for other evaluation rows as well: a "
-        "difference as large as the margin, or as the one found, takes at least that share of rows, whose number has "
-        "Poisson's standard error; half a row is added. Where runs have kept a metric by row, it is the standard "
-        "error of the rows that differ in all seeds, if larger, for any metric.",
-        "Each verdict is a separate test: of 20 setups that are truly like the baseline, expect one to be called "
-        "different. With --family-wise they are Holm's (1979): in 5 of 100 comparisons at most is any of them wrongly "
-        "different, or wrongly equivalent. The intervals stay those of separate tests.",
-        "Speed-up is exp of the mean over seeds of log(seconds of the baseline ÷ seconds of the setup), with a 95% t "
-        "interval on the log scale. ± after a mean is half of its 95% t interval.",
-        "A sweep with seed=auto looks after every seed. Its intervals have higher levels, so that over all looks and "
-        "setups at most 5 of 100 that are truly like the baseline are called different, and at most 5 of 100 that "
-        "truly differ by the margin equivalent (group-sequential t tests: Jennison & Turnbull 2000).",
-        "From 10 pairs on, a BCa bootstrap interval is computed as well (Efron 1987). The t interval decides; the "
-        "report says where the bootstrap would decide differently.",
-        "No run is excluded from a mean because of a flag.",
-    ]

@@ -143,13 +143,6 @@ def test_a_loss_collapses_upwards() -> None:
     assert kinds(block(base, runs("four", [0.1, 0.11, 0.12], 200.0, workers=4, block=key))) == []
 
 
-def test_a_diverged_seed_leaves_no_mean() -> None:
-    found = block(BASE, runs("four", [80.0, math.nan, 80.1], 200.0, workers=4))
-    assert only(found, "diverged").seeds == (1,)
-    assert found.rows[1].verdict is not None
-    assert found.rows[1].verdict.kind == "no verdict"
-
-
 @pytest.mark.parametrize(("setup", "workers"), [("one", 1), ("four", 4)])
 def test_a_diverged_run_leaves_no_verdict(setup: str, workers: int) -> None:
     """Over the other seeds of its setup neither, nor over other setups if it is one of the baseline."""
@@ -177,13 +170,13 @@ def test_twins_that_disagree(second: dict[str, object], expected: list[str]) -> 
     assert kinds(block(BASE, a, runs("four · k 1", **fields))) == expected  # type: ignore[arg-type]
 
 
-def test_twins_by_certificate() -> None:
-    """Runs with certificates are twins if the certificates agree."""
-    same, other = certificate(world_size=4), certificate(world_size=4, global_batch=96)
-    a = runs("a", [80.0, 80.2], 200.0, workers=4, certificate=same)
-    base = runs("one", [80.0, 80.2], 400.0, certificate=certificate())
-    assert "twins" in kinds(block(base, a, runs("b", [80.0, 80.1], 300.0, workers=4, certificate=same)))
-    assert "twins" not in kinds(block(base, a, runs("b", [80.0, 80.1], 300.0, workers=4, certificate=other)))
+def test_setups_with_settings_are_no_twins() -> None:
+    """Whatever differs between two setups of the runner is in their settings, as `compile=true` is."""
+    groups = [
+        runs(name, [80.0, 80.2], seconds, workers=4, certificate=certificate(world_size=4), values={"compile": name})
+        for name, seconds in (("true", 200.0), ("false", 300.0))
+    ]
+    assert "twins" not in kinds(block(runs("one", [80.0, 80.2], 400.0, certificate=certificate()), *groups))
 
 
 def test_several_workers_slower_than_one() -> None:

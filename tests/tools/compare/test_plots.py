@@ -17,7 +17,6 @@ from runner.tools.compare.plots import (
     mean_phases,
     metric_vs_speed,
     place_labels,
-    prediction,
     smoothed,
     time_breakdown,
     write_plots,
@@ -146,23 +145,6 @@ def test_bars_and_curves_of_setups(tmp_path: Path) -> None:
     assert {"one", "a $x_{ · k_2"} <= texts(time_breakdown(comparison))
     assert "tpu8" not in texts(time_breakdown(comparison))
     assert {"one", "a $x_{ · k_2", "tpu8"} <= texts(loss_vs_samples(comparison))
-    assert prediction(comparison) is None
     names = ["metric_vs_speed.png", "loss_vs_samples.png", "time_breakdown.png"]
     assert [path.name for path in write_plots(comparison, tmp_path)] == names
     assert write_plots(compared(BASE), tmp_path) == []
-
-
-def test_predictions_are_drawn_against_what_runs_took(tmp_path: Path) -> None:
-    """One point per run that was alone on its machine; the title has the errors and the rank correlation."""
-    comparison = compared(
-        [run("a", 0, 80.0, 100.0, predicted_seconds=110.0)],
-        [run("b", 0, 80.0, 50.0, predicted_seconds=50.0), run("b", 1, 80.0, 40.0, predicted_seconds=30.0)],
-        [run("c", 0, 80.0, 10.0, predicted_seconds=99.0, rehearsed=True), run("d", 0, 80.0, 10.0)],
-    )
-    figure = prediction(comparison)
-    assert figure is not None
-    (axes,) = figure.axes
-    points = axes.collections[-1].get_offsets()
-    assert sorted(map(tuple, np.asarray(points).tolist())) == [(40.0, 30.0), (50.0, 50.0), (100.0, 110.0)]
-    assert axes.get_title() == "3 runs: median error 10%, worst 25%, rank correlation 1.00"
-    assert tmp_path / "prediction.png" in write_plots(comparison, tmp_path)
