@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runner.tools.compare.results import Block, RunComparison, SetupResult
-from runner.tools.compare.runs import Phases
+from runner.tools.compare.runs import Phases, grouped
 from runner.tools.compare.setups import SetupRuns
 from runner.tools.compare.statistics import mean_of
 from runner.tools.compare.verdict import DIFFERENCE_LEVEL
@@ -48,26 +49,67 @@ _NEAR = 12
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
+#: Labels of points: (x, y, text, colour), in data coordinates.
+Labels = Sequence[tuple[float, float, str, str]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a plot shows of a block. `draw`: on its axes; returns the labels of points, which are placed at the end.
+
+    `height`: in inches; `wide`: whether it takes a row of the figure for itself; `title_pad`: space for a legend below
+    the title, in typographic points.
+    """
+
+    draw: Callable[[Axes], Labels]
+    xlabel: str
+    ylabel: str = ""
+    height: float = 3.8
+    wide: bool = False
+    title_pad: float | None = None
+
+
 def write_plots(comparison: RunComparison, folder: Path) -> list[Path]:
     """Write the plots for which there are data; their paths."""
     import matplotlib
 
-    drawings: dict[str, Callable[[RunComparison], Figure | None]] = {
-        "metric_vs_speed.png": metric_vs_speed,
-        "looks.png": looks,
-        "loss_vs_samples.png": loss_vs_samples,
-        "time_breakdown.png": time_breakdown,
-    }
     written = []
     with matplotlib.rc_context(fname=_STYLE), warnings.catch_warnings():
         # A name may hold any character, and the warning would print it as it is.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-        for name, draw in drawings.items():
-            figure = draw(comparison)
+        for panel_of in (metric_vs_speed, looks, loss_vs_samples, time_breakdown):
+            figure = drawn(comparison, panel_of)
             if figure is not None:
-                figure.savefig(folder / name, facecolor="white")
-                written.append(folder / name)
+                path = folder / f"{panel_of.__name__}.png"
+                figure.savefig(path, facecolor="white")
+                written.append(path)
     return written
+
+
+def drawn(comparison: RunComparison, panel_of: Callable[[Block], Panel | None]) -> Figure | None:
+    """A figure with a panel for each block that has one, two per row unless they are wide; None without any."""
+    from matplotlib.figure import Figure
+
+    panels = [(block, panel) for block in comparison.blocks if (panel := panel_of(block)) is not None]
+    if not panels:
+        return None
+    wide = any(panel.wide for _, panel in panels)
+    columns = 1 if wide or len(panels) == 1 else 2
+    heights = [panel.height for _, panel in panels][::columns]
+    figure = Figure(figsize=(9.5 if columns == 2 or wide else 6.5, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(heights), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    labels: list[tuple[Axes, Labels]] = []
+    for (block, panel), axes in zip(panels, grid.flat, strict=False):
+        labels.append((axes, panel.draw(axes)))
+        axes.set_title(block.title, pad=panel.title_pad)
+        axes.set_xlabel(panel.xlabel)
+        axes.set_ylabel(panel.ylabel)
+    for unused in grid.flat[len(panels) :]:
+        unused.remove()
+    for axes, texts in labels:
+        if texts:
+            place_labels(axes, texts)
+    return figure
 
 
 @contextlib.contextmanager
@@ -82,51 +124,44 @@ def plot_file(path: str | Path, width: float = 6.5, height: float = 3.8, panels:
         figure.savefig(path, facecolor="white")
 
 
-def _panels(number: int, wide: bool, heights: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel per block, two per row unless the panels are `wide`."""
-    from matplotlib.figure import Figure
-
-    columns = 1 if wide or number == 1 else 2
-    rows = math.ceil(number / columns)
-    heights = heights or [4.6 if wide else 3.8] * rows
-    figure = Figure(figsize=(9.5 if columns == 2 or wide else 6.5, sum(heights)), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": heights})
-    panels = list(grid.flat)
-    for unused in panels[number:]:
-        unused.remove()
-    return figure, panels[:number]
-
-
-def metric_vs_speed(comparison: RunComparison) -> Figure | None:
+def metric_vs_speed(block: Block) -> Panel | None:
     """Metric against speed-up, one point per setup. Rehearsed setups have no speed-up and are not drawn."""
-    blocks = [block for block in comparison.blocks if _timed(block) and math.isfinite(block.rows[0].metric.value)]
-    if not blocks:
-        return None
-    figure, panels = _panels(len(blocks), wide=max(len(_timed(block)) for block in blocks) > 8)
-    for block, axes in zip(blocks, panels, strict=True):
-        _draw_metric_vs_speed(axes, block)
-        axes.set_title(block.title)
-    for block, axes in zip(blocks, panels, strict=True):
-        _label_setups(axes, block)
-    return figure
-
-
-def _timed(block: Block) -> list[tuple[SetupResult, float]]:
-    """Rows with their speed-up."""
-    return [
+    timed = [
         (row, row.speed_up.value) for row in block.rows if row.speed_up is not None and math.isfinite(row.metric.value)
     ]
+    base, margin, name = block.rows[0].metric.value, block.margin.value, block.key.metric
+    if not timed or not math.isfinite(base):
+        return None
 
+    def draw(axes: Axes) -> Labels:
+        if margin is not None:
+            axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
+        axes.axhline(base, color=_BASELINE, lw=0.6, ls=":")
+        axes.plot([1], [base], "D", ms=5, color=_BASELINE)
+        _draw_intervals(axes, 1.0, block.rows[0], _BASELINE)
+        labels = [(1.0, base, block.baseline.name, _BASELINE)]
+        for number, members in enumerate(grouped(timed, lambda one: one[0].setup.family).values()):
+            colour, series = f"C{number % 10}", _series_name([row.setup.name for row, _ in members])
+            x, y = [speed_up for _, speed_up in members], [row.metric.value for row, _ in members]
+            if series is not None:
+                axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
+            faces = ["white" if block.uncertain_speed(row) else colour for row, _ in members]
+            axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=series)
+            for row, speed_up in members:
+                _draw_intervals(axes, speed_up, row, colour)
+                text = row.setup.name if series is None else _step(row.setup.name, series)
+                labels.append((speed_up, row.metric.value, text, colour))
+        _speed_axis(axes, [x for x, *_ in labels])
+        _metric_axis(axes, [y for _, y, *_ in labels], margin)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="best", handlelength=1.2)
+        return labels
 
-def _families(block: Block) -> list[tuple[str, str | None, list[tuple[SetupResult, float]]]]:
-    """(colour, series name, rows) for each number of workers and method."""
-    families: dict[tuple[int, str], list[tuple[SetupResult, float]]] = {}
-    for row, speed_up in _timed(block):
-        families.setdefault(row.setup.family, []).append((row, speed_up))
-    return [
-        (f"C{i % 10}", _series_name([row.setup.name for row, _ in rows]), rows)
-        for i, rows in enumerate(families.values())
-    ]
+    notes = ["bars: 95% intervals"]
+    if any(block.uncertain_speed(row) for row, _ in timed):
+        notes.append("hollow: unreliable, other jobs or programs ran at the same time")
+    wide = len(timed) > 8
+    return Panel(draw, f"speed-up over the baseline ({'; '.join(notes)})", name, 4.6 if wide else 3.8, wide)
 
 
 def _series_name(names: Sequence[str]) -> str | None:
@@ -140,42 +175,13 @@ def _step(name: str, series: str) -> str:
     return name[len(series) :].strip(" =·")
 
 
-def _draw_metric_vs_speed(axes: Axes, block: Block) -> None:
-    baseline, rows = block.rows[0], [row for row, _ in _timed(block)]
-    base, margin = baseline.metric.value, block.margin.value
-    if margin is not None:
-        axes.axhspan(base - margin, base + margin, color="#eef3f7", zorder=0, label=f"baseline ± {margin:g}")
-    axes.axhline(base, color=_BASELINE, lw=0.6, ls=":")
-    axes.plot([1], [base], "D", ms=5, color=_BASELINE)
-    for colour, series, members in _families(block):
-        own = [row for row, _ in members]
-        x, y = [speed_up for _, speed_up in members], [row.metric.value for row in own]
-        if series is not None:
-            axes.plot(x, y, color=colour, lw=0.8, alpha=0.45)
-        faces = ["white" if block.uncertain_speed(row) else colour for row in own]
-        axes.scatter(x, y, s=22, c=faces, edgecolors=colour, zorder=3, label=series)
-    _speed_axis(axes, [1.0, *(speed_up for _, speed_up in _timed(block))])
-    _metric_axis(axes, [base, *(row.metric.value for row in rows)], margin)
-    _draw_intervals(axes, block)
-    notes = ["bars: 95% intervals"]
-    if any(map(block.uncertain_speed, rows)):
-        notes.append("hollow: unreliable, other jobs or programs ran at the same time")
-    axes.set_xlabel(f"speed-up over the baseline ({'; '.join(notes)})")
-    axes.set_ylabel(block.key.metric)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", handlelength=1.2)
-
-
-def _draw_intervals(axes: Axes, block: Block) -> None:
+def _draw_intervals(axes: Axes, x: float, row: SetupResult, colour: str) -> None:
     """Bars for the intervals of metric and speed-up; a longer one ends at the edge of the panel."""
-    points = [(1.0, block.rows[0], _BASELINE)]
-    points += [(speed_up, row, colour) for colour, _, members in _families(block) for row, speed_up in members]
-    style: dict[str, Any] = {"lw": 0.8, "alpha": 0.4, "zorder": 1}
-    for x, row, colour in points:
-        if (interval := row.metric.interval(DIFFERENCE_LEVEL)).known:
-            axes.vlines(x, interval.low, interval.high, color=colour, **style)
-        if row.speed_up is not None and (interval := row.speed_up.interval).known:
-            axes.hlines(row.metric.value, interval.low, interval.high, color=colour, **style)
+    style: dict[str, Any] = {"color": colour, "lw": 0.8, "alpha": 0.4, "zorder": 1}
+    if (interval := row.metric.interval(DIFFERENCE_LEVEL)).known:
+        axes.vlines(x, interval.low, interval.high, **style)
+    if row.speed_up is not None and (interval := row.speed_up.interval).known:
+        axes.hlines(row.metric.value, interval.low, interval.high, **style)
 
 
 def _speed_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -201,20 +207,8 @@ def _metric_axis(axes: Axes, values: Sequence[float], margin: float | None) -> N
     axes.set_ylim(low - pad, high + pad)  # final, also without a pad
 
 
-def _label_setups(axes: Axes, block: Block) -> None:
-    labels = [(1.0, block.rows[0].metric.value, block.baseline.name, _BASELINE)]
-    for colour, series, rows in _families(block):
-        for row, speed_up in rows:
-            text = _step(row.setup.name, series) if series is not None else row.setup.name
-            labels.append((speed_up, row.metric.value, text, colour))
-    place_labels(axes, labels)
-
-
-def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Place labels so that they cover neither each other nor a point. The limits of the axes must be final.
-
-    `labels`: (x, y, text, colour), in data coordinates.
-    """
+def place_labels(axes: Axes, labels: Labels) -> None:
+    """Place labels so that they cover neither each other nor a point. The limits of the axes must be final."""
     from matplotlib.transforms import Bbox
 
     figure = axes.figure.get_figure(root=True)
@@ -247,73 +241,57 @@ def place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) ->
             axes.annotate("", (x, y), best, textcoords="offset points", arrowprops=line)
 
 
-def looks(comparison: RunComparison) -> Figure | None:
+def looks(block: Block) -> Panel | None:
     """How the interval of each difference shrinks around the margin while a sweep adds seeds."""
-    from matplotlib.ticker import MaxNLocator
-
-    blocks = [block for block in comparison.blocks if any(run.design for run in block.baseline.runs)]
-    paired = [(block, [row for row in block.rows[1:] if _was_looked_at(row)]) for block in blocks]
-    paired = [(block, rows) for block, rows in paired if rows]
-    if not paired:
+    design = block.baseline.first.design
+    compared = [(row, row.difference.pairs) for row in block.rows if row.difference is not None]
+    if design is None or not (rows := [row for row, pairs in compared if len(pairs) >= design.min_seeds]):
         return None
-    figure, panels = _panels(len(paired), wide=False)
-    for axes, (block, rows) in zip(panels, paired, strict=True):
+
+    def draw(axes: Axes) -> Labels:
+        from matplotlib.ticker import MaxNLocator
+
         for row, colour in zip(rows, _spread_colours(len(rows)), strict=True):
-            _draw_looks(axes, row, colour)
+            last = row.difference
+            assert last is not None
+            seeds = range(design.min_seeds, len(last.pairs) + 1)
+            found = [dataclasses.replace(mean_of(last.pairs[:n]), sampling=last.sampling) for n in seeds]
+            bounds = [one.interval(design.levels(n).equivalence) for n, one in zip(seeds, found, strict=True)]
+            low, high = [one.low for one in bounds], [one.high for one in bounds]
+            axes.fill_between(seeds, low, high, color=colour, alpha=0.15, lw=0)
+            name = f"{row.setup.name}: {row.verdict.kind if row.verdict is not None else ''}"
+            axes.plot(seeds, [one.value for one in found], color=colour, marker="o", ms=3, label=name)
         margin = block.margin.value
         for line in (0.0, *((-margin, margin) if margin is not None else ())):
             axes.axhline(line, color=_BASELINE, lw=0.8, ls="-" if line == 0 else ":")
-        axes.set_title(block.title)
-        axes.set_xlabel("seeds")
-        axes.set_ylabel(f"{block.key.metric}: difference to {block.baseline.name}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="best", handlelength=1.2)
-    return figure
+        return ()
+
+    return Panel(draw, "seeds", f"{block.key.metric}: difference to {block.baseline.name}")
 
 
-def _was_looked_at(row: SetupResult) -> bool:
-    design, pairs = row.setup.first.design, row.difference.pairs if row.difference is not None else ()
-    return design is not None and len(pairs) >= design.min_seeds
-
-
-def _draw_looks(axes: Axes, row: SetupResult, colour: str) -> None:
-    """The difference of the first seeds and the interval that decided, for each number of them from the first look."""
-    design, last = row.setup.first.design, row.difference
-    assert design is not None
-    assert last is not None
-    seeds = range(design.min_seeds, len(last.pairs) + 1)
-    found = [dataclasses.replace(mean_of(last.pairs[:n]), sampling=last.sampling) for n in seeds]
-    bounds = [one.interval(design.levels(n).equivalence) for n, one in zip(seeds, found, strict=True)]
-    axes.fill_between(seeds, [one.low for one in bounds], [one.high for one in bounds], color=colour, alpha=0.15, lw=0)
-    verdict = row.verdict.kind if row.verdict is not None else ""
-    axes.plot(seeds, [one.value for one in found], color=colour, marker="o", ms=3, label=f"{row.setup.name}: {verdict}")
-
-
-def loss_vs_samples(comparison: RunComparison) -> Figure | None:
+def loss_vs_samples(block: Block) -> Panel | None:
     """Training loss against samples seen: each seed as a thin line, the mean of a setup's seeds as a thick one."""
-    curves = {
-        block.key: [(setup, own) for setup in _setups(block) if (own := _curves(setup))] for block in comparison.blocks
-    }
-    blocks = [block for block in comparison.blocks if curves[block.key]]
-    if not blocks:
+    curves = [(row.setup.name, own) for row in block.rows if (own := _curves(row.setup))]
+    if not curves:
         return None
-    figure, panels = _panels(len(blocks), wide=max(len(block.rows) for block in blocks) > 6)
-    for block, axes in zip(blocks, panels, strict=True):
-        drawn = curves[block.key]
+
+    def draw(axes: Axes) -> Labels:
         # Equivalent setups have the same curve: each line is thinner than the one below it.
-        widths = np.linspace(3.0, 1.4, len(drawn)) if len(drawn) > 1 else [1.8]
-        for colour, (setup, own), width in zip(_spread_colours(len(drawn)), drawn, widths, strict=True):
-            _draw_curves(axes, setup.name, own, colour, float(width))
-        axes.set_title(block.title)
-        axes.set_xlabel("samples seen")
-        axes.set_ylabel("training loss, smoothed")
+        widths = np.linspace(3.0, 1.4, len(curves)) if len(curves) > 1 else [1.8]
+        for colour, (name, own), width in zip(_spread_colours(len(curves)), curves, widths, strict=True):
+            for samples, losses in own:
+                axes.plot(samples, losses, color=colour, lw=0.6, alpha=0.35)
+            grid = np.linspace(max(samples[0] for samples, _ in own), min(samples[-1] for samples, _ in own), 200)
+            mean = np.mean([np.interp(grid, samples, losses) for samples, losses in own], axis=0)
+            axes.plot(grid, mean, color=colour, lw=float(width), label=name)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(loc="best", ncols=1 + len(drawn) // 9)
-    return figure
+        axes.legend(loc="best", ncols=1 + len(curves) // 9)
+        return ()
 
-
-def _setups(block: Block) -> list[SetupRuns]:
-    return [row.setup for row in block.rows]
+    wide = len(block.rows) > 6
+    return Panel(draw, "samples seen", "training loss, smoothed", 4.6 if wide else 3.8, wide)
 
 
 def _spread_colours(number: int) -> list[str]:
@@ -345,39 +323,26 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return (sums[end] - sums[start]) / (end - start)
 
 
-def _draw_curves(axes: Axes, name: str, curves: list[tuple[np.ndarray, np.ndarray]], colour: str, width: float) -> None:
-    for samples, losses in curves:
-        axes.plot(samples, losses, color=colour, lw=0.6, alpha=0.35)
-    grid = np.linspace(max(samples[0] for samples, _ in curves), min(samples[-1] for samples, _ in curves), 200)
-    mean = np.mean([np.interp(grid, samples, losses) for samples, losses in curves], axis=0)
-    axes.plot(grid, mean, color=colour, lw=width, label=name)
-
-
-def time_breakdown(comparison: RunComparison) -> Figure | None:
+def time_breakdown(block: Block) -> Panel | None:
     """Where the wall-clock time of a run goes, mean over a setup's runs. Rehearsed runs are left out."""
-    timed = [
-        (block, [one for one in _setups(block) if not one.rehearsed and mean_phases(one)])
-        for block in comparison.blocks
-    ]
-    blocks = [(block, setups) for block, setups in timed if setups]
-    if not blocks:
+    setups = [row.setup for row in block.rows if not row.setup.rehearsed]
+    bars = {setup.name: parts for setup in setups if (parts := mean_phases(setup))}
+    if not bars:
         return None
-    heights = [1.1 + 0.34 * len(setups) for _, setups in blocks]
-    figure, panels = _panels(len(blocks), wide=True, heights=heights)
-    for (block, setups), axes in zip(blocks, panels, strict=True):
-        left = np.zeros(len(setups))
-        parts = [mean_phases(setup) for setup in setups]
+
+    def draw(axes: Axes) -> Labels:
+        left = np.zeros(len(bars))
         for name, colour in _PARTS.items():
-            if any(name in part for part in parts):
-                widths = np.array([part.get(name, 0.0) for part in parts])
-                axes.barh([one.name for one in setups], widths, left=left, color=colour, label=name, height=0.68)
+            if any(name in parts for parts in bars.values()):
+                widths = np.array([parts.get(name, 0.0) for parts in bars.values()])
+                axes.barh(list(bars), widths, left=left, color=colour, label=name, height=0.68)
                 left += widths
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_title(block.title, pad=36)
-        axes.set_xlabel("seconds")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, handlelength=1)
-    return figure
+        return ()
+
+    return Panel(draw, "seconds", height=1.1 + 0.34 * len(bars), wide=True, title_pad=36)
 
 
 def mean_phases(setup: SetupRuns) -> dict[str, float]:

@@ -77,30 +77,6 @@ def test_the_files_of_a_comparison(here: Path) -> None:
     assert setups["old · qa · 1,000 samples", "1 GPU"]["verdict"] == ""
 
 
-def test_fractions_are_not_compared_with_a_margin_of_percentage_points(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An accuracy of 0.73 and one of 0.59: different, with the margin in the terminal, the report and the CSV file."""
-    header, *_ = PUBLISHED.splitlines()
-    lines = [
-        f"e,qa,,,{n},10,{m},1,{s},{v + s / 1000},9"
-        for n, m, v in ((1, "single", 0.73), (4, "k_batch", 0.59))
-        for s in range(3)
-    ]
-    (here / "x.csv").write_text("\n".join([header, *lines]))
-    assert compare("--csv", "x.csv", "--margin", "1") == cli.EXIT_USER_ERROR
-    error = capsys.readouterr().err
-    assert "--margin=1 " in error
-    assert "fraction of 1" in error
-    assert compare("--csv", "x.csv", "--out", "result") == 0
-    assert "±0.01 (fraction of 1, default)" in capsys.readouterr().out
-    assert "±0.01 (fraction of 1, default)" in (here / "result" / "report.html").read_text()
-    assert [(row["verdict"], row["margin"]) for row in rows(here / "result" / "setups.csv")][1] == (
-        "different: worse",
-        "0.01",
-    )
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_is_readable(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from runner.tools.compare.plots import (
+    drawn,
     loss_vs_samples,
     mean_phases,
     metric_vs_speed,
@@ -71,7 +72,7 @@ def test_labels_do_not_move_the_points() -> None:
 def test_wide_intervals_do_not_hide_the_points() -> None:
     """Times from 2 to 14 s: the interval is drawn, and reaches beyond the panel, which still fits the points."""
     four = runs("four", [80.0, 80.1, 80.2], [2.0, 7.0, 14.0], workers=4)
-    figure = metric_vs_speed(compared(runs("one", [80.0, 80.4, 80.2], [5.0, 5.1, 5.2]), four))
+    figure = drawn(compared(runs("one", [80.0, 80.4, 80.2], [5.0, 5.1, 5.2]), four), metric_vs_speed)
     assert figure is not None
     (axes,) = figure.axes
     bars = [line for one in axes.collections if isinstance(one, LineCollection) for line in one.get_segments()]
@@ -88,20 +89,20 @@ def test_every_timed_setup_is_labelled_and_no_rehearsed_one() -> None:
         runs("tpu8", [80.0, 80.1], 10.0, workers=8, rehearsed=True),
         runs("short", [80.0, 80.1], [None, None], workers=2),
     )
-    shown = texts(metric_vs_speed(comparison))
+    shown = texts(drawn(comparison, metric_vs_speed))
     assert {"one", "four", "baseline ± 1"} <= shown
     assert not {"tpu8", "short"} & shown
     losses = [runs(name, [80.0, 80.1], block=replace(KEY, metric="loss", goal="min")) for name in ("a", "b")]
-    assert not any("baseline" in text for text in texts(metric_vs_speed(compared(*losses))))
+    assert not any("baseline" in text for text in texts(drawn(compared(*losses), metric_vs_speed)))
 
 
 def test_a_series_is_labelled_by_its_steps() -> None:
     """Three setups that differ in one number: the common part once, each point by its number; others by name."""
     groups = [runs(f"four · k = {k}", [80.0, 80.1], 200.0 / k, workers=4, k=k) for k in (2, 4, 16)]
-    assert {"four · k", "2", "4", "16"} <= texts(metric_vs_speed(compared(BASE, *groups)))
+    assert {"four · k", "2", "4", "16"} <= texts(drawn(compared(BASE, *groups), metric_vs_speed))
     names = {"four", "four · bf16", "four · acc=4"}
     others = [runs(name, [80.0, 80.1], 200.0, workers=4) for name in names]
-    assert names <= texts(metric_vs_speed(compared(BASE, *others)))
+    assert names <= texts(drawn(compared(BASE, *others), metric_vs_speed))
 
 
 def test_smoothing() -> None:
@@ -142,9 +143,9 @@ def test_bars_and_curves_of_setups(tmp_path: Path) -> None:
         runs("a $x_{ · k_2", [80.0, 80.1], 200.0, workers=4, **more),
         runs("tpu8", [80.0, 80.1], 10.0, workers=8, rehearsed=True, **more),
     )
-    assert {"one", "a $x_{ · k_2"} <= texts(time_breakdown(comparison))
-    assert "tpu8" not in texts(time_breakdown(comparison))
-    assert {"one", "a $x_{ · k_2", "tpu8"} <= texts(loss_vs_samples(comparison))
+    assert {"one", "a $x_{ · k_2"} <= texts(drawn(comparison, time_breakdown))
+    assert "tpu8" not in texts(drawn(comparison, time_breakdown))
+    assert {"one", "a $x_{ · k_2", "tpu8"} <= texts(drawn(comparison, loss_vs_samples))
     names = ["metric_vs_speed.png", "loss_vs_samples.png", "time_breakdown.png"]
     assert [path.name for path in write_plots(comparison, tmp_path)] == names
     assert write_plots(compared(BASE), tmp_path) == []

@@ -107,16 +107,6 @@ def test_names_cannot_become_markup(tmp_path: Path) -> None:
         assert name in page.text
 
 
-def test_without_data_there_is_no_picture(tmp_path: Path) -> None:
-    """Rehearsed setups and untimed runs have no place in a plot of speed: no file, and a report without it."""
-    base = runs("one", [80.0, 80.1], [400.0, 401.0])
-    rehearsed = runs("tpu8", [80.0, 80.1], [1.0, 1.0], workers=8, rehearsed=True)
-    _, page = report(tmp_path, compared(base, rehearsed, runs("two", [80.0, 80.1], [None, None], workers=2)))
-    assert list(tmp_path.glob("*.png")) == []
-    assert "img" not in page.tags
-    assert "rehearsed" in page.text
-
-
 def test_odd_comparisons_have_reports_too(tmp_path: Path) -> None:
     """A single run; a diverged baseline; a loss of 1e-5; a metric of 0: no error, and the numbers can be read."""
     cases = {
