@@ -52,7 +52,7 @@ class _Tool:
 _TOOLS = {
     "compare": _Tool("runner.tools.compare.command", "compare"),
     "evaluate": _Tool("runner.tools.evaluate.command", "evaluate", starts_workers=True),
-    "evidence": _Tool("runner.tools.evidence.command", "evidence"),
+    "evidence": _Tool("runner.tools.evidence.command", "evidence", starts_workers=True),
     "plan": _Tool("runner.tools.plan.command", "plan"),
     "predict": _Tool("runner.tools.evaluate.command", "predict", starts_workers=True),
     "scale": _Tool("runner.tools.scale.command", "scale", starts_workers=True, several_jobs=True),
@@ -68,6 +68,8 @@ def run_tool(name: str, arguments: Sequence[str]) -> int:
     def action() -> int:
         silence_libraries()
         if tool.starts_workers:
+            if is_external():
+                raise UserError(f"runner.{name} starts its workers itself: call it without torchrun")
             _start_forkserver(tool.several_jobs)
         module = importlib.import_module(tool.module)  # after the forkserver has started
         piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ

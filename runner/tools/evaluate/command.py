@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,15 @@ from rich.markup import escape
 
 from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
-from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.data.cache import Cache
 from runner.data.recipe import Prepared
-from runner.errors import UserError, require
+from runner.errors import require
 from runner.folder.files import check_output, strict_json
 from runner.folder.phase_progress import phase_under_way
 from runner.launch.local import launch, temporary_folder
 from runner.launch.signals import handle_signals, signals_ignored
-from runner.run.progress import Background, progress_bar
+from runner.run.progress import live_status
 from runner.run.report import print_sentence
 from runner.tools.evaluate.prepared import Evaluation, prepare
 from runner.tools.evaluate.result import EvaluationRecord, card_of, write_result
@@ -37,8 +34,6 @@ from runner.tools.evaluate.worker import PREDICTIONS, EvaluationJob, run_launche
 _FORMATS = (".csv", ".jsonl")
 #: How a text begins that a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-#: Seconds between two looks at the workers' progress.
-_READ_EVERY = 0.25
 
 
 def evaluate(arguments: Sequence[str], console: Console) -> int:
@@ -89,8 +84,6 @@ def _parser(program: str, description: str) -> ArgumentParser:
 
 
 def _run(options: Namespace, console: Console, output: Path | None = None, file: str | None = None) -> int:
-    if is_external():
-        raise UserError("runner.evaluate and runner.predict start their workers themselves: call them without torchrun")
     started_at = time.time()
     dirs, predicts = config_dirs(options.config_dir), output is not None
     evaluation = prepare(options.target, options.overrides, dirs, file, predicts)
@@ -99,7 +92,7 @@ def _run(options: Namespace, console: Console, output: Path | None = None, file:
     if banner := evaluation.placement.banner():
         console.print(banner)
     with temporary_folder() as work:
-        with _progress(Path(work), console):
+        with live_status(console, "starting", lambda: _progress(Path(work))):
             result = launch_evaluation(evaluation, Path(work), output)
         with signals_ignored():
             if output is not None:
@@ -136,20 +129,9 @@ def launch_evaluation(evaluation: Evaluation, work: Path, output: Path | None = 
     return found
 
 
-@contextlib.contextmanager
-def _progress(work: Path, console: Console) -> Iterator[None]:
-    """Show on a terminal how far the workers are."""
-    with progress_bar(console) as bar:
-        task = bar.add_task("starting", total=None, numbers="")
-
-        def follow(ended: threading.Event) -> None:
-            while not ended.wait(_READ_EVERY):
-                if (phase := phase_under_way(work)) is not None:
-                    numbers = f"{phase.done:,}/{phase.total:,} {phase.unit}"
-                    bar.update(task, description=phase.name, completed=phase.done, total=phase.total, numbers=numbers)
-
-        with Background("progress", follow):
-            yield
+def _progress(work: Path) -> str | None:
+    phase = phase_under_way(work)
+    return None if phase is None else f"{phase.name} {phase.done:,}/{phase.total:,} {phase.unit}"
 
 
 def _table(evaluation: Evaluation, predictions: np.ndarray) -> Any:

@@ -170,18 +170,18 @@ def _ledger(run: Recorded) -> Finding:
     """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
     order, epochs = DataOrder(run.plan, run.config.seed, 0, None), run.ledger["epochs"]
     digests: dict[str, str] = {}
-    for epoch in epochs:
-        permutation = order.epoch_permutation(epoch["epoch"])
+    for number, epoch in enumerate(epochs):
+        permutation = order.epoch_permutation(number)
         steps = [step for step in order.steps() if step.stop <= epoch["expected"]]
         rows = [(np.full(step.samples, step.t), permutation[step.start : step.stop]) for step in steps]
         planned = np.concatenate([np.stack(row, axis=1) for row in rows])
         entries = np.concatenate([planned, np.zeros((len(planned), 1), dtype=np.int64)], axis=1)
-        digests[f"digest of epoch {epoch['epoch']}"] = merge(epoch["epoch"], entries, permutation, planned).digest
+        digests[f"digest of epoch {number}"] = merge(number, entries, permutation, planned).digest
     seen = run.plan.samples_before(run.steps)
     in_epochs = sum(epoch["expected"] for epoch in epochs)
     found = {
         "numbers of epochs": [epoch["epoch"] for epoch in epochs],
-        **{f"digest of epoch {epoch['epoch']}": epoch["digest"] for epoch in epochs},
+        **{f"digest of epoch {number}": epoch["digest"] for number, epoch in enumerate(epochs)},
         "digest": run.ledger["digest"],
         "numbers of samples": [in_epochs, run.ledger["samples_seen"], run.record.result.samples_seen],
         "sound": run.ledger["sound"],

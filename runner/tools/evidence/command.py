@@ -12,7 +12,6 @@ from rich.text import Text
 
 from runner.config.arguments import ArgumentParser, config_dirs
 from runner.config.compose import parsed
-from runner.config.environment import is_external
 from runner.errors import UserError
 from runner.folder.files import check_output, strict_json
 from runner.launch.signals import handle_signals
@@ -76,8 +75,6 @@ def _verify(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     options = parser.parse_intermixed_args(list(arguments))
-    if is_external():
-        raise UserError("runner.evidence starts its workers itself: call it without torchrun")
     if options.json is not None:
         check_output("--json", options.json)
     for override in parsed(options.overrides):

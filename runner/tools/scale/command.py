@@ -20,7 +20,6 @@ from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
 from runner.config.choices import AccumulationMode, BatchMode, Goal, LedgerMode, ScalingBatch, ScalingRule, ShardingKind
 from runner.config.compose import compose, settings
-from runner.config.environment import is_external
 from runner.config.plain import to_plain
 from runner.config.schema import Accumulation, Checkpoint, Config, Noise, Profile, Tracking
 from runner.errors import UserError, require
@@ -124,37 +123,22 @@ def _parser() -> ArgumentParser:
         "device=cpu2 --batches 64,128,256",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="the recipe, and the device whose workers train"
-    )
-    parser.add_argument(
-        "--batches", metavar="LIST", help="global batches (default: 2, 4 and 8 times the reference batch)"
-    )
-    parser.add_argument("--rules", metavar="LIST", help="scaling rules (default: linear, sqrt and, for Adam, sde)")
+    recipe, samples = "the recipe, and the device whose workers train", "share of the run's samples"
+    batches = "global batches (default: 2, 4 and 8 times the reference batch)"
+    rules = "scaling rules (default: linear, sqrt and, for Adam, sde)"
+    window = f"{samples} in a branch (default: 0.25, or an epoch if that is less)"
+    margin = "share of what the reference batch learns in a window that may be lost (default: 0.1)"
+    compared = "what is compared on the evaluation data (default: loss)"
+    kept = "where results are kept (default: in outputs/scale)"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=recipe)
+    parser.add_argument("--batches", metavar="LIST", help=batches)
+    parser.add_argument("--rules", metavar="LIST", help=rules)
     parser.add_argument("--seeds", type=int, default=3, help="seeds for each batch and rule (default: 3)")
-    parser.add_argument(
-        "--start", type=float, default=0.1, help="share of the run's samples before the branches (default: 0.1)"
-    )
-    parser.add_argument(
-        "--window",
-        type=float,
-        help="share of the run's samples in a branch (default: 0.25, or an epoch if that is less)",
-    )
-    parser.add_argument(
-        "--margin",
-        type=float,
-        default=0.1,
-        help="share of what the reference batch learns in a window that may be lost (default: 0.1)",
-    )
-    parser.add_argument(
-        "--by",
-        choices=("loss", "metric"),
-        default="loss",
-        help="what is compared on the evaluation data (default: loss)",
-    )
-    parser.add_argument(
-        "--folder", type=Path, metavar="FOLDER", help="where results are kept (default: in outputs/scale)"
-    )
+    parser.add_argument("--start", type=float, default=0.1, help=f"{samples} before the branches (default: 0.1)")
+    parser.add_argument("--window", type=float, help=window)
+    parser.add_argument("--margin", type=float, default=0.1, help=margin)
+    parser.add_argument("--by", choices=("loss", "metric"), default="loss", help=compared)
+    parser.add_argument("--folder", type=Path, metavar="FOLDER", help=kept)
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with additional config choices")
     return parser
 
@@ -162,8 +146,6 @@ def _parser() -> ArgumentParser:
 def scale(arguments: Sequence[str], console: Console) -> int:
     """Run the command with these arguments; its exit code. Raises UserError."""
     options = _parser().parse_intermixed_args(list(arguments))
-    if is_external():
-        raise UserError("runner.scale starts its workers itself: call it without torchrun")
     test = _test(options)
     folder = options.folder or Path("outputs/scale") / f"{test.experiment.config.recipe['name']}-{test.digest}"
     check_folder("--folder", folder.parent if not folder.exists() else folder)
@@ -203,20 +185,17 @@ def _test(options: argparse.Namespace) -> Test:
         cfg = compose(options.overrides, config_dirs(options.config_dir))
         refuse_sweeper_params(cfg, "test one of its jobs")
         config = settings(cfg)
-        for name, value, usual, instead in (
-            ("sync.k", config.sync.k, 1, "sync.k=1"),
-            ("sharding", config.sharding.kind, ShardingKind.none, "sharding=none"),
-            ("equivalence.shards", config.equivalence.shards, None, "equivalence=standard or exact"),
-        ):
-            rule = f"each branch runs on one worker, in synchronous steps: use {instead}"
-            require(value == usual, name, value, rule)
-        rule = (
-            "shares of a run are of whole epochs: leave it out, and use fewer epochs or recipe.data.max_train_samples"
-        )
-        require(config.max_steps is None, "max_steps", config.max_steps, rule)
+        alone = "each branch runs on one worker, in synchronous steps: use"
         mode = config.accumulation.mode
-        rule = "a branch measures no memory: use fixed or auto"
-        require(mode is not AccumulationMode.fit, "accumulation", mode, rule)
+        whole = "shares of a run are of whole epochs: use fewer epochs or recipe.data.max_train_samples"
+        for name, value, ok, rule in (
+            ("sync.k", config.sync.k, config.sync.k == 1, f"{alone} sync.k=1"),
+            ("sharding", config.sharding.kind, config.sharding.kind is ShardingKind.none, f"{alone} sharding=none"),
+            ("equivalence.shards", config.equivalence.shards, config.equivalence.shards is None, f"{alone} standard"),
+            ("max_steps", config.max_steps, config.max_steps is None, whole),
+            ("accumulation", mode, mode is not AccumulationMode.fit, "a branch measures no memory: use fixed or auto"),
+        ):
+            require(ok, name, value, rule)
         experiment = prepare(config, progress)
     device = experiment.placement.device_type
     require(device != "xla", "device", config.device.kind, "not supported on torch_xla: use CPUs or GPUs")
@@ -245,9 +224,9 @@ def _of_sizes(options: argparse.Namespace, experiment: Experiment) -> Test:
     require(batches[-1] * _FEWEST_STEPS <= window, "--batches", ",".join(map(str, batches)), rule)
     rule = f"a window is at most one epoch, {1 / config.epochs:.3g} of the run"
     require(window <= samples, "--window", options.window, rule)
-    start = options.start * config.epochs * samples
+    start = int(options.start * config.epochs * samples)
     rules = {batch: _rules(options.rules, config, batch) for batch in batches}
-    return Test(experiment, batches, rules, options.seeds, int(start), window, options.margin, options.by)
+    return Test(experiment, batches, rules, options.seeds, start, window, options.margin, options.by)
 
 
 def _numbers(given: str) -> tuple[int, ...]:

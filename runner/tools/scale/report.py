@@ -14,20 +14,22 @@ from runner.folder.files import sha256, write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
 from runner.folder.record import FINISHED
-from runner.log import LOG
 from runner.plan.experiment import Experiment
 from runner.plan.tables import plain_table
 from runner.tools.compare.plots import plot_file
 from runner.tools.scale.branches import LONGER, SAME, UNDECIDED, Cell, Findings
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags
-from runner.track.delivery import Delivery
 from runner.track.description import NOTE_TAG
 from runner.track.secrets import masked
-from runner.track.store import error_summary, store_of
+from runner.track.store import store_of
+from runner.track.tracker import build_tracker
 
 #: The tag with a digest of the result.
 _RESULT_TAG = "scale.result"
+#: Percent; what is lost beyond it is not worth a number.
+_MOST_SHOWN = 1000
+_HEADS = ("batch", "rule", "progress lost", "90% interval", "verdict")
 
 
 def answer(findings: Findings, experiment: Experiment) -> str:
@@ -77,12 +79,6 @@ def _share(value: float, findings: Findings) -> str:
         return "unknown"
     share = 100 * value / findings.progress
     return f"{share:+.0f}%" if abs(share) < _MOST_SHOWN else f"over {_MOST_SHOWN:,}%"
-
-
-#: Percent; what is lost beyond it is not worth a number.
-_MOST_SHOWN = 1000
-
-_HEADS = ("batch", "rule", "progress lost", "90% interval", "verdict")
 
 
 def print_findings(findings: Findings, experiment: Experiment, console: Console) -> None:
@@ -146,38 +142,33 @@ def _plot(findings: Findings, path: Path) -> None:
 
 
 def send(findings: Findings, experiment: Experiment, folder: Path) -> Sequence[str]:
-    """Log the result as a run in MLflow; lines that say how to open it. A store that fails costs a warning.
+    """Log the result as a run to the trackers; lines that say how to open it. One that fails costs a warning.
 
     A test that was continued, and has another result, is another run.
     """
     tracking = experiment.config.tracking
     uri = store_of(tracking)
-    if uri is None:
+    if uri is None and not tracking.local:
         return []
     result = sha256(folder / "result.json")[:16]
     card = TrackingRecord.read(folder) if (folder / CARD_FILE).exists() else None
     again = card is not None and card.tags.get(_RESULT_TAG) == result
     if card is None or not again:
         (folder / METRICS_FILE).unlink(missing_ok=True)
-        card = _card(findings, experiment, masked(uri), result, (folder / "table.md").read_text(encoding="utf-8"))
+        store = None if uri is None else masked(uri)
+        card = _card(findings, experiment, store, result, (folder / "table.md").read_text(encoding="utf-8"))
     log = MetricsLog(folder)
     for cell in findings.cells:
         if not cell.diverged:
             log.write(cell.batch, {f"eval/lost_share/{cell.rule}": cell.difference.value / findings.progress})
     log.close()
-    delivery = Delivery(card, folder, uri, resumed=again)
-    try:
-        delivery.open()
-        delivery.send_metrics()
-        delivery.mark_ended(FINISHED, {})
-        delivery.close()
-    except Exception as error:  # noqa: BLE001 - the results are in the folder, whatever happens to the store
-        LOG.warning(f"MLflow has not received the test ({error_summary(error)}): the same command sends it again")
-        return []
-    return delivery.how_to_open()
+    tracker = build_tracker(tracking, card, folder, resumed=again)
+    tracker.start()
+    tracker.finish(FINISHED)
+    return tracker.how_to_open()
 
 
-def _card(findings: Findings, experiment: Experiment, store: str, result: str, table: str) -> TrackingRecord:
+def _card(findings: Findings, experiment: Experiment, store: str | None, result: str, table: str) -> TrackingRecord:
     config, sentence = experiment.config, answer(findings, experiment)
     params = {
         "recipe": str(config.recipe["name"]),

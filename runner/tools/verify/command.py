@@ -20,7 +20,6 @@ from runner.backends.machine import threads_per_worker
 from runner.config.arguments import ArgumentParser, config_dirs
 from runner.config.choices import AccumulationMode, LedgerMode
 from runner.config.compose import compose, settings
-from runner.config.environment import is_external
 from runner.config.schema import Tracking
 from runner.errors import UserError, require
 from runner.folder.files import check_output, strict_json
@@ -62,8 +61,6 @@ def verify(arguments: Sequence[str], console: Console) -> int:
     require(options.steps >= 1, "--steps", options.steps, "use at least 1 optimizer step")
     if options.json is not None:
         check_output("--json", options.json)
-    if is_external():
-        raise UserError("runner.verify starts the workers of both setups itself: call it without torchrun")
     dirs = config_dirs(options.config_dir)
     a, b = (_experiment(name, [*options.common, *_split(name, getattr(options, name))], dirs) for name in ("a", "b"))
     if all(experiment.placement.device_type == "xla" and not experiment.placement.rehearsed for experiment in (a, b)):

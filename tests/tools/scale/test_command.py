@@ -98,14 +98,12 @@ def test_a_branch_that_diverges_is_a_result(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
-        (["--batches", "8"], "--batches"),
         (["--batches", "many"], "--batches"),
         (["--batches", "4096"], "--batches"),
         (["--rules", "cube", "--batches", "16"], "--rules"),
         (["--rules", "sde", "optimizer=sgd", "--batches", "16"], "scaling"),
         (["--rules", "sde", "--batches", "80"], "scaling"),
         (["--seeds", "1"], "--seeds"),
-        (["--window", "0"], "--window"),
         (["--window", "0.5", "--batches", "16"], "--window"),
         (["--margin", "nan"], "--margin"),
         (["sync.k=4"], "sync.k"),
