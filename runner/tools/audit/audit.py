@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from runner.folder.files import strict_json
 from runner.tools.audit.findings import find
 from runner.tools.audit.gradients import GradientRecorder, Loss
 from runner.tools.audit.loader import RecordingSampler, data_loader, fingerprint
-from runner.tools.audit.records import Batch, Finding, GradientCheck, ProcessRecord, StepRecord, TailCheck
+from runner.tools.audit.records import Batch, Finding, GradientCheck, ProcessRecord, StepRecord
 from runner.tools.audit.sample_findings import EpochCoverage
 from runner.tools.audit.schedulers import Schedulers
 
@@ -71,8 +70,8 @@ class Audit:
 
         `folder`: for `ledger.json`, `steps.jsonl` and `findings.json`, written by the first process. `gradient_step`:
         the number of an optimizer step, from 1, whose gradient is compared with that of all its samples in one batch;
-        it takes three more forward and backward passes in every process, and one more in a shorter last step of an
-        epoch. `loss`: the mean loss of a collated batch; by default `model(**batch).loss`.
+        it takes three more forward and backward passes in every process. `loss`: the mean loss of a collated batch; by
+        default `model(**batch).loss`.
         """
         self._sharded = _is_sharded(model)
         if gradient_step is not None and self._sharded:
@@ -95,8 +94,6 @@ class Audit:
         self._buffers: dict[str, Tensor] = {}
         self._used: Tensor | None = None
         self._check: GradientCheck | None = None
-        self._usual = 0  # batches in the step that was checked
-        self._tail: TailCheck | None = None
         self._started: dict[str, str] = {}
         self._hooks = [
             self._model.register_forward_pre_hook(_Hook(self._before_forward)),
@@ -166,9 +163,6 @@ class Audit:
                 self._gradients.forget()
                 batches -= before
         self._backward_of = batches
-        left = self._sampler.left
-        if self._tail is None and left is not None and batches + left < self._usual:
-            self._gradients.follow_step()  # the epoch ends before it is complete
         self._gradients.begin_pass()
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, settings: Any) -> None:
@@ -178,30 +172,19 @@ class Audit:
         # Of a GradScaler, which lets a fused optimizer divide by it.
         scale = getattr(optimizer, "grad_scale", None)
         self._used = self._gradients.held() / (1.0 if scale is None else float(scale))
-        own = [one.batch for one in self._forwards]
         if len(self._steps) + 1 == self._gradient_step:
+            own = [one.batch for one in self._forwards]
             everyone = sorted(one for part in _gathered([ids for _, ids in own]) for ids in part for one in ids)
             if own:
-                self._usual = len(own)
-                with self._checks():
+                self._checking = True  # forward and backward passes are the audit's own
+                try:
                     self._check = self._gradients.check(self._model, self._loss, own, everyone, self._batch_of)
-        elif self._tail is None and 0 < len(own) < self._usual:
-            with self._checks():
-                batch = self._batch_of(own[-1][1])
-                self._tail = self._gradients.check_tail(self._model, self._loss, len(own), batch)
+                finally:
+                    self._checking = False
 
     def _batch_of(self, ids: Sequence[int]) -> Any:
         collate: Any = self._loader.collate_fn
         return collate([self._loader.dataset[one] for one in ids])
-
-    @contextlib.contextmanager
-    def _checks(self) -> Iterator[None]:
-        """Meanwhile forward and backward passes are the audit's own."""
-        self._checking = True
-        try:
-            yield
-        finally:
-            self._checking = False
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, settings: Any) -> None:
         self._gradients.end_step(self._used)
@@ -241,12 +224,11 @@ class Audit:
             foreign=0 if self._sharded else len(own - names),
             gradients=tuple(self._gradients.recorded),
             check=self._check,
-            tail=self._tail,
             wrapped=self._wrapped,
         )
 
     def finish(self) -> list[Finding]:
-        """What is wrong, the worst first; writes the folder and prints it on the first process. A collective."""
+        """Return what is wrong, the worst first; writes the folder and prints it on the first process. A collective."""
         for hook in self._hooks:
             hook.remove()
         self._loader.__dict__["batch_sampler"] = self._sampler.followed
@@ -268,14 +250,14 @@ class Audit:
                     file.write(json.dumps({"process": rank, "lr": step.lrs[0], **dataclasses.asdict(step)}) + "\n")
         content: Mapping[str, Any] = {
             "ledger.json": {"epochs": [dataclasses.asdict(one) for one in epochs]},
-            "findings.json": [dataclasses.asdict(one) for one in findings],
+            "findings.json": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in findings],
         }
         for name, one in content.items():
             (self._folder / name).write_text(strict_json(one, indent=1), encoding="utf-8")
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether each process has only a part of the weights: FSDP."""
+    """Return whether each process has only a part of the weights: FSDP."""
     kinds = (type(one).__name__ for one in model.modules())
     return "FullyShardedDataParallel" in kinds or any(hasattr(one, "device_mesh") for one in model.parameters())
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.tools.audit.records import BackwardPass, Batch, GradientCheck, StepGradients, TailCheck
+from runner.tools.audit.records import BackwardPass, Batch, GradientCheck, StepGradients
 
 #: The loss of one batch as the model's own, of transformers' models.
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -29,16 +29,11 @@ class GradientRecorder:
         self.recorded: list[StepGradients] = []
         self._passes: list[tuple[list[Tensor], list[Tensor]]] = []
         self._step = 1
-        self._asked = False
 
     @property
     def follows(self) -> bool:
-        """Whether the gradients of this step are recorded."""
-        return bool(self._parameters) and (self._step <= _STEPS or self._step == self._gradient_step or self._asked)
-
-    def follow_step(self) -> None:
-        """Record the gradients of this step, too."""
-        self._asked = True
+        """Return whether the gradients of this step are recorded."""
+        return bool(self._parameters) and (self._step <= _STEPS or self._step == self._gradient_step)
 
     def begin_pass(self) -> None:
         """Note what is held before a backward pass accumulates gradients."""
@@ -57,14 +52,14 @@ class GradientRecorder:
         return torch.cat(self._parts([one.grad for one in self._parameters]))
 
     def cleared(self, exactly: bool) -> bool:
-        """Whether no gradients are accumulated. `exactly`: look for zeros, too, for which the device is waited for."""
+        """Return whether no gradients are accumulated. `exactly`: look for zeros, too, which waits for the device."""
         if all(one.grad is None for one in self._parameters):
             return bool(self._parameters)
         return (exactly or self.follows) and not self.held().any()
 
     def forget(self) -> None:
         """Drop the backward passes of this step, whose gradients were cleared."""
-        self._passes, self._asked = [], False
+        self._passes = []
 
     def end_step(self, used: Tensor | None) -> None:
         """`used`: elements of the gradients that the optimizer used, None if they are not known."""
@@ -73,7 +68,7 @@ class GradientRecorder:
             finite = all(one.isfinite().all() for one in (used, *(each.after for each in passes)))
             if finite:  # a GradScaler skips others
                 self.recorded.append(StepGradients(self._step, passes, used))
-        self._passes, self._asked = [], False
+        self._passes = []
         self._step += 1
 
     def _parts(self, gradients: Iterable[Tensor | None]) -> list[Tensor]:
@@ -101,11 +96,6 @@ class GradientRecorder:
         names = sorted(counts[0], key=lambda name: "'label" not in name)  # if several fit, it is the labels
         common = {name: [one[name] for one in counts] for name in names if all(name in one for one in counts)}
         return GradientCheck(self._step, results[0], results[1], results[2], common)
-
-    def check_tail(self, model: nn.Module, loss: Loss, batches: int, batch: Any) -> TailCheck:
-        """Compute the gradient of the last `batch` of a step of this many. Leaves all as `check` does."""
-        (last,) = self._computed(model, loss, [(1, _on(self._parameters[0].device, batch))])
-        return TailCheck(self._step, batches, last)
 
     def _computed(self, model: nn.Module, loss: Loss, batches: Iterable[tuple[int, Any]]) -> list[Tensor]:
         """The gradients of batches on the device, each with its seed."""

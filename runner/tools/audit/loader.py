@@ -54,11 +54,6 @@ class RecordingSampler:
         self._taken += 1
         return self.yielded.popleft()
 
-    @property
-    def left(self) -> int | None:
-        """Batches of this epoch that have not been trained on; None if the followed one does not know."""
-        return len(self.followed) - self._taken if hasattr(self.followed, "__len__") else None
-
     def _said(self, name: str, default: Any = None) -> Any:
         """An attribute of the first sampler that has it: of batches, then of samples."""
         sampler = self.followed

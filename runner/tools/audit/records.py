@@ -1,4 +1,4 @@
-"""What an audit records in each process, and what it reports."""
+"""Records that an audit makes in each process, and the findings that it reports."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ Batch = tuple[int, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong. `kind`: its subject, such as coverage or gradient; `sentence`: what was seen, and what to do."""
+    """Something wrong.
+
+    `kind`: its subject, such as coverage or gradient; `name`: of the mistake, such as `not sharded`; `seen`: the
+    evidence; `fix`: what to do about it; `fits`: causes that would explain it, if the records do not show which it was.
+    """
 
     kind: str
-    sentence: str
+    name: str
+    seen: str
+    fix: str = ""
+    fits: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        *others, last = self.fits or ("",)
+        causes = f"{', '.join(others)}, or {last}" if others else last
+        parts = (self.seen, f": {self.fix}" if self.fix else "", f"; causes that fit: {causes}" if causes else "")
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -73,17 +87,8 @@ class GradientCheck:
 
 
 @dataclass(frozen=True)
-class TailCheck:
-    """The gradient of the last batch of a step, computed again, [elements]: of the shorter last step of an epoch."""
-
-    step: int
-    batches: int
-    last: Tensor
-
-
-@dataclass(frozen=True)
 class SamplerFacts:
-    """What a loader's samplers say of themselves.
+    """Attributes of a loader's samplers.
 
     `length`: samples in an epoch before it is cut into batches; `seed`, `rank`, `replicas`: None if no sampler has one;
     `shards`: parts that samplers or Accelerate cut the data set into; `epochs_set`: what `set_epoch` had set when each
@@ -136,5 +141,4 @@ class ProcessRecord:
     foreign: int = 0
     gradients: tuple[StepGradients, ...] = ()
     check: GradientCheck | None = None
-    tail: TailCheck | None = None
     wrapped: bool = False

@@ -25,7 +25,7 @@ class Schedulers:
         ]
 
     def stepped(self) -> int:
-        """How often the outermost was stepped; 0 without any."""
+        """Number of times that the outermost was stepped; 0 without any."""
         return max((int(one.last_epoch) for one, _ in self._found), default=0)
 
     def facts(self) -> tuple[ScheduleFacts, ...]:
