@@ -51,7 +51,7 @@ class Column:
         return block.key.metric if self.name == "metric" else self.name
 
     def detail_heading(self, block: Block) -> str:
-        """What the details of cells are; the levels of a sweep that added seeds differ from setup to setup."""
+        """Heading of the details of cells; the levels of a sweep that added seeds differ from setup to setup."""
         varies = self.name == "difference" and block.baseline.first.design is not None
         return "interval" if varies else self.detail
 

@@ -1,4 +1,4 @@
-"""Whether two setups may be compared at all, from the certificates of their runs."""
+"""Comparability: may two setups be compared at all, by the certificates of their runs?"""
 
 from __future__ import annotations
 

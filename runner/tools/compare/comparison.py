@@ -116,7 +116,7 @@ def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[Setu
 
 
 def _have_the_same_weights(setup: SetupRuns, baseline: SetupRuns) -> bool:
-    """Whether each run has those of the baseline's run with its seed."""
+    """Return whether each run has those of the baseline's run with its seed."""
     of_seed = {run.seed: run.weights for run in baseline.runs}
     return all(run.weights is not None and run.weights == of_seed.get(run.seed) for run in setup.runs)
 

@@ -63,7 +63,7 @@ def _job_number(folder: Path) -> tuple[int, str]:
 
 
 class _NotARun(Exception):
-    """Why a folder holds no run that can be compared."""
+    """Raised for a folder that holds no run that can be compared, with the reason."""
 
 
 def read_folders(folders: Sequence[tuple[str, Path]], metric: str | None) -> FoundRuns:

@@ -31,7 +31,7 @@ def store_uri(option: str | None) -> str:
 
 
 def store_exists(uri: str) -> bool:
-    """Whether a local store is there: MLflow would create it. True for a server."""
+    """Return whether a local store is there: MLflow would create it. True for a server."""
     if (database := database_of(uri)) is not None:
         return database.is_file()
     if uri.startswith("databricks") or ("://" in uri and not uri.startswith("file:")):

@@ -55,7 +55,7 @@ Labels = Sequence[tuple[float, float, str, str]]
 
 @dataclass(frozen=True)
 class Panel:
-    """What a plot shows of a block. `draw`: on its axes; returns the labels of points, which are placed at the end.
+    """Part of a plot, for one block. `draw`: on its axes; returns the labels of points, which are placed at the end.
 
     `height`: in inches; `wide`: whether it takes a row of the figure for itself; `title_pad`: space for a legend below
     the title, in typographic points.
@@ -165,7 +165,7 @@ def metric_vs_speed(block: Block) -> Panel | None:
 
 
 def _series_name(names: Sequence[str]) -> str | None:
-    """What names that differ in one number have in common, such as `4 GPUs · k`; None if they differ in more."""
+    """The common part of names that differ in one number, such as `4 GPUs · k`; None if they differ in more."""
     name = os.path.commonprefix(names).rstrip("0123456789 =·")  # noqa: RUF071 - any text, not only paths
     is_series = len(names) > 2 and name and all(_step(one, name).isdecimal() for one in names)
     return name if is_series else None
@@ -242,7 +242,7 @@ def place_labels(axes: Axes, labels: Labels) -> None:
 
 
 def looks(block: Block) -> Panel | None:
-    """How the interval of each difference shrinks around the margin while a sweep adds seeds."""
+    """The interval of each difference, which shrinks around the margin while a sweep adds seeds."""
     design = block.baseline.first.design
     compared = [(row, row.difference.pairs) for row in block.rows if row.difference is not None]
     if design is None or not (rows := [row for row, pairs in compared if len(pairs) >= design.min_seeds]):
@@ -324,7 +324,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def time_breakdown(block: Block) -> Panel | None:
-    """Where the wall-clock time of a run goes, mean over a setup's runs. Rehearsed runs are left out."""
+    """The parts of the wall-clock time of a run, mean over a setup's runs. Rehearsed runs are left out."""
     setups = [row.setup for row in block.rows if not row.setup.rehearsed]
     bars = {setup.name: parts for setup in setups if (parts := mean_phases(setup))}
     if not bars:

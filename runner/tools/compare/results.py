@@ -82,7 +82,7 @@ class Block:
         return tuple(flag for flag in self.flags if setup.name in flag.setups)
 
     def uncertain_speed(self, row: SetupResult) -> bool:
-        """Whether a speed-up uses unreliable times, which were measured while other jobs or programs ran."""
+        """Return whether a speed-up uses unreliable times, which were measured while other jobs or programs ran."""
         return row.setup.uncertain_time or self.baseline.uncertain_time
 
 

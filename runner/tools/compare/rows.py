@@ -22,7 +22,7 @@ def metric_difference(setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> 
 
 
 def _row_sampling(value: float, setup: SetupRuns, baseline: SetupRuns, margin: Margin) -> RowSampling | None:
-    """What other rows would do to the difference `value`; None if rows, or what one of them can change, are not known.
+    """The effect of other rows on the difference `value`; None if rows, or what one can change, are not known.
 
     If the metric counts rows, a true difference as large as the margin, or as the one that was found, takes at least
     that share of rows (`least_error`). If runs have kept the metric by row, the error is that of the rows that differ

@@ -22,7 +22,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class BlockKey:
-    """What two runs must have in common to appear in the same table.
+    """Properties that two runs must have in common to appear in the same table.
 
     `experiment`: name of the recipe or of the published experiment; `conditions`: further words for the title, may be
     empty; `samples`: per epoch; `goal`: `max` or `min`; `data`: digest of the data settings.
@@ -49,7 +49,7 @@ class BlockKey:
 
 @dataclass(frozen=True)
 class Phases:
-    """Where the wall-clock time of a run went, in seconds.
+    """Parts of the wall-clock time of a run, in seconds.
 
     `stalled`: part of `training` spent waiting for communication; `step`: seconds of one step on worker 0 by phase.
     None: not measured.
@@ -130,7 +130,7 @@ class Run:
 
     @property
     def uncertain_time(self) -> bool:
-        """Whether other jobs or programs had a part of the machine, which makes its time unreliable."""
+        """Return whether other jobs or programs had a part of the machine, which makes its time unreliable."""
         return self.busy or (self.jobs_at_once or 1) > 1
 
     @property

@@ -62,7 +62,7 @@ class SetupRuns:
 
     @property
     def uncertain_time(self) -> bool:
-        """Whether the time of one of the runs is unreliable."""
+        """Return whether the time of one of the runs is unreliable."""
         return any(run.uncertain_time for run in self.runs)
 
     @property
@@ -150,7 +150,7 @@ def _distinct_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _additions(runs: Sequence[Run]) -> list[str]:
-    """What the sweep varied if that distinguishes the runs, else any setting."""
+    """Words for what the sweep varied if that distinguishes the runs, else for any setting."""
     rehearsed = [{"rehearsed": "yes" if run.rehearsed else "no"} for run in runs]
     for source in ([run.varied for run in runs], [run.values for run in runs], rehearsed):
         words = _words([{key: _cut(value) for key, value in values.items()} for values in source])
@@ -160,7 +160,7 @@ def _additions(runs: Sequence[Run]) -> list[str]:
 
 
 def _words(source: Sequence[Mapping[str, str]]) -> list[str]:
-    """What distinguishes each mapping from the others, in words; empty strings if nothing does."""
+    """Words that distinguish each mapping from the others; empty strings if nothing does."""
     keys = _distinguishing_keys(source)
     return [", ".join(f"{_last(key, keys)}={values.get(key, _ABSENT)}" for key in keys) for values in source]
 

@@ -31,7 +31,7 @@ def summary(block: Block) -> str:
 
 
 def notices(comparison: RunComparison) -> Iterator[str]:
-    """What was not compared, and why."""
+    """Sentences about what was not compared, and why."""
     yield from _nothing_compared(comparison)
     if skipped := comparison.skipped:
         reasons = "; ".join(f"{one.source}: {one.reason}" for one in skipped)
@@ -39,7 +39,7 @@ def notices(comparison: RunComparison) -> Iterator[str]:
 
 
 def _nothing_compared(comparison: RunComparison) -> Iterator[str]:
-    """Why there is no verdict where each of several blocks has one setup."""
+    """The reason for no verdict where each of several blocks has one setup."""
     keys = [block.key for block in comparison.blocks]
     if len(keys) < 2 or any(len(block.rows) > 1 for block in comparison.blocks):
         return
@@ -127,7 +127,7 @@ def _few_seeds(block: Block) -> Iterator[str]:
 
 
 def _sampling(block: Block) -> Iterator[str]:
-    """Whether intervals allow for other evaluation rows."""
+    """A sentence about whether intervals allow for other evaluation rows."""
     known = [one.sampling for _, one in block.tests.values()]
     if None in known and block.margin.unit != UNKNOWN:
         counts = block.margin.width is not None
@@ -141,7 +141,7 @@ def _sampling(block: Block) -> Iterator[str]:
 
 
 def _several_verdicts(block: Block) -> Iterator[str]:
-    """How likely a wrong one is among several tests; it is less for tests that share a baseline (Šidák 1967)."""
+    """The probability of a wrong one among several tests; it is less for tests that share a baseline (Šidák 1967)."""
     if (count := len(block.tests)) < 2:
         return
     if block.baseline.first.design is not None:

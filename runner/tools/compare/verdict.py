@@ -79,12 +79,12 @@ def margin_of(metric: str, values: Iterable[float], given: float | None) -> Marg
 
 
 def has_default_margin(metric: str) -> bool:
-    """Whether a metric of this name has one, if its values are fractions or percentages."""
+    """Return whether a metric of this name has one, if its values are fractions or percentages."""
     return not LOWER_IS_BETTER.search(metric) and bool(_CORRELATION.search(metric) or _RATE.search(metric))
 
 
 def _scale(metric: str, unit: str) -> tuple[float, float | None]:
-    """Where the scale of a metric that counts rows begins, and its width."""
+    """The lower end of the scale of a metric that counts rows, and its width."""
     if unit == UNKNOWN or not _COUNTS_ROWS.search(metric):
         return 0.0, None
     limit, _ = _SCALES[unit]
@@ -175,7 +175,7 @@ def _left_to_do(difference: Estimate, margin: float | None, design: Design) -> s
 
 
 def too_few_rows(difference: Estimate, margin: float | None) -> str | None:
-    """Why no number of seeds would decide; None if some would, at the levels of a fixed number."""
+    """The reason why no number of seeds would decide; None if some would, at the levels of a fixed number."""
     if margin is None or further_seeds(difference, margin) is not None:
         return None
     if (rows := rows_needed(difference, margin)) is None:
@@ -255,7 +255,7 @@ def rows_needed(difference: Estimate, margin: float) -> int | None:
 
 
 def _decides(difference: Estimate, margin: float, narrow: np.ndarray, wide: np.ndarray) -> np.ndarray:
-    """Whether these half widths of the two intervals do, bool of the same shape."""
+    """Return whether these half widths of the two intervals do, bool of the same shape."""
     size = abs(difference.value)
     return (size + narrow < margin) | (size > wide)
 

@@ -47,7 +47,7 @@ class Target:
 
     @property
     def card(self) -> TrackingRecord | None:
-        """What the run logged to a tracking store."""
+        """The card of the run, which it logged to a tracking store."""
         return TrackingRecord.read(self.run) if self.run is not None and (self.run / CARD_FILE).exists() else None
 
     def weights_digest(self) -> str | None:
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a command evaluates. `file`: the input of a prediction; `folder`: for the result, not made yet."""
+    """Model, data and workers of a command. `file`: input of a prediction; `folder`: for the result, not made yet."""
 
     target: Target
     config: Config
@@ -76,7 +76,7 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recipe has to say about itself and its data, in sentences."""
+        """Sentences of the recipe about itself and its data."""
         return (*self.recipe.notes, *self.facts.notes)
 
 

@@ -1,4 +1,4 @@
-"""What the workers of an evaluation do."""
+"""Workers of an evaluation."""
 
 from __future__ import annotations
 

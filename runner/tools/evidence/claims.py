@@ -1,4 +1,4 @@
-"""What a run claims, and whether it follows from its own files: arithmetic only, without data or weights."""
+"""Claims of a run, and whether they follow from its own files: arithmetic only, without data or weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOT_IN_SETTINGS = ("recipe", "versions", "processor")
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a claim holds. `outcome`: verified, different or only claimed; `why`: in words."""
+    """Result of checking a claim. `outcome`: verified, different or only claimed; `why`: in words."""
 
     claim: str
     outcome: str
@@ -71,7 +71,7 @@ def _same(a: Any, b: Any, relative: float, absolute: float) -> bool:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the files of a run say. `steps`: optimizer steps, and `train_samples`: of an epoch, as claimed; `metrics`:
+    """Content of the files of a run. `steps`: optimizer steps, and `train_samples`: of an epoch, as claimed; `metrics`:
     logged values by metric and step."""
 
     folder: Path
@@ -229,7 +229,7 @@ def _logged_metrics(run: Recorded) -> Finding:
 
 
 def only_recorded(run: Recorded) -> Iterator[Finding]:
-    """What the run has recorded, and nobody can compute again."""
+    """Claims that the run has recorded, and nobody can compute again."""
     path = run.folder / "environment.json"
     if path.exists():
         found = read_json(path, list)[-1]

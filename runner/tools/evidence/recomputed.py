@@ -1,4 +1,4 @@
-"""What can be checked only with the data and the weights: their digests, and the result, as `runner.evaluate` does."""
+"""Checks that need data and weights: of their digests, and of the result, computed as by `runner.evaluate`."""
 
 from __future__ import annotations
 

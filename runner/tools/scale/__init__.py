@@ -1,1 +1,1 @@
-"""How far a recipe scales: up to which batch size, and by which rule, training stays the same."""
+"""The scaling of a recipe: up to which batch size, and by which rule, training stays the same."""

@@ -89,7 +89,7 @@ class Findings:
 
     @property
     def learns(self) -> bool:
-        """Whether the reference batch surely lowers the loss: there is nothing to compare with otherwise."""
+        """Return whether the reference batch surely lowers the loss: there is nothing to compare with otherwise."""
         return self.gained.interval(EQUIVALENCE_LEVEL).low > 0
 
 
