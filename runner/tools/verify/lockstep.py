@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,24 +107,24 @@ class Link:
         return self._folder / f"{number}.pt"
 
 
+@dataclass
 class Comparer:
-    """a's exchange: receive b's frame, compare it with a's, and reply."""
+    """a's exchange: receive b's frame, compare it with a's, and reply. `mismatch`: the one that ended it, if any."""
 
-    def __init__(self, link: Link, comparison: SnapshotComparison) -> None:
-        self._link = link
-        self._comparison = comparison
-        self._mismatch: Mismatch | None = None
+    link: Link
+    comparison: SnapshotComparison
+    mismatch: Mismatch | None = None
 
     def __call__(self, number: int, frame: Frame) -> bool:
-        self._mismatch = compare_frames(frame, self._link.receive(number), self._comparison)
-        go_on = self._mismatch is None and frame is not None
-        self._link.reply(number, go_on)
+        self.mismatch = compare_frames(frame, self.link.receive(number), self.comparison)
+        go_on = self.mismatch is None and frame is not None
+        self.link.reply(number, go_on)
         return go_on
 
     def result(self) -> dict[str, Any]:
         """JSON data."""
-        mismatch = dataclasses.asdict(self._mismatch) if self._mismatch else None
-        return {"finding": mismatch, **self._comparison.as_json()}
+        mismatch = dataclasses.asdict(self.mismatch) if self.mismatch else None
+        return {"finding": mismatch, **self.comparison.as_json()}
 
 
 def frames_compared(folder: Path) -> int | None:

@@ -65,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where two setups differ first: the step, what differs, and a sentence."""
+    """The first difference of two setups: the step, what differs, and a sentence."""
 
     step: int
     what: str
@@ -96,7 +96,7 @@ class SnapshotComparison:
 
     @property
     def of_bits(self) -> bool:
-        """Whether nothing may differ, not even the sign of a zero."""
+        """Return whether nothing may differ, not even the sign of a zero."""
         return self.tolerance is _NONE
 
     def add(self, a: Snapshot, b: Snapshot) -> Mismatch | None:
@@ -130,16 +130,14 @@ class SnapshotComparison:
             return Mismatch(a.step, "learning rate", f"a has the learning rate {a.lr:.6g} and b {b.lr:.6g}{ratio}")
         if a.skipped != b.skipped:
             return Mismatch(a.step, "step", f"the loss scaler skipped the step in {'a' if a.skipped else 'b'} only")
-        absolute = abs(a.loss - b.loss)
-        share = absolute / self._size("loss", max(abs(a.loss), abs(b.loss)))
-        difference = Difference("loss", a.step, "", share, absolute, self.tolerance.loss)
+        losses = (torch.tensor(loss, dtype=torch.float64) for loss in (a.loss, b.loss))
+        difference = self._difference("loss", a.step, "", *losses)
         self._keep("loss", [difference])
         if not difference.beyond:
             return None
-        if self.of_bits:
-            return Mismatch(a.step, "loss", f"a has the loss {a.loss!r} and b {b.loss!r}: other bits")
-        relative = f"relative difference {share:.2g}, tolerance {self.tolerance.loss:.0e}"
-        return Mismatch(a.step, "loss", f"a has the loss {a.loss:.9g} and b {b.loss:.9g}: {relative}")
+        rule = f"relative difference {difference.share:.2g}, tolerance {self.tolerance.loss:.0e}"
+        sentence = f"a has the loss {a.loss!r} and b {b.loss!r}: {'other bits' if self.of_bits else rule}"
+        return Mismatch(a.step, "loss", sentence)
 
     def _gradients(self, a: Snapshot, b: Snapshot) -> Mismatch | None:
         if a.skipped:
@@ -169,17 +167,13 @@ class SnapshotComparison:
         if not beyond:
             return None
         first, worst = beyond[0], max(beyond, key=lambda d: d.share)
+        how, others = f"differ by {first.share:.2g} of their norm, tolerance {first.tolerance:.0e}", ""
+        if len(beyond) > 1:
+            others = f"; {len(beyond)} of {len(differences)} tensors differ, {worst.tensor} most ({worst.share:.2g})"
         if self.of_bits:
-            others = f", and in {len(beyond) - 1} more of {len(differences)} tensors" if len(beyond) > 1 else ""
-            largest = f"(largest difference {first.largest:.2g})"
-            return Mismatch(step, what, f"the {what}s of {first.tensor} have other bits {largest}{others}")
-        others = f"; {len(beyond)} of {len(differences)} tensors differ, {worst.tensor} most ({worst.share:.2g})"
-        return Mismatch(
-            step,
-            what,
-            f"the {what}s of {first.tensor} differ by {first.share:.2g} of their norm, tolerance {first.tolerance:.0e} "
-            f"(largest absolute difference {first.largest:.2g}){others if len(beyond) > 1 else ''}",
-        )
+            how = "have other bits"
+        largest = f"(largest absolute difference {first.largest:.2g})"
+        return Mismatch(step, what, f"the {what}s of {first.tensor} {how} {largest}{others}")
 
     def _difference(self, what: str, step: int, name: str, a: Tensor, b: Tensor) -> Difference:
         size = self._size(f"{what} {name}", max(_norm(a), _norm(b)))
