@@ -61,9 +61,8 @@ class TokenLabels(SequenceClassification):
     def build_model(self, prepared: Prepared) -> nn.Module:
         from transformers import BertForTokenClassification
 
-        of = prepared.properties
         # The sizes are those of the model source, which builds a classifier of whole texts.
-        config = self.model.build_classifier(2, of["vocabulary"], of["pad_id"]).config
+        config = self.built(prepared, num_labels=2).config
         module: nn.Module = BertForTokenClassification(config)
         return module
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,17 +33,15 @@ _MODEL_FILES = {
 #: The weights of a whole model, and the index of those in several files: the second only without the first.
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 
-#: PEFT's name of an adapter's task -> the auto class of transformers that its base model is loaded by.
-_ADAPTER_TASKS = {
-    "SEQ_CLS": "AutoModelForSequenceClassification",
-    "QUESTION_ANS": "AutoModelForQuestionAnswering",
-    "CAUSAL_LM": "AutoModelForCausalLM",
-    "TOKEN_CLS": "AutoModelForTokenClassification",
-    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+#: PEFT's name of an adapter's task -> the head of its base model.
+_ADAPTER_HEADS = {
+    "SEQ_CLS": "SequenceClassification",
+    "QUESTION_ANS": "QuestionAnswering",
+    "CAUSAL_LM": "CausalLM",
+    "TOKEN_CLS": "TokenClassification",
+    "SEQ_2_SEQ_LM": "Seq2SeqLM",
 }
-#: Settings of a model that are the size of some weight in most architectures, but not in all.
-_USUALLY_A_DIMENSION = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "d_ff", "type_vocab_size")
-#: The same for models that learn a vector for each position. Rotary ones compute it.
+#: Settings of the number of positions.
 _POSITIONS = ("max_position_embeddings", "n_positions")
 
 #: Suffixes of the files in a model's folder that define its tokenizer. Weights have others.
@@ -63,6 +60,8 @@ _BIDIRECTIONAL = (
     *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta"),
     *("roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
+
+NOT_CAUSAL = "sees the tokens that it has to predict: use a causal model, such as recipe.model.name=gpt2"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,6 @@ class Pretrained:
             raise UserError(f"recipe.model.name={self.name} does not exist: check the path")
         else:
             self._config_file()
-        self._check_model_type()
 
     @property
     def _base(self) -> str | None:
@@ -152,69 +150,43 @@ class Pretrained:
                     f"recipe.model.name={self.name} is an adapter, and its base model {of_base}"
                 ) from error
 
-    def _check_model_type(self) -> None:
-        kind = self.model_type
-        if kind is not None and not _has_module(kind):
-            from transformers import CONFIG_MAPPING  # takes seconds
+    def check_head(self, head: str, classes: int | None = None) -> None:
+        """Check that the model can have a head of this kind, and that a head that it has fits the number of classes.
 
-            rule = f"transformers does not know its model_type '{kind}'; update transformers, or give another model"
-            require(kind in CONFIG_MAPPING, "recipe.model.name", self.name, rule)
-
-    def check_classes(self, classes: int, kind: str = "ForSequenceClassification") -> None:
-        """Check that a head of this kind fits the number of classes, if the model has one. Raises UserError."""
+        Raises UserError.
+        """
         config = self._known()
+        if head == "CausalLM" and config.get("model_type") in _BIDIRECTIONAL and not config.get("is_decoder"):
+            raise UserError(f"recipe.model {NOT_CAUSAL}")
+        if head == "Seq2SeqLM" and config and not config.get("is_encoder_decoder"):
+            from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING  # takes seconds
+
+            ok = type(self._config()) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+            rule = f"a {config.get('model_type')} model has no encoder and decoder; use one such as google-t5/t5-small"
+            require(ok, "recipe.model.name", self.name, rule)
         names, saved = config.get("id2label"), (config.get("architectures") or [""])[0]
-        ok = self._random or not names or not saved.endswith(kind) or len(names) == classes
+        has_head = bool(names) and saved.endswith(f"For{head}") and not self._random
+        ok = classes is None or not has_head or len(names or ()) == classes
         rule = f"its classification head has {len(names or ())} classes, and these data have {classes}"
         require(ok, "recipe.model.name", self.name, f"{rule}; give a model without this head, or other data")
 
     def _check_weights(self, folder: Path) -> None:
-        """Read the headers of the weights: they must be complete, and their sizes those of the configuration."""
+        """Read the headers of the weights, which must be complete. Raises UserError."""
         from safetensors import SafetensorError, safe_open
 
-        index, shapes = folder / "model.safetensors.index.json", dict[str, list[int]]()
-        names = {"model.safetensors"}
-        if not (folder / "model.safetensors").exists() and index.exists():
-            names = set(self._read_json(index)["weight_map"].values())
-        for file in sorted(folder / name for name in names if index.exists() or (folder / name).exists()):
+        index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        files = [whole] if whole.exists() else []
+        if not files and index.exists():
+            files = sorted(folder / name for name in set(self._read_json(index)["weight_map"].values()))
+        for file in files:
             try:
-                with safe_open(file, framework="numpy") as weights:
-                    shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+                with safe_open(file, framework="numpy"):
+                    pass
             except (SafetensorError, OSError) as error:
                 raise UserError(
                     f"recipe.model.name={self.name} has weights that cannot be read: {file.name} is damaged or missing "
                     f"({first_line(error)}); copy it again"
                 ) from error
-        sizes = {size for shape in shapes.values() for size in shape}
-        for name in ("vocab_size", "hidden_size", "n_embd", "dim"):
-            size = self._known().get(name)
-            rule = f"config.json has {name}={size}, which no weight has: give the configuration of these weights"
-            require(not sizes or not isinstance(size, int) or size in sizes, "recipe.model.name", self.name, rule)
-        learned = not any("rope" in name or "rotary" in name for name in self._known())
-        learned = learned and self.model_type not in _RELATIVE_POSITIONS
-        others = [self._known().get(name) for name in (*_USUALLY_A_DIMENSION, *(_POSITIONS if learned else ()))]
-        if sizes and any(isinstance(size, int) and size not in sizes for size in others):
-            self._compare_shapes(shapes)
-
-    def _compare_shapes(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Compare the shapes of the weights with those of the configured model. It takes seconds to import."""
-        from transformers import MODEL_MAPPING, AutoModel
-
-        config = self._config()
-        if type(config) not in MODEL_MAPPING:
-            return
-        with torch.device("meta"):
-            model = AutoModel.from_config(config)
-        for name, tensor in model.state_dict().items():
-            for key in (name, f"{model.base_model_prefix}.{name}"):
-                if key in shapes and list(shapes[key]) != list(tensor.shape):
-                    raise self._other_shape(key, shapes[key], tensor.shape)
-
-    def _other_shape(self, key: str, found: Sequence[int], wanted: Sequence[int]) -> UserError:
-        return UserError(
-            f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
-            f"not {list(wanted)}; give the configuration of these weights"
-        )
 
     def longest_input(self) -> int | None:
         config = self._known()
@@ -225,20 +197,6 @@ class Pretrained:
             return positions if isinstance(positions, int) else None
         padding = config.get("pad_token_id")
         return positions - 1 - (padding if isinstance(padding, int) else 1)  # 1 is these models' default
-
-    def is_bidirectional(self) -> bool:
-        config = self._known()
-        return config.get("model_type") in _BIDIRECTIONAL and not config.get("is_decoder")
-
-    def check_seq2seq(self) -> None:
-        known = self._known()
-        if not known or known.get("is_encoder_decoder"):
-            return
-        from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING  # takes seconds
-
-        ok = type(self._config()) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-        rule = f"a {known.get('model_type')} model has no encoder and decoder; use one such as google-t5/t5-small"
-        require(ok, "recipe.model.name", self.name, rule)
 
     def _known(self) -> dict[str, Any]:
         """The content of config.json; empty if it is not available."""
@@ -336,33 +294,11 @@ class Pretrained:
         found: str | None = self._config().problem_type
         return found
 
-    def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        from transformers import AutoModelForSequenceClassification
+    def build_model(self, head: str, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
+        """A transformers model with this head in fp32; `settings` go into its configuration. Raises UserError."""
+        import transformers
 
-        return self._build(AutoModelForSequenceClassification, vocabulary, pad_id, num_labels=classes)
-
-    def build_tagger(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        from transformers import AutoModelForTokenClassification
-
-        return self._build(AutoModelForTokenClassification, vocabulary, pad_id, num_labels=classes)
-
-    def build_span_model(self, vocabulary: int, pad_id: int) -> nn.Module:
-        from transformers import AutoModelForQuestionAnswering
-
-        return self._build(AutoModelForQuestionAnswering, vocabulary, pad_id)
-
-    def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
-        from transformers import AutoModelForCausalLM
-
-        return self._build(AutoModelForCausalLM, vocabulary, pad_id)
-
-    def build_seq2seq_model(self, vocabulary: int, pad_id: int) -> nn.Module:
-        from transformers import AutoModelForSeq2SeqLM
-
-        return self._build(AutoModelForSeq2SeqLM, vocabulary, pad_id)
-
-    def _build(self, auto: Any, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
-        """The model of an auto class of transformers; `settings` go into its configuration. Raises UserError."""
+        auto = getattr(transformers, f"AutoModelFor{head}")
         try:
             if self._random:
                 config = self._config()
@@ -370,7 +306,7 @@ class Pretrained:
                 model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
                 model.name_or_path = ""  # where the configuration is from, which has not these weights
             else:
-                model = self._load(auto, **settings)
+                model = self._load(auto, head, **settings)
         except UserError:
             raise
         except Exception as error:
@@ -388,7 +324,7 @@ class Pretrained:
         module: nn.Module = model
         return module
 
-    def _load(self, auto: Any, **settings: Any) -> nn.Module:
+    def _load(self, auto: Any, head: str, **settings: Any) -> nn.Module:
         """The model with its saved weights. An adapter is merged into them, unless the model is to be complete."""
         base = self._base
         if base is not None:
@@ -408,9 +344,12 @@ class Pretrained:
             )
         missing, mismatched = sorted(loading["missing_keys"]), sorted(loading["mismatched_keys"])
         if base is not None:
-            model, missing, mismatched = self._with_adapter(auto, model, missing, mismatched)
+            model, missing, mismatched = self._with_adapter(head, model, missing, mismatched)
         for key, found, wanted in mismatched:
-            raise self._other_shape(key, found, wanted)
+            raise UserError(
+                f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
+                f"not {list(wanted)}; give the configuration of these weights"
+            )
         if self.complete and missing:
             raise self._lacks(missing[0], model)
         model.new_weights = missing
@@ -418,14 +357,14 @@ class Pretrained:
         return loaded
 
     def _with_adapter(
-        self, auto: Any, model: Any, missing: Sequence[str], mismatched: Sequence[tuple[str, Any, Any]]
+        self, head: str, model: Any, missing: Sequence[str], mismatched: Sequence[tuple[str, Any, Any]]
     ) -> tuple[Any, list[str], list[tuple[str, Any, Any]]]:
         """The base model with its adapter, and of `missing` and `mismatched` what the adapter does not bring."""
         from peft import PeftConfig, PeftModel  # takes a second, and few models need it
 
         settings = PeftConfig.from_pretrained(self._location)
         task = str(getattr(settings.task_type, "value", settings.task_type))
-        if _ADAPTER_TASKS.get(task, auto.__name__) != auto.__name__:
+        if _ADAPTER_HEADS.get(task, head) != head:
             raise UserError(
                 f"recipe.model.name={self.name} is an adapter for another task ({task}): choose the recipe that it was "
                 "trained with"
@@ -465,14 +404,6 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _has_module(model_type: str) -> bool:
-    """Whether transformers has a module of this name. False is no proof: some types have modules of other names."""
-    package = importlib.util.find_spec("transformers")  # does not import it, which takes seconds
-    assert package is not None
-    assert package.origin is not None
-    return (Path(package.origin).parent / "models" / model_type.replace("-", "_") / "__init__.py").is_file()
 
 
 def _first(folder: Path, patterns: Sequence[str]) -> Path | None:

@@ -38,7 +38,7 @@ class ConversationFiles(Source):
         self.check_both()
         train, evaluation = self._chats("train"), self._chats("eval")
         leak = self.leak(train.samples(), evaluation.samples())
-        return Conversations(train, evaluation, self.described("train", "eval"), (*leak, *train.notes))
+        return Conversations(train, evaluation, self.described("train", "eval"), notes=(*leak, *train.notes))
 
     def read_evaluation(self, file: str | None = None) -> Conversations:
         """The evaluation set, or `file`, whose rows need no answers, and no training set."""

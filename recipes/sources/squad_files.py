@@ -27,7 +27,7 @@ class SquadData(Source):
         self.check_both()
         train, evaluation = self._paragraphs("train"), self._paragraphs("eval")
         leak = self.leak(train.asked(), evaluation.asked())
-        return QuestionCorpus(train, evaluation, self.described("train", "eval"), leak)
+        return QuestionCorpus(train, evaluation, self.described("train", "eval"), notes=leak)
 
     def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
         """The evaluation set, or the questions of `file` without their answers, and no training set."""

@@ -78,7 +78,7 @@ class TaggedWords(Source):
         learned = self._numbered("train", train, names, lacking)
         evaluated = self._numbered("eval", evaluation, names, lacking)
         leak = self.leak(map(tuple, learned.words), map(tuple, evaluated.words))
-        return TaggedCorpus(learned, evaluated, self.described("train", "eval"), tuple(names), leak + inferred)
+        return TaggedCorpus(learned, evaluated, self.described("train", "eval"), tuple(names), notes=leak + inferred)
 
     def read_evaluation(self, file: str | None = None, label_names: Sequence[str] | None = None) -> Sentences:
         """The evaluation set by itself, or all sentences of `file`. Raises UserError, Unavailable.

@@ -124,7 +124,8 @@ class TextFiles(Source):
         evaluated = self._labelled(evaluation, names, f"which {lacking}", by_number=not inferred)
         learned = dataclasses.replace(learned, notes=train.notes + inferred)
         leak = self.leak(_samples(learned), _samples(evaluated))
-        return Corpus(learned, evaluated, self.described("train", "eval"), names, leak)
+        notes = tuple(dict.fromkeys((*leak, *learned.notes, *evaluated.notes)))
+        return Corpus(learned, evaluated, self.described("train", "eval"), names, notes=notes)
 
     def read_part(self, part: Part, file: str | None = None, label_names: Sequence[str] | None = None) -> LabelledText:
         """The training or evaluation set by itself. Raises UserError, and Unavailable as `read` does.

@@ -26,7 +26,7 @@ class TextPairFiles(Source):
         self.check_both()
         train, evaluation = self._pairs("train"), self._pairs("eval")
         leak = self.leak(train.sources, evaluation.sources)
-        return PairCorpus(train, evaluation, self.described("train", "eval"), leak)
+        return PairCorpus(train, evaluation, self.described("train", "eval"), notes=leak)
 
     def read_evaluation(self, file: str | None = None) -> PairCorpus:
         """The evaluation set, or the sources of `file` without their targets, and no training set."""

@@ -10,7 +10,8 @@ from torch import nn
 
 from recipes.sources.text_files import TextFiles
 from recipes.synthetic.grammar import generate
-from recipes.tasks.classification import ClassifierSource, Corpus, LabelledText
+from recipes.tasks.classification import Corpus, LabelledText
+from recipes.tasks.transformer_recipe import ModelSource
 from runner.errors import UserError, require
 
 #: Positions of the small model; the longest sentence of the grammar has 14 tokens.
@@ -48,7 +49,7 @@ class GrammarCorpus:
 
 
 @dataclass(frozen=True)
-class SmallTransformer(ClassifierSource):
+class SmallTransformer(ModelSource):
     """A BERT- or GPT-2-shaped model with random weights, over whole words.
 
     `hidden_size` and `feed_forward_size` in units. `attention_dropout`: of attention weights; `dropout`: of everything
@@ -107,9 +108,11 @@ class SmallTransformer(ClassifierSource):
         names = ("pad_token", "unk_token", "cls_token", "sep_token")
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(names, special, strict=True)))
 
-    def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
+    def build_model(self, head: str, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
+        if head != "SequenceClassification":
+            raise UserError(f"recipe.model has no model for {head}: choose recipes.models.pretrained.Pretrained")
         # GPT-2 needs the pad token too: it reads the last token that is not padding.
-        sizes = {"vocab_size": vocabulary, "num_labels": classes, "pad_token_id": pad_id}
+        sizes = {"vocab_size": vocabulary, "pad_token_id": pad_id, **settings}
         return self._bert(**sizes) if self.shape == "bert" else self._gpt2(**sizes)
 
     def _bert(self, **sizes: int) -> nn.Module:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
-from recipes.models.pretrained import Pretrained
-from recipes.tasks.generation import TextGeneration, write_texts
-from recipes.tasks.language_model import (
-    LanguageModelSource,
-    build_causal_model,
-    check_causal,
-    next_labels,
-    next_token_logits,
-)
-from recipes.tasks.transformer_recipe import (
-    check_padding,
-    check_unchanged,
-    evaluation_reader,
-    text_batch,
-    write_prepared,
-)
+from recipes.tasks.generation import TextGeneration, texts_file
+from recipes.tasks.language_model import checked_causal, next_labels, next_token_logits
+from recipes.tasks.splits import DataSource, Splits
+from recipes.tasks.transformer_recipe import Tokenised, text_batch, truncation
 from runner.data.cache import Cache, Progress
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -85,23 +72,15 @@ class Chats:
 
 
 @dataclass(frozen=True)
-class Conversations:
-    """Training and evaluation set. `source`: where they came from, for people; `notes`: on them, in sentences."""
-
-    train: Chats
-    eval: Chats
-    source: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """A hash over every row of both sets, in order."""
-        digest = hashlib.sha256()
+class Conversations(Splits[Chats]):
+    def content(self) -> Iterable[bytes]:
         for part in (self.train, self.eval):
-            digest.update(b"%d rows;" % len(part))
+            yield b"%d rows;" % len(part)
             for sample in part.samples():
-                digest.update(sample.encode() + b"\n")
-        return digest.hexdigest()
+                yield sample.encode() + b"\n"
+
+    def train_texts(self) -> Sequence[str]:
+        return self.train.texts()
 
 
 def _present(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,18 +88,8 @@ def _present(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if value is not None}
 
 
-class ConversationSource(Protocol):
-    def read(self) -> Conversations:
-        """Read and check the data; no set is empty. Raises UserError, Unavailable."""
-        ...
-
-    def read_evaluation(self, file: str | None = None) -> Conversations:
-        """The same without the training set. `file`: with its rows, of which none need be answered, to evaluate."""
-        ...
-
-
 @dataclass(frozen=True)
-class Chat(TextGeneration):
+class Chat(TextGeneration[Conversations]):
     """The assistant's tokens are predicted from those before them.
 
     `max_length`: tokens of the longest row; longer conversations are truncated at the end. `train_on`: `completions`
@@ -128,31 +97,30 @@ class Chat(TextGeneration):
     Jinja, in place of the tokenizer's.
     """
 
-    data: ConversationSource = field(kw_only=False)
-    model: LanguageModelSource = field(kw_only=False)
+    task: ClassVar[str] = "chat"
+    head: ClassVar[str] = "CausalLM"
+    least_tokens: ClassVar[int] = 2
+
+    data: DataSource[Conversations]
     max_length: int = 1024
     train_on: str = "completions"
     chat_template: str | None = None
-    padding: str = "longest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_padding(self.padding)
-        require(self.max_length >= 2, "recipe.max_length", self.max_length, "use at least 2 tokens")
         ok = self.train_on in _TRAIN_ON
         require(ok, "recipe.train_on", self.train_on, f"use one of {', '.join(_TRAIN_ON)}")
 
     def facts(self, cache: Cache) -> DataFacts:
         conversations = self.data.read()
-        self.check_model()  # before the data are tokenised, which is what tells the number of rows
         digest = conversations.digest
-        prepared = Prepared.load(self._entry(cache, digest, lambda: conversations))
+        prepared = self.tokenised(cache, conversations, digest)
         rows = len(prepared.train), len(prepared.eval)
         notes = (*conversations.notes, *prepared.properties["notes"])
         return DataFacts(*rows, digest, conversations.source, notes=notes)
 
     def check_model(self) -> None:
-        check_causal(self.model, "recipe.max_length", self.max_length)
+        super().check_model()
         limit = self.model.longest_input()
         if self.generate and limit is not None:
             rule = f"the model has {limit} positions for a prompt and what follows; lower one of the two"
@@ -161,19 +129,9 @@ class Chat(TextGeneration):
                 ok, "recipe.max_new_tokens", self.max_new_tokens, f"with recipe.max_length={self.max_length} {rule}"
             )
 
-    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        return self._entry(cache, facts.digest, self.data.read)
-
-    def _entry(self, cache: Cache, digest: str, read: Callable[[], Conversations]) -> Path:
-        key = {
-            "task": "chat",
-            "data": digest,
-            "tokenizer": self.model.tokenizer_identity(),
-            "max_length": self.max_length,
-            "train_on": self.train_on,
-            "chat_template": self._own_template(),
-        }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
+    def tokenised_by(self) -> dict[str, Any]:
+        template = self._own_template()
+        return {"max_length": self.max_length, "train_on": self.train_on, "chat_template": template}
 
     def _own_template(self) -> str | None:
         if self.chat_template is None:
@@ -184,20 +142,19 @@ class Chat(TextGeneration):
             rule = f"it cannot be read ({first_line(error)}); give a file with a chat template in Jinja"
             raise UserError(f"recipe.chat_template={self.chat_template} is invalid: {rule}") from error
 
-    def _tokenize(self, folder: Path, conversations: Conversations, digest: str, progress: Progress) -> None:
-        check_unchanged(conversations.digest, digest, conversations.source)
-        tokenizer = self.model.tokenizer(conversations.train.texts())
+    def tokenise(self, splits: Conversations, tokenizer: Any, progress: Progress) -> Tokenised:
         if (template := self._own_template()) is not None:
             tokenizer.chat_template = template
         writer = ChatTokenizer(tokenizer, self.train_on)
-        train = self._columns(writer, conversations.train, "training", progress)
-        evaluation = self._columns(writer, conversations.eval, "evaluation", progress)
-        report = {"what": "conversations", "setting": "recipe.max_length", "tokens": self.max_length}
-        report |= {"train": [train.truncated, len(conversations.train)]}
-        report |= {"eval": [evaluation.truncated, len(conversations.eval)]}
-        properties = {"truncated": report, "notes": [*train.notes, *evaluation.notes], "ends": writer.ends}
-        write_prepared(folder, train.columns, evaluation.columns, tokenizer, **properties)
-        write_texts(folder / "eval", evaluation.texts)
+        train = self._columns(writer, splits.train, "training", progress)
+        evaluation = self._columns(writer, splits.eval, "evaluation", progress)
+        lost = [(train.truncated, len(splits.train)), (evaluation.truncated, len(splits.eval))]
+        properties = {
+            "truncated": truncation("conversations", "recipe.max_length", self.max_length, *lost),
+            "notes": [*train.notes, *evaluation.notes],
+            "ends": writer.ends,
+        }
+        return Tokenised(train.columns, evaluation.columns, properties, texts_file(evaluation.texts))
 
     def _columns(self, writer: ChatTokenizer, chats: Chats, kind: str, progress: Progress) -> _Columns:
         evaluated = kind == "evaluation"  # every row is predicted for, and its reply generated
@@ -230,7 +187,7 @@ class Chat(TextGeneration):
         return _Columns(columns, texts, truncated, notes)
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        model = build_causal_model(self.model, prepared)
+        model = checked_causal(self.built(prepared))
         settings: Any = model.generation_config
         own = settings.eos_token_id
         # Saved with the model, so that its replies also end there in transformers.
@@ -255,10 +212,6 @@ class Chat(TextGeneration):
 
     def generation_inputs(self, batch: Batch) -> dict[str, Tensor]:
         return {name: batch[f"prompt_{name}"] for name in ("input_ids", "attention_mask")}
-
-    def evaluation_data(self, model: Pretrained, file: str | None) -> Conversations:
-        found: Conversations = evaluation_reader(self.data, "read_evaluation")(file)
-        return found
 
 
 @dataclass(frozen=True)

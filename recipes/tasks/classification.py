@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.problems import PROBLEMS, Labels, Problem
+from recipes.tasks.splits import Splits
 from recipes.tasks.transformer_recipe import (
-    ModelSource,
+    Tokenised,
     TransformerRecipe,
     at_least_fp32,
     check_metrics_shown,
-    check_model,
-    check_padding,
     check_room,
-    check_unchanged,
+    chunks,
     count_truncated,
     evaluation_reader,
     evaluation_source,
@@ -31,15 +28,12 @@ from recipes.tasks.transformer_recipe import (
     saved_label_names,
     set_label_names,
     text_batch,
-    write_prepared,
+    truncation,
 )
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import Batch, DataFacts, Prepared
 from runner.data.table import Table
 from runner.errors import UserError, require
-
-#: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
-_CHUNK = 10_000
 
 
 @dataclass(frozen=True)
@@ -59,18 +53,10 @@ class LabelledText:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """Training and evaluation set. `source`: where they came from, for people.
+class Corpus(Splits[LabelledText]):
+    """`names`: of the classes in the order of their numbers; None if they have only numbers."""
 
-    `names`: the names of the classes in the order of their numbers; None if they have only numbers. `leak`: a note, if
-    they share samples.
-    """
-
-    train: LabelledText
-    eval: LabelledText
-    source: str
     names: Sequence[str] | None = None
-    leak: tuple[str, ...] = ()
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -81,16 +67,13 @@ class Corpus:
         numbers = itertools.chain.from_iterable(labels) if isinstance(labels[0], tuple) else labels
         return tuple(map(str, range(max(numbers, default=0) + 1)))
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.leak, *self.train.notes, *self.eval.notes)))
-
-    @property
-    def digest(self) -> str:
-        """A hash over every text and label, in order."""
-        content = [self.train.texts, self.train.labels, self.eval.texts, self.eval.labels]
+    def content(self) -> Iterable[bytes]:
+        labelled = [self.train.texts, self.train.labels, self.eval.texts, self.eval.labels]
         pairs = [part.pairs for part in (self.train, self.eval) if part.pairs is not None]
-        return hashlib.sha256(json.dumps([*content, *pairs]).encode()).hexdigest()
+        yield json.dumps([*labelled, *pairs]).encode()
+
+    def train_texts(self) -> Sequence[str]:
+        return [*self.train.texts, *(self.train.pairs or ())]
 
 
 class TextSource(Protocol):
@@ -105,18 +88,8 @@ class TextSource(Protocol):
         ...
 
 
-class ClassifierSource(ModelSource, Protocol):
-    def build_classifier(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        """A transformers model for sequence classification with `classes` logits, in fp32."""
-        ...
-
-    def check_classes(self, classes: int) -> None:
-        """Check that the model can have this number of classes. Raises UserError."""
-        return
-
-
 @dataclass(frozen=True)
-class SequenceClassification(TransformerRecipe):
+class SequenceClassification(TransformerRecipe[Corpus]):
     """Classes of, or a number for, each text or pair of texts.
 
     `problem`: `single_label` (one of several classes), `multi_label` (any number of them) or `regression` (a number).
@@ -125,16 +98,17 @@ class SequenceClassification(TransformerRecipe):
     problem, or None for those that fit the number of classes; the loss is always added.
     """
 
+    task: ClassVar[str] = "sequence classification"
+    head: ClassVar[str] = "SequenceClassification"
+    paddings: ClassVar[Sequence[str]] = ("none", "longest", "max_length")
+
     data: TextSource
-    model: ClassifierSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = ("accuracy",)
-    padding: str = "longest"
     problem: str = "single_label"
 
     def __post_init__(self) -> None:
-        require(self.max_length >= 1, "recipe.max_length", self.max_length, "use at least 1 token")
-        check_padding(self.padding, "max_length")
+        super().__post_init__()
         rule = f"use one of {', '.join(PROBLEMS)}"
         require(self.problem in PROBLEMS, "recipe.problem", self.problem, rule)
         of_data = getattr(self.data, "problem", self.problem)
@@ -164,8 +138,13 @@ class SequenceClassification(TransformerRecipe):
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
         self._check_metrics(corpus)
-        check_room(self.max_length, lambda: self._tokenizer(corpus), pair=corpus.eval.pairs is not None)
-        self.model.check_classes(self._problem.outputs(corpus.label_names))
+        check_room(
+            "recipe.max_length",
+            self.max_length,
+            lambda: self.model.tokenizer(corpus.train_texts()),
+            pair=corpus.eval.pairs is not None,
+        )
+        self.model.check_head(self.head, self._problem.outputs(corpus.label_names))
         return DataFacts(
             len(corpus.train),
             len(corpus.eval),
@@ -181,61 +160,39 @@ class SequenceClassification(TransformerRecipe):
         why = self._problem.undefined(self._metric_names(len(names)), names, corpus.eval.labels)
         require(why is None, "recipe.metrics_shown", self.metrics_shown, why or "")
 
-    def check_model(self) -> None:
-        check_model(self.model, "recipe.max_length", self.max_length)
+    def tokenised_by(self) -> dict[str, Any]:
+        return {"max_length": self.max_length, "problem": self.problem}
 
-    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        key = {
-            "task": self._problem.problem_type,
-            "data": facts.digest,
-            "tokenizer": self.model.tokenizer_identity(),
-            "max_length": self.max_length,
-            "label_names": facts.label_names,
-        }
-        return cache.get(key, lambda folder: self._tokenize(folder, facts, cache.progress))
-
-    def _tokenize(self, folder: Path, facts: DataFacts, progress: Progress) -> None:
-        corpus = self.data.read()
-        check_unchanged(corpus.digest, facts.digest, facts.source)
-        tokenizer = self._tokenizer(corpus)
-        train, evaluation = (
-            self._columns(tokenizer, part, corpus.label_names, progress) for part in (corpus.train, corpus.eval)
-        )
-        for name, part, columns in (("train", corpus.train, train), ("eval", corpus.eval, evaluation)):
-            if 0 in columns["length"]:
-                text = part.texts[list(columns["length"]).index(0)]
+    def tokenise(self, splits: Corpus, tokenizer: Any, progress: Progress) -> Tokenised:
+        tables, lost = [], []
+        for name, part in (("train", splits.train), ("eval", splits.eval)):
+            columns = self._columns(tokenizer, part, splits.label_names, progress)
+            lengths = list(columns["length"])
+            if 0 in lengths:
+                text = part.texts[lengths.index(0)]
                 raise UserError(f"recipe.data.{name} has a text without a single token, {text!r}: remove it")
-        lost = {
-            name: [count_truncated(tokenizer, part.texts, columns["length"], self.max_length, part.pairs), len(part)]
-            for name, part, columns in (("train", corpus.train, train), ("eval", corpus.eval, evaluation))
-        }
-        truncated = {"what": "texts", "setting": "recipe.max_length", "tokens": self.max_length, **lost}
-        write_prepared(folder, train, evaluation, tokenizer, label_names=facts.label_names, truncated=truncated)
-
-    def _tokenizer(self, corpus: Corpus) -> Any:
-        return self.model.tokenizer([*corpus.train.texts, *(corpus.train.pairs or ())])
+            lost.append((count_truncated(tokenizer, part.texts, lengths, self.max_length, part.pairs), len(part)))
+            tables.append(columns)
+        truncated = truncation("texts", "recipe.max_length", self.max_length, *lost)
+        return Tokenised(tables[0], tables[1], {"label_names": splits.label_names, "truncated": truncated})
 
     def _columns(
         self, tokenizer: Any, part: LabelledText, names: Sequence[str], progress: Progress
     ) -> dict[str, Sequence[Any]]:
         columns: dict[str, list[Any]] = {}
-        for start in range(0, len(part), _CHUNK):
-            progress(start, len(part))
-            some = slice(start, start + _CHUNK)
+        for some in chunks(len(part), progress):
             pairs = None if part.pairs is None else part.pairs[some]
             encoded = tokenizer(part.texts[some], pairs, truncation="longest_first", max_length=self.max_length)
             # The types of a single text would all be 0, which is the models' default.
             for name in ("input_ids",) if pairs is None else ("input_ids", "token_type_ids"):
                 if name in encoded:
                     columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in encoded[name])
-        progress(len(part), len(part))
         lengths = [len(row) for row in columns.get("input_ids", ())]
         return {**columns, **self._problem.columns(part.labels, len(part), names), "length": lengths}
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        of = prepared.properties
-        names = of["label_names"]
-        model = self.model.build_classifier(self._problem.outputs(names), of["vocabulary"], of["pad_id"])
+        names = prepared.properties["label_names"]
+        model = self.built(prepared, num_labels=self._problem.outputs(names))
         config: Any = model.config
         config.problem_type = self._problem.problem_type
         if names:
@@ -277,7 +234,7 @@ class SequenceClassification(TransformerRecipe):
         read_part = evaluation_reader(self.data, "read_part")
         part: LabelledText = read_part("eval", file, None if file is not None else names)
         source = evaluation_source(self.data, file)
-        return Corpus(LabelledText([], []), part, source, names)
+        return Corpus(LabelledText([], []), part, source, names, notes=part.notes)
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
         """A row for each text: what is predicted, the label if it is known, and the probabilities of all classes."""

@@ -9,7 +9,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from recipes.tasks.row_metrics import OF_LOSS, ratio, row_metrics
-from recipes.tasks.transformer_recipe import TransformerRecipe
+from recipes.tasks.transformer_recipe import SplitsType, TransformerRecipe
 from runner.data.recipe import IGNORED_LABEL, Batch
 from runner.data.table import Table
 from runner.errors import require
@@ -40,7 +39,7 @@ _IGNORED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextGeneration(TransformerRecipe):
+class TextGeneration(TransformerRecipe[SplitsType]):
     """The metrics are those of target tokens, each predicted from the true ones before it.
 
     `generate`: an evaluation also generates a text for each row, by beam search of `num_beams`, 1 being the most
@@ -52,6 +51,7 @@ class TextGeneration(TransformerRecipe):
     num_beams: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.max_new_tokens >= 1, "recipe.max_new_tokens", self.max_new_tokens, "use at least 1 token")
         require(self.num_beams >= 1, "recipe.num_beams", self.num_beams, "use at least 1")
 
@@ -171,10 +171,9 @@ def text_metrics(texts: Sequence[str], references: Sequence[str]) -> dict[str, f
     }
 
 
-def write_texts(folder: Path, texts: Sequence[tuple[str, str | None]]) -> None:
-    """Write for each row of the evaluation table in `folder` what it is about, and the text to generate if known."""
-    columns = {"input": [one for one, _ in texts], "reference": [one for _, one in texts]}
-    (folder / _TEXTS).write_text(json.dumps(columns), encoding="utf-8")
+def texts_file(texts: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
+    """The file next to an evaluation table that says what each row is about, and the text to generate if known."""
+    return {_TEXTS: {"input": [one for one, _ in texts], "reference": [one for _, one in texts]}}
 
 
 def _read_texts(table: Table) -> dict[str, list[Any]]:

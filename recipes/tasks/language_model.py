@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from recipes.models.pretrained import Pretrained
+from recipes.models.pretrained import NOT_CAUSAL
 from recipes.tasks.generation import token_losses
 from recipes.tasks.row_metrics import OF_LOSS, row_metrics
-from recipes.tasks.transformer_recipe import (
-    ModelSource,
-    TransformerRecipe,
-    at_least_fp32,
-    check_model,
-    check_padding,
-    check_unchanged,
-    evaluation_reader,
-    outputs,
-    text_batch,
-    write_prepared,
-)
+from recipes.tasks.splits import DataSource, Splits
+from recipes.tasks.transformer_recipe import Tokenised, TransformerRecipe, at_least_fp32, chunks, outputs, text_batch
 from runner.data.cache import Cache, Progress, silent
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -38,73 +26,43 @@ from runner.errors import UserError, require
 #: `packing` -> what a row is, in the plural.
 _UNITS = {"blocks": "blocks", "documents": "rows"}
 
-#: Documents tokenised together: enough for all cores, few enough for the memory of long lists.
-_CHUNK = 1000
-
-_NOT_CAUSAL = "sees the tokens that it has to predict: use a causal model, such as recipe.model.name=gpt2"
-
 #: Largest change of logits, as a share of the largest logit, when a later token changes. Rounding causes 1e-6.
 _CAUSAL = 1e-4
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Training and evaluation set, in order. `source`: where they came from, for people."""
-
-    train: Sequence[str]
-    eval: Sequence[str]
-    source: str
-
-    @property
-    def digest(self) -> str:
-        """A hash over every document of both sets, in order."""
-        digest = hashlib.sha256()
+class Documents(Splits[Sequence[str]]):
+    def content(self) -> Iterable[bytes]:
         for part in (self.train, self.eval):
-            digest.update(b"%d documents;" % len(part))
+            yield b"%d documents;" % len(part)
             for text in part:
                 content = text.encode()
-                digest.update(b"%d:" % len(content) + content)
-        return digest.hexdigest()
+                yield b"%d:" % len(content) + content
 
-
-class DocumentSource(Protocol):
-    def read(self) -> Documents:
-        """Read and check the data; no set is empty. Raises UserError, Unavailable."""
-        ...
-
-    def read_evaluation(self, file: str | None = None) -> Documents:
-        """The same without the training set. `file`: with its documents as the evaluation set."""
-        ...
-
-
-class LanguageModelSource(ModelSource, Protocol):
-    def is_bidirectional(self) -> bool:
-        """Whether it is known, before the model is loaded, that it sees the tokens that it would have to predict."""
-        ...
-
-    def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
-        """A transformers model for causal language modelling, in fp32."""
-        ...
+    def train_texts(self) -> Sequence[str]:
+        return self.train
 
 
 @dataclass(frozen=True)
-class CausalLanguageModel(TransformerRecipe):
+class CausalLanguageModel(TransformerRecipe[Documents]):
     """Every token of a row but the first is predicted from those before it.
 
     `block_size`: tokens of the longest row. `packing`: `blocks` joins all documents and cuts the result into blocks;
     `documents` gives each document its own rows.
     """
 
-    data: DocumentSource
-    model: LanguageModelSource
+    task: ClassVar[str] = "causal language model"
+    head: ClassVar[str] = "CausalLM"
+    limits: ClassVar[Sequence[str]] = ("block_size",)
+    least_tokens: ClassVar[int] = 2
+
+    data: DataSource[Documents]
     block_size: int = 128
     packing: str = "blocks"
-    padding: str = "longest"
 
     def __post_init__(self) -> None:
-        check_padding(self.padding)
+        super().__post_init__()
         require(self.packing in _UNITS, "recipe.packing", self.packing, f"use one of {', '.join(_UNITS)}")
-        require(self.block_size >= 2, "recipe.block_size", self.block_size, "use at least 2 tokens")
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -116,9 +74,8 @@ class CausalLanguageModel(TransformerRecipe):
 
     def facts(self, cache: Cache) -> DataFacts:
         documents = self.data.read()
-        self.check_model()  # before the data are tokenised, which is what tells the number of rows
         digest = documents.digest
-        prepared = Prepared.load(self._entry(cache, digest, lambda: documents))
+        prepared = self.tokenised(cache, documents, digest)
         rows = len(prepared.train), len(prepared.eval)
         facts = DataFacts(*rows, digest, documents.source, _UNITS[self.packing])
         if self.packing == "blocks":
@@ -127,36 +84,20 @@ class CausalLanguageModel(TransformerRecipe):
         train, evaluation = (int(table.column("group").max(initial=-1)) + 1 for table in parts)
         return dataclasses.replace(facts, groups="documents", train_groups=train, eval_groups=evaluation)
 
-    def check_model(self) -> None:
-        check_causal(self.model, "recipe.block_size", self.block_size)
+    def tokenised_by(self) -> dict[str, Any]:
+        return {"block_size": self.block_size, "packing": self.packing}
 
-    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        return self._entry(cache, facts.digest, self.data.read)
-
-    def _entry(self, cache: Cache, digest: str, read: Callable[[], Documents]) -> Path:
-        key = {
-            "task": "causal language model",
-            "data": digest,
-            "tokenizer": self.model.tokenizer_identity(),
-            "block_size": self.block_size,
-            "packing": self.packing,
-        }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
-
-    def _tokenize(self, folder: Path, documents: Documents, digest: str, progress: Progress) -> None:
-        check_unchanged(documents.digest, digest, documents.source)
-        tokenizer = self.model.tokenizer(documents.train)
-        train, evaluation = (
-            packed(list(token_ids(tokenizer, texts, progress)), self.packing, self.block_size)
-            for texts in (documents.train, documents.eval)
-        )
-        for name, texts, columns in (("train", documents.train, train), ("eval", documents.eval, evaluation)):
+    def tokenise(self, splits: Documents, tokenizer: Any, progress: Progress) -> Tokenised:
+        tables = []
+        for name, texts in (("train", splits.train), ("eval", splits.eval)):
+            columns = packed(list(token_ids(tokenizer, texts, progress)), self.packing, self.block_size)
             if texts and not columns["input_ids"]:
                 raise UserError(f"recipe.data.{name} has no row of two tokens, so nothing to predict: give more text")
-        write_prepared(folder, train, evaluation, tokenizer)
+            tables.append(columns)
+        return Tokenised(tables[0], tables[1], {})
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        return self.unpad(build_causal_model(self.model, prepared), prepared)
+        return self.unpad(checked_causal(self.built(prepared)), prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         labels = padded(rows["input_ids"], IGNORED_LABEL, length)
@@ -186,10 +127,6 @@ class CausalLanguageModel(TransformerRecipe):
             predictions = of_documents.index_add(0, torch.tensor(groups), predictions.double())
         return row_metrics(predictions, OF_LOSS)
 
-    def evaluation_data(self, model: Pretrained, file: str | None) -> Documents:
-        corpus: Documents = evaluation_reader(self.data, "read_evaluation")(file)
-        return corpus
-
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
         """Each row's document, if it has one; its tokens; the mean loss of all but the first; the perplexity."""
         groups = table.groups()
@@ -213,14 +150,12 @@ def token_ids(tokenizer: Any, texts: Sequence[str], progress: Progress = silent)
             "recipe.model has a tokenizer with neither an end-of-text token nor a separator, one of which has to end "
             "documents: set eos_token in its tokenizer_config.json"
         )
-    for start in range(0, len(texts), _CHUNK):
-        progress(start, len(texts))
+    for some in chunks(len(texts), progress):
         # verbose would warn of texts longer than the model's positions, but they are cut later.
-        encoded = tokenizer(list(texts[start : start + _CHUNK]), return_attention_mask=False, verbose=False)
+        encoded = tokenizer(list(texts[some]), return_attention_mask=False, verbose=False)
         for ids in encoded["input_ids"]:
             # Some tokenizers add the end token themselves.
             yield np.asarray(ids if ids and ids[-1] == end else [*ids, end], dtype=np.int32)
-    progress(len(texts), len(texts))
 
 
 def packed(documents: Sequence[np.ndarray], packing: str, block_size: int) -> dict[str, list[Any]]:
@@ -246,19 +181,10 @@ def _cut(tokens: np.ndarray, block_size: int) -> list[np.ndarray]:
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def check_causal(model: LanguageModelSource, setting: str, tokens: int) -> None:
-    """Check that the model can be loaded, is causal and has positions for `tokens` tokens. Raises UserError."""
-    model.check()
-    if model.is_bidirectional():
-        raise UserError(f"recipe.model {_NOT_CAUSAL}")
-    check_model(model, setting, tokens)
-
-
-def build_causal_model(source: LanguageModelSource, prepared: Prepared) -> nn.Module:
-    """The model in fp32. Raises UserError for one that is not causal."""
-    model = source.build_language_model(prepared.properties["vocabulary"], prepared.properties["pad_id"])
+def checked_causal(model: nn.Module) -> nn.Module:
+    """The model. Raises UserError for one that is not causal."""
     if sees_ahead(model):
-        raise UserError(f"recipe.model is a {type(model).__name__}, which {_NOT_CAUSAL}")
+        raise UserError(f"recipe.model is a {type(model).__name__}, which {NOT_CAUSAL}")
     return model
 
 

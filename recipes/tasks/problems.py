@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,20 @@ def _f1s(right: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
     return 200 * right / (predicted + true).clamp(min=torch.finfo(right.dtype).tiny)
 
 
+def _scikit_learn(function: str, answer: Callable[[Tensor], Tensor], scale: float = 100.0, **settings: Any) -> Metric:
+    """A metric by its name in scikit-learn of what `answer` makes of logits, in percent; nan if that is not finite."""
+
+    def metric(logits: Tensor, labels: Tensor) -> float:
+        import sklearn.metrics
+
+        answers = answer(logits)
+        if not answers.isfinite().all():
+            return math.nan
+        return scale * float(getattr(sklearn.metrics, function)(labels, answers, **settings))
+
+    return metric
+
+
 def _mean(loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Metric:
     def metric(logits: Tensor, labels: Tensor) -> float:
         loss_sum, count = loss(logits, labels)
@@ -103,15 +118,8 @@ def _named(numbers: Sequence[int], names: Sequence[str]) -> list[str]:
 _BINARY = ("f1", "precision", "recall")
 
 
-def _of_classes(function: str, **settings: Any) -> Metric:
-    """A metric of the predicted classes by its name in scikit-learn, in percent."""
-
-    def metric(logits: Tensor, labels: Tensor) -> float:
-        import sklearn.metrics
-
-        return 100 * float(getattr(sklearn.metrics, function)(labels, logits.argmax(-1), **settings))
-
-    return metric
+#: The most probable class.
+_of_classes = functools.partial(_scikit_learn, answer=lambda logits: logits.argmax(-1))
 
 
 def _macro_f1(logits: Tensor, labels: Tensor) -> float:
@@ -229,29 +237,15 @@ def _no_auc(why: str) -> str:
 # --- several classes --------------------------------------------------------------------------------------------
 
 
-def _of_sets(function: str, **settings: Any) -> Metric:
-    """A metric of the classes with a probability above one half by its name in scikit-learn, in percent."""
-
-    def metric(logits: Tensor, labels: Tensor) -> float:
-        import sklearn.metrics
-
-        return 100 * float(getattr(sklearn.metrics, function)(labels, (logits > 0).long(), **settings))
-
-    return metric
+#: The classes with a probability above one half.
+_of_sets = functools.partial(_scikit_learn, answer=lambda logits: (logits > 0).long())
 
 
-def _of_ranking(function: str, **settings: Any) -> Metric:
-    """A metric of the order of all logits by its name in scikit-learn, in percent; nan if undefined."""
-
-    def metric(logits: Tensor, labels: Tensor) -> float:
-        import sklearn.metrics
-
-        constant = bool((labels == labels[:1]).all(0).any())
-        if not logits.isfinite().all() or (function == "roc_auc_score" and constant):
-            return math.nan
-        return 100 * float(getattr(sklearn.metrics, function)(labels, logits.double(), **settings))
-
-    return metric
+def _auc_of_sets(logits: Tensor, labels: Tensor) -> float:
+    """The mean area under the ROC curve of the classes, in percent; nan if it is undefined for one."""
+    if (labels == labels[:1]).all(0).any():
+        return math.nan
+    return _scikit_learn("roc_auc_score", answer=Tensor.double)(logits, labels)
 
 
 def _set_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,8 +266,8 @@ class MultiLabel(Problem):
         "micro_f1": _of_sets("f1_score", average="micro", zero_division=0.0),
         "macro_f1": _of_sets("f1_score", average="macro", zero_division=0.0),
         "exact_match": _of_sets("accuracy_score"),
-        "ranking_precision": _of_ranking("label_ranking_average_precision_score"),
-        "auc": _of_ranking("roc_auc_score"),
+        "ranking_precision": _scikit_learn("label_ranking_average_precision_score", answer=Tensor.double),
+        "auc": _auc_of_sets,
         "loss": _mean(_set_loss),
     }
 
@@ -323,16 +317,8 @@ class MultiLabel(Problem):
 # --- a number ---------------------------------------------------------------------------------------------------
 
 
-def _of_numbers(function: str, scale: float = 1.0) -> Metric:
-    """A metric of the predicted numbers by its name in scikit-learn; nan if one is not finite."""
-
-    def metric(logits: Tensor, labels: Tensor) -> float:
-        import sklearn.metrics
-
-        finite = bool(logits.isfinite().all())
-        return scale * float(getattr(sklearn.metrics, function)(labels, logits[:, 0])) if finite else math.nan
-
-    return metric
+#: The predicted numbers.
+_of_numbers = functools.partial(_scikit_learn, answer=lambda logits: logits[:, 0])
 
 
 def _correlation(function: str) -> Metric:
@@ -364,9 +350,9 @@ class Regression(Problem):
     metrics: ClassVar[Mapping[str, Metric]] = {
         "pearson": _correlation("pearsonr"),
         "spearman": _correlation("spearmanr"),
-        "mse": _of_numbers("mean_squared_error"),
-        "mae": _of_numbers("mean_absolute_error"),
-        "r2": _of_numbers("r2_score", scale=100),
+        "mse": _of_numbers("mean_squared_error", scale=1),
+        "mae": _of_numbers("mean_absolute_error", scale=1),
+        "r2": _of_numbers("r2_score"),
         "loss": _mean(_squared_error),
     }
     minimised = ("mse", "mae", "loss")

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from recipes.models.pretrained import Pretrained
+from recipes.tasks.splits import DataSource, Splits
 from recipes.tasks.transformer_recipe import (
-    ModelSource,
+    Tokenised,
     TransformerRecipe,
     at_least_fp32,
-    check_model,
-    check_padding,
-    check_unchanged,
-    evaluation_reader,
+    chunks,
     outputs,
     text_batch,
-    write_prepared,
+    truncation,
 )
 from runner.data.cache import Cache, Progress, silent
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
@@ -39,9 +34,6 @@ _QUESTIONS = "questions.json"
 
 #: Special tokens around a question and a paragraph, at most: RoBERTa has four, BERT three.
 _SPECIAL = 4
-
-#: Questions tokenised together: enough for all cores, few enough for the memory of long lists.
-_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -80,42 +72,18 @@ class Paragraphs:
 
 
 @dataclass(frozen=True)
-class QuestionCorpus:
-    """Training and evaluation set. `source`: where they came from, for people; `notes`: on them, in sentences."""
-
-    train: Paragraphs
-    eval: Paragraphs
-    source: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """A hash over every paragraph, question and answer, in order."""
-        digest = hashlib.sha256()
+class QuestionCorpus(Splits[Paragraphs]):
+    def content(self) -> Iterable[bytes]:
         for part in (self.train, self.eval):
             rows = [(one.id, one.text, one.context, one.answers) for one in part.questions]
-            digest.update(json.dumps([part.contexts, rows]).encode())
-        return digest.hexdigest()
+            yield json.dumps([part.contexts, rows]).encode()
 
-
-class QuestionSource(Protocol):
-    def read(self) -> QuestionCorpus:
-        """Read and check the data. Raises UserError, and Unavailable for data that are not on this machine."""
-        ...
-
-    def read_evaluation(self, file: str | None = None) -> QuestionCorpus:
-        """The same without the training set. `file`: with its questions, without answers, as the evaluation set."""
-        ...
-
-
-class SpanModelSource(ModelSource, Protocol):
-    def build_span_model(self, vocabulary: int, pad_id: int) -> nn.Module:
-        """A transformers model with a start and an end score for each token, in fp32."""
-        ...
+    def train_texts(self) -> Sequence[str]:
+        return [*self.train.contexts, *(question.text for question in self.train.questions)]
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(TransformerRecipe):
+class QuestionAnswering(TransformerRecipe[QuestionCorpus]):
     """The answer is a span of the paragraph.
 
     A long paragraph is read in windows of `max_length` tokens, question and special tokens included. Neighbouring
@@ -125,16 +93,17 @@ class QuestionAnswering(TransformerRecipe):
     Deep Bidirectional Transformers").
     """
 
-    data: QuestionSource
-    model: SpanModelSource
+    task: ClassVar[str] = "question answering"
+    head: ClassVar[str] = "QuestionAnswering"
+
+    data: DataSource[QuestionCorpus]
     max_length: int = 384
     doc_stride: int = 128
     max_query_length: int = 64
     max_answer_length: int = 30
-    padding: str = "longest"
 
     def __post_init__(self) -> None:
-        check_padding(self.padding)
+        super().__post_init__()
         for name in ("max_query_length", "max_answer_length"):
             require(getattr(self, name) >= 1, f"recipe.{name}", getattr(self, name), "use at least 1 token")
         room = self.max_length - self.max_query_length - _SPECIAL
@@ -155,53 +124,29 @@ class QuestionAnswering(TransformerRecipe):
 
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
-        self.check_model()  # before the data are tokenised, which is what tells the number of windows
         digest = corpus.digest
-        entry = self._entry(cache, digest, lambda: corpus)
-        windows = json.loads((entry / "properties.json").read_text())["windows"]
+        windows = self.tokenised(cache, corpus, digest).properties["windows"]
         questions = (len(corpus.train), len(corpus.eval))
         rows = windows["train"], windows["eval"]
         return DataFacts(*rows, digest, corpus.source, "windows", "questions", *questions, notes=corpus.notes)
 
-    def check_model(self) -> None:
-        check_model(self.model, "recipe.max_length", self.max_length)
+    def tokenised_by(self) -> dict[str, Any]:
+        return {"windows": [self.max_length, self.doc_stride, self.max_query_length]}
 
-    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        return self._entry(cache, facts.digest, self.data.read)
-
-    def _entry(self, cache: Cache, digest: str, read: Callable[[], QuestionCorpus]) -> Path:
-        key = {
-            "task": "question answering",
-            "data": digest,
-            "tokenizer": self.model.tokenizer_identity(),
-            "windows": [self.max_length, self.doc_stride, self.max_query_length],
-        }
-        return cache.get(key, lambda folder: self._tokenize(folder, read(), digest, cache.progress))
-
-    def _tokenize(self, folder: Path, corpus: QuestionCorpus, digest: str, progress: Progress) -> None:
-        check_unchanged(corpus.digest, digest, corpus.source)
-        texts = [*corpus.train.contexts, *(question.text for question in corpus.train.questions)]
-        tokenizer = self.model.tokenizer(texts)
+    def tokenise(self, splits: QuestionCorpus, tokenizer: Any, progress: Progress) -> Tokenised:
         if not tokenizer.is_fast:
             raise UserError("recipe.model has a slow tokenizer, without character offsets: give it a tokenizer.json")
+        parts, longest = (splits.train, splits.eval), self.max_query_length
         train, evaluation = (
-            list(windows(part, tokenizer, self.max_length, self.doc_stride, self.max_query_length, progress))
-            for part in (corpus.train, corpus.eval)
+            list(windows(part, tokenizer, self.max_length, self.doc_stride, longest, progress)) for part in parts
         )
-        counts = {"train": len(train), "eval": len(evaluation)}
-        longest = self.max_query_length
-        lost = {
-            name: [_count_truncated(part, tokenizer, longest), len(part)]
-            for name, part in (("train", corpus.train), ("eval", corpus.eval))
+        lost = [(_count_truncated(part, tokenizer, longest), len(part)) for part in parts]
+        properties = {
+            "windows": {"train": len(train), "eval": len(evaluation)},
+            "truncated": truncation("questions", "recipe.max_query_length", longest, *lost),
         }
-        truncated = {"what": "questions", "setting": "recipe.max_query_length", "tokens": longest, **lost}
         places = {**_columns(evaluation), **_places(evaluation)}
-        write_prepared(folder, _columns(train), places, tokenizer, windows=counts, truncated=truncated)
-        (folder / "eval" / _QUESTIONS).write_text(json.dumps(_for_metrics(corpus.eval)))
-
-    def build_model(self, prepared: Prepared) -> nn.Module:
-        of = prepared.properties
-        return self.unpad(self.model.build_span_model(of["vocabulary"], of["pad_id"]), prepared)
+        return Tokenised(_columns(train), places, properties, {_QUESTIONS: _for_metrics(splits.eval)})
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         return {
@@ -233,10 +178,6 @@ class QuestionAnswering(TransformerRecipe):
 
         found = [squad(predicted, asked) for predicted, asked in zip(*_answered(predictions, table), strict=True)]
         return {name: torch.stack([one[name] for one in found]) for name in self.metric_names}
-
-    def evaluation_data(self, model: Pretrained, file: str | None) -> QuestionCorpus:
-        corpus: QuestionCorpus = evaluation_reader(self.data, "read_evaluation")(file)
-        return corpus
 
     def prediction_columns(self, predictions: Tensor, table: Table) -> dict[str, Sequence[Any]]:
         """Id and text of each question, its answer, and the answer's score: the sum of its first and last token's."""
@@ -277,9 +218,8 @@ def windows(
     progress: Progress = silent,
 ) -> Iterator[TokenWindow]:
     """All windows, question by question. Sizes as in `QuestionAnswering`."""
-    for start in range(0, len(part), _CHUNK):
-        progress(start, len(part))
-        questions = part.questions[start : start + _CHUNK]
+    for some in chunks(len(part), progress):
+        questions = part.questions[some]
         encoded = tokenizer(
             _truncated([question.text for question in questions], tokenizer, max_query_length),
             [part.contexts[question.context] for question in questions],
@@ -303,8 +243,7 @@ def windows(
             is_first, is_last = samples[row - 1 : row] != [sample], samples[row + 1 : row + 2] != [sample]
             answer = answer_tokens(question, context, offsets, is_first, is_last) or (no_answer, no_answer)
             kinds = types[row] if types else None
-            yield TokenWindow(start + sample, question.context, ids, kinds, context, offsets, answer)
-    progress(len(part), len(part))
+            yield TokenWindow(some.start + sample, question.context, ids, kinds, context, offsets, answer)
 
 
 def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
@@ -328,8 +267,8 @@ def _truncated(texts: list[str], tokenizer: Any, longest: int) -> list[str]:
 def _count_truncated(part: Paragraphs, tokenizer: Any, longest: int) -> int:
     """How many questions have more than `longest` tokens."""
     count = 0
-    for start in range(0, len(part), _CHUNK):
-        texts = [question.text for question in part.questions[start : start + _CHUNK]]
+    for some in chunks(len(part), silent):
+        texts = [question.text for question in part.questions[some]]
         count += sum(map(operator.ne, texts, _truncated(texts, tokenizer, longest)))
     return count
 

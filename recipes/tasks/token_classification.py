@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -18,15 +16,14 @@ from torch.nn.functional import cross_entropy, pad
 
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.row_metrics import ratio, row_metrics
+from recipes.tasks.splits import Splits
 from recipes.tasks.transformer_recipe import (
-    ModelSource,
+    Tokenised,
     TransformerRecipe,
     at_least_fp32,
     check_metrics_shown,
-    check_model,
-    check_padding,
     check_room,
-    check_unchanged,
+    chunks,
     count_truncated,
     evaluation_reader,
     evaluation_source,
@@ -34,15 +31,12 @@ from recipes.tasks.transformer_recipe import (
     saved_label_names,
     set_label_names,
     text_batch,
-    write_prepared,
+    truncation,
 )
 from runner.data.cache import Cache, Progress
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table
 from runner.errors import UserError, require
-
-#: Sentences tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
-_CHUNK = 10_000
 
 #: No entity, or the prefix of an entity's tag: of its beginning, its inside, its end, or its only word.
 _ENTITY_TAG = re.compile(r"O|[BIES](-.*)?")
@@ -67,20 +61,16 @@ class Sentences:
 
 
 @dataclass(frozen=True)
-class TaggedCorpus:
-    """Training and evaluation set. `names`: of the tags, in the order of their numbers; `source`: for people."""
+class TaggedCorpus(Splits[Sentences]):
+    """`names`: of the tags, in the order of their numbers."""
 
-    train: Sentences
-    eval: Sentences
-    source: str
     names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
-    @property
-    def digest(self) -> str:
-        """A hash over every word and tag, in order."""
-        content = [(part.words, part.tags) for part in (self.train, self.eval)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    def content(self) -> Iterable[bytes]:
+        yield json.dumps([(part.words, part.tags) for part in (self.train, self.eval)]).encode()
+
+    def train_texts(self) -> Sequence[str]:
+        return [" ".join(words) for words in self.train.words]
 
 
 class TaggedSource(Protocol):
@@ -93,18 +83,8 @@ class TaggedSource(Protocol):
         ...
 
 
-class TaggerSource(ModelSource, Protocol):
-    def build_tagger(self, classes: int, vocabulary: int, pad_id: int) -> nn.Module:
-        """A transformers model for token classification, in fp32."""
-        ...
-
-    def check_classes(self, classes: int, kind: str) -> None:
-        """Check that the model can have this number of classes. `kind`: the end of its class name. Raises UserError."""
-        ...
-
-
 @dataclass(frozen=True)
-class TokenClassification(TransformerRecipe):
+class TokenClassification(TransformerRecipe[TaggedCorpus]):
     """A tag for each word of a sentence.
 
     The tag of a word is predicted at its first token; the others have no loss. `max_length`: tokens kept of a sentence,
@@ -112,15 +92,15 @@ class TokenClassification(TransformerRecipe):
     or None for those that fit the tags; the loss is always added.
     """
 
+    task: ClassVar[str] = "token classification"
+    head: ClassVar[str] = "TokenClassification"
+
     data: TaggedSource
-    model: TaggerSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = None
-    padding: str = "longest"
 
     def __post_init__(self) -> None:
-        check_padding(self.padding)
-        require(self.max_length >= 1, "recipe.max_length", self.max_length, "use at least 1 token")
+        super().__post_init__()
         check_metrics_shown(self.metrics_shown, METRICS)
 
     @property
@@ -145,52 +125,36 @@ class TokenClassification(TransformerRecipe):
             rule = f"{name} is of tags such as B-PER, I-PER and O, and these data have '{other}'; use accuracy"
             ok = other is None or name not in (self.metrics_shown or ())
             require(ok, "recipe.metrics_shown", self.metrics_shown, rule)
-        check_room(self.max_length, lambda: self._tokenizer(corpus))
-        self.model.check_classes(len(corpus.names), "ForTokenClassification")
+        check_room("recipe.max_length", self.max_length, lambda: self.model.tokenizer(corpus.train_texts()))
+        self.model.check_head(self.head, len(corpus.names))
         rows = len(corpus.train), len(corpus.eval)
         return DataFacts(*rows, corpus.digest, corpus.source, "sentences", label_names=corpus.names, notes=corpus.notes)
 
-    def check_model(self) -> None:
-        check_model(self.model, "recipe.max_length", self.max_length)
+    def tokenised_by(self) -> dict[str, Any]:
+        return {"max_length": self.max_length}
 
-    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        key = {
-            "task": "token classification",
-            "data": facts.digest,
-            "tokenizer": self.model.tokenizer_identity(),
-            "max_length": self.max_length,
-            "label_names": facts.label_names,
-        }
-        return cache.get(key, lambda folder: self._tokenize(folder, facts, cache.progress))
-
-    def _tokenizer(self, corpus: TaggedCorpus) -> Any:
-        return self.model.tokenizer([" ".join(words) for words in corpus.train.words])
-
-    def _tokenize(self, folder: Path, facts: DataFacts, progress: Progress) -> None:
-        corpus = self.data.read()
-        check_unchanged(corpus.digest, facts.digest, facts.source)
-        tokenizer = self._tokenizer(corpus)
+    def tokenise(self, splits: TaggedCorpus, tokenizer: Any, progress: Progress) -> Tokenised:
         if not tokenizer.is_fast:
             raise UserError("recipe.model has a slow tokenizer, without word numbers: give it a tokenizer.json")
-        parts = {"train": with_spaces(corpus.train, tokenizer), "eval": with_spaces(corpus.eval, tokenizer)}
-        tables, lost = {}, {}
-        for name, part in parts.items():
-            tables[name] = columns = columns_of(part, tokenizer, self.max_length, progress)
+        tables, lost = [], []
+        for name, given in (("train", splits.train), ("eval", splits.eval)):
+            part = with_spaces(given, tokenizer)
+            columns = columns_of(part, tokenizer, self.max_length, progress)
             empty = next((row for row, words in enumerate(columns["word"]) if not len(words)), None)
             if empty is not None:
                 found = " ".join(part.words[empty]).strip()
                 raise UserError(f"recipe.data.{name} has a sentence without a single token, {found!r}: remove it")
             lengths = columns["length"]
             longer = count_truncated(tokenizer, part.words, lengths, self.max_length, is_split_into_words=True)
-            lost[name] = [longer, len(part)]
-        truncated = {"what": "sentences", "setting": "recipe.max_length", "tokens": self.max_length, **lost}
-        properties = {"label_names": facts.label_names, "truncated": truncated}
-        write_prepared(folder, tables["train"], tables["eval"], tokenizer, **properties)
+            lost.append((longer, len(part)))
+            tables.append(columns)
+        truncated = truncation("sentences", "recipe.max_length", self.max_length, *lost)
+        return Tokenised(tables[0], tables[1], {"label_names": splits.names, "truncated": truncated})
 
     def build_model(self, prepared: Prepared) -> nn.Module:
-        of = prepared.properties
-        model = self.model.build_tagger(len(of["label_names"]), of["vocabulary"], of["pad_id"])
-        set_label_names(model.config, of["label_names"])
+        names = prepared.properties["label_names"]
+        model = self.built(prepared, num_labels=len(names))
+        set_label_names(model.config, names)
         return self.unpad(model, prepared)
 
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
@@ -278,9 +242,8 @@ def with_spaces(part: Sentences, tokenizer: Any) -> Sentences:
 def columns_of(part: Sentences, tokenizer: Any, max_length: int, progress: Progress) -> dict[str, list[Any]]:
     """The columns of a table: the tokens, and for each word that has some its number, its tag and its first token."""
     columns: dict[str, list[Any]] = {name: [] for name in ("input_ids", "word", "place", "tag")}
-    for start in range(0, len(part), _CHUNK):
-        progress(start, len(part))
-        words = part.words[start : start + _CHUNK]
+    for some in chunks(len(part), progress):
+        words = part.words[some]
         encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
         for row, ids in enumerate(encoded["input_ids"]):
             own = encoded.word_ids(row)
@@ -290,11 +253,10 @@ def columns_of(part: Sentences, tokenizer: Any, max_length: int, progress: Progr
             columns["input_ids"].append(np.asarray(ids, dtype=np.int32))
             columns["word"].append(np.asarray(seen, dtype=np.int32))
             columns["place"].append(np.asarray(places, dtype=np.int32))
-            tags = None if part.tags is None else part.tags[start + row]
+            tags = None if part.tags is None else part.tags[some.start + row]
             columns["tag"].append(
                 np.asarray([IGNORED_LABEL if tags is None else tags[word] for word in seen], np.int32)
             )
-    progress(len(part), len(part))
     columns["length"] = [len(row) for row in columns["input_ids"]]
     columns["label_count"] = [0 if part.tags is None else len(row) for row in columns["word"]]
     return columns

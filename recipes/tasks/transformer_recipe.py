@@ -6,25 +6,28 @@ import dataclasses
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from recipes.models.pretrained import Pretrained
 from recipes.models.unpadded import UNPADDED_TYPES, unpad_layers
+from recipes.tasks.splits import Splits
+from runner.data.cache import Cache, Progress
 from runner.data.layout import padded
-from runner.data.recipe import Batch, Prepared, Recipe
+from runner.data.recipe import Batch, DataFacts, Prepared, Recipe
 from runner.data.table import write_table
 from runner.errors import UserError, did_you_mean, require
 from runner.kernels.unpadded import without_padding
 from runner.log import LOG
 
-#: Samples tokenised together, to bound memory: a tokenizer keeps far more of each than its token ids.
-_CHUNK = 10_000
+#: Samples tokenised together: enough for all cores, and a bound on memory, since a tokenizer keeps far more of each
+#: than its token ids.
+_CHUNK = 1000
 
 #: Special tokens of a text or pair, at most (RoBERTa has four): loading the tokenizer to count them takes seconds.
 _MOST_SPECIAL = 8
@@ -66,23 +69,68 @@ class ModelSource(Protocol):
         """A transformers tokenizer with a pad token; `texts`: the training set, for tokenizers trained on it."""
         ...
 
+    def check_head(self, head: str, classes: int | None = None) -> None:
+        """Check that the model can have this head, with this number of classes. Raises UserError."""
+        return
+
+    def build_model(self, head: str, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
+        """A transformers model in fp32, of the class `AutoModelFor` + `head`. `settings` go into its configuration."""
+        ...
+
 
 @dataclass(frozen=True)
-class _Data:
-    """A source of data, as a function that reads them."""
+class _Saved:
+    """A source of data without a training set, as a function that reads it."""
 
     read: Callable[[], Any]
 
 
-class TransformerRecipe(Recipe):
-    """Dropout, notes, padding, saving and what was saved are the same for every task.
+@dataclass(frozen=True)
+class Tokenised:
+    """The columns of both tables.
 
-    `padding`: `none` has layers compute the tokens of a batch alone, if the model can; `longest` pads to the longest
-    row of a batch, or to the device's buckets.
+    `properties`: what is known of them. `files`: JSON by file name, next to the evaluation table, for what a table of
+    integers cannot hold.
     """
 
+    train: Mapping[str, Any]
+    eval: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+
+SplitsType = TypeVar("SplitsType", bound=Splits[Any])
+
+
+@dataclass(frozen=True)
+class TransformerRecipe(Recipe, Generic[SplitsType]):
+    """Reading, caching, building, padding, saving and what was saved are the same for every task.
+
+    A task says what its samples become, what the loss is and what is predicted. `padding`: `none` has layers compute
+    the tokens of a batch alone, if the model can; `longest` pads to the longest row of a batch, or to the device's
+    buckets.
+    """
+
+    #: Names the task in the cache.
+    task: ClassVar[str]
+    #: The model's class in transformers is `AutoModelFor` + this.
+    head: ClassVar[str]
+    #: Settings that limit the tokens of a row, and what each is at least.
+    limits: ClassVar[Sequence[str]] = ("max_length",)
+    least_tokens: ClassVar[int] = 1
+    #: Values of `padding`.
+    paddings: ClassVar[Sequence[str]] = ("none", "longest")
+
+    data: Any
     model: ModelSource
-    padding: str = "longest"
+    padding: str = field(default="longest", kw_only=True)
+
+    def __post_init__(self) -> None:
+        names = self.paddings
+        require(self.padding in names, "recipe.padding", self.padding, f"use {', '.join(names[:-1])} or {names[-1]}")
+        least = f"use at least {self.least_tokens} token{'s' * (self.least_tokens > 1)}"
+        for name in self.limits:
+            require(getattr(self, name) >= self.least_tokens, f"recipe.{name}", getattr(self, name), least)
 
     @property
     def has_dropout(self) -> bool:
@@ -107,6 +155,71 @@ class TransformerRecipe(Recipe):
     def computes_padding(self) -> bool:
         return self.padding != "none" or not self.can_unpad
 
+    # --- data -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, cache: Cache, facts: DataFacts) -> Path:
+        return self._entry(cache, facts.digest, facts.label_names, self.data.read)
+
+    def tokenised(self, cache: Cache, splits: SplitsType, digest: str) -> Prepared:
+        """The tables, for a task that knows only from them how many rows there are. The model is checked before."""
+        self.check_model()
+        return Prepared.load(self._entry(cache, digest, (), lambda: splits))
+
+    def _entry(self, cache: Cache, digest: str, names: Sequence[str], read: Callable[[], SplitsType]) -> Path:
+        key = {
+            "task": self.task,
+            "data": digest,
+            "tokenizer": self.model.tokenizer_identity(),
+            **self.tokenised_by(),
+            **({"label_names": names} if names else {}),
+        }
+        return cache.get(key, lambda folder: self._write(folder, read(), digest, cache.progress))
+
+    def _write(self, folder: Path, splits: SplitsType, digest: str, progress: Progress) -> None:
+        # The entry is named by the planned digest: other content would mislead every later run.
+        if splits.digest != digest:
+            raise UserError(f"the data ({splits.source}) changed after the run was planned: start the run again")
+        tokenizer = self.model.tokenizer(splits.train_texts())
+        found = self.tokenise(splits, tokenizer, progress)
+        write_table(folder / "train", found.train)
+        write_table(folder / "eval", found.eval)
+        for name, content in found.files.items():
+            (folder / "eval" / name).write_text(json.dumps(content), encoding="utf-8")
+        of_tokenizer = {"vocabulary": len(tokenizer), "pad_id": tokenizer.pad_token_id}
+        (folder / "properties.json").write_text(json.dumps({**found.properties, **of_tokenizer}))
+        tokenizer.save_pretrained(folder / "tokenizer")
+
+    @abstractmethod
+    def tokenised_by(self) -> dict[str, Any]:
+        """The settings that the tables depend on, by name."""
+
+    @abstractmethod
+    def tokenise(self, splits: SplitsType, tokenizer: Any, progress: Progress) -> Tokenised:
+        """Both tables. Raises UserError for samples that cannot be used."""
+
+    # --- model ------------------------------------------------------------------------------------------------------
+
+    def check_model(self) -> None:
+        self.model.check()
+        self.model.check_head(self.head)
+        self.check_positions(*self.limits)
+
+    def check_positions(self, *settings: str) -> None:
+        """Check that the model has positions for the tokens of these settings. Raises UserError."""
+        limit = self.model.longest_input()
+        for name in settings:
+            tokens = getattr(self, name)
+            rule = f"the model has {limit} positions; set it to at most {limit}"
+            require(limit is None or tokens <= limit, f"recipe.{name}", tokens, rule)
+
+    def build_model(self, prepared: Prepared) -> nn.Module:
+        return self.unpad(self.built(prepared), prepared)
+
+    def built(self, prepared: Prepared, **settings: Any) -> nn.Module:
+        """The model for the tokenizer of the data. `settings` go into its configuration."""
+        of = prepared.properties
+        return self.model.build_model(self.head, of["vocabulary"], of["pad_id"], **settings)
+
     def unpad(self, model: nn.Module, prepared: Prepared) -> nn.Module:
         """The model that was built, made to compute no padding if that is wanted and possible."""
         if not self.computes_padding and not prepared.compiles:  # the number of tokens differs from batch to batch
@@ -127,13 +240,12 @@ class TransformerRecipe(Recipe):
 
     def from_saved(self, model: str, file: str | None = None) -> Recipe:
         saved = Pretrained(model, complete=True)
-        data = _Data(functools.partial(self.evaluation_data, saved, file))
-        recipe: Recipe = dataclasses.replace(self, model=saved, data=data)  # type: ignore[type-var]  # a dataclass
-        return recipe
+        return dataclasses.replace(self, model=saved, data=_Saved(functools.partial(self.evaluation_data, saved, file)))
 
-    @abstractmethod
-    def evaluation_data(self, model: Pretrained, file: str | None) -> Any:
-        """What `data.read()` returns, with an empty training set. Arguments as of `from_saved`."""
+    def evaluation_data(self, model: Pretrained, file: str | None) -> SplitsType:
+        """The evaluation data and an empty training set. Arguments as of `from_saved`."""
+        found: SplitsType = evaluation_reader(self.data, "read_evaluation")(file)
+        return found
 
 
 def _complete_adapter(trained: Any, folder: Path) -> None:
@@ -167,12 +279,6 @@ def evaluation_source(data: object, file: str | None) -> str:
     return file or (described("eval") if described is not None else getattr(data, "eval", None) or str(data))
 
 
-def check_padding(padding: str, *known: str) -> None:
-    """Check the setting of that name. `known`: besides none and longest. Raises UserError."""
-    names = ("none", "longest", *known)
-    require(padding in names, "recipe.padding", padding, f"use {', '.join(names[:-1])} or {names[-1]}")
-
-
 def check_metrics_shown(shown: Sequence[str] | None, known: Collection[str], of: str = "") -> None:
     """Check the setting of that name. `of`: what the `known` metrics belong to, for the message. Raises UserError."""
     ok = shown is None or isinstance(shown, (list, tuple))
@@ -197,21 +303,20 @@ def saved_label_names(model: Pretrained, data: object) -> tuple[str, ...]:
     return tuple(spelling.get(name.casefold(), name) for name in names)
 
 
-def check_model(model: ModelSource, setting: str, tokens: int) -> None:
-    """Check that the model can be loaded and has positions for `tokens` tokens. Raises UserError, Unavailable."""
-    model.check()
-    limit = model.longest_input()
-    require(
-        limit is None or tokens <= limit, setting, tokens, f"the model has {limit} positions; set it to at most {limit}"
-    )
-
-
-def check_room(max_length: int, tokenizer: Callable[[], Any], pair: bool = False) -> None:
+def check_room(setting: str, tokens: int, tokenizer: Callable[[], Any], pair: bool = False) -> None:
     """Check that more than special tokens fit: otherwise tokenizers truncate nothing at all. Raises UserError."""
-    if max_length <= _MOST_SPECIAL:
+    if tokens <= _MOST_SPECIAL:
         special = tokenizer().num_special_tokens_to_add(pair=pair)
         rule = f"the tokenizer adds {special} special tokens; use at least {special + 1} tokens"
-        require(max_length > special, "recipe.max_length", max_length, rule)
+        require(tokens > special, setting, tokens, rule)
+
+
+def chunks(samples: int, progress: Progress) -> Iterator[slice]:
+    """The samples in parts that are tokenised together, with reports of progress."""
+    for start in range(0, samples, _CHUNK):
+        progress(start, samples)
+        yield slice(start, start + _CHUNK)
+    progress(samples, samples)
 
 
 def count_truncated(
@@ -233,21 +338,11 @@ def count_truncated(
     return count
 
 
-def check_unchanged(digest: str, planned: str, source: str) -> None:
-    """Cache entries are named by the planned digest: other content would mislead every later run. Raises UserError."""
-    if digest != planned:
-        raise UserError(f"the data ({source}) changed after the run was planned: start the run again")
-
-
-def write_prepared(
-    folder: Path, train: Mapping[str, Any], evaluation: Mapping[str, Any], tokenizer: Any, **properties: Any
-) -> None:
-    """Write a cache entry: the columns of both tables, the tokenizer, and what the model must know of it."""
-    write_table(folder / "train", train)
-    write_table(folder / "eval", evaluation)
-    properties |= {"vocabulary": len(tokenizer), "pad_id": tokenizer.pad_token_id}
-    (folder / "properties.json").write_text(json.dumps(properties))
-    tokenizer.save_pretrained(folder / "tokenizer")
+def truncation(
+    what: str, setting: str, tokens: int, train: tuple[int, int], evaluation: tuple[int, int]
+) -> dict[str, Any]:
+    """What `Recipe.prepare` says of truncated samples; the pairs are how many of how many."""
+    return {"what": what, "setting": setting, "tokens": tokens, "train": train, "eval": evaluation}
 
 
 def text_batch(rows: Mapping[str, Sequence[Any]], pad_id: int, length: int | None) -> Batch:

@@ -57,10 +57,15 @@ def write_jsonl(path: Path, rows: Sequence[object]) -> None:
 
 
 def write(folder: Path, train: int = 40, evaluation: int = 12, dropout: float = 0.0) -> dict[str, list[str]]:
-    """Files for three recipes; for each recipe its overrides, with a model that reads them."""
+    """Files for four recipes; for each recipe its overrides, with a model that reads them."""
     for part, count, seed in (("train", train, 0), ("eval", evaluation, 1)):
         rows = class_sets(count, seed)
         write_jsonl(folder / f"sets-{part}.jsonl", [{"text": text, "labels": labels} for text, labels in rows])
+        pairs = [
+            {"premise": text, "hypothesis": text_of([CLASSES[number % 3]], number), "label": CLASSES[number % 3]}
+            for number, (text, _) in enumerate(rows)
+        ]
+        write_jsonl(folder / f"pairs-{part}.jsonl", pairs)
         numbers = [f"{text},{2 * len(labels) - 0.25 * len(text.split())}\n" for text, labels in rows]
         (folder / f"numbers-{part}.csv").write_text("text,score\n" + "".join(numbers))
         sentences = [{"tokens": words, "tags": tags} for words, tags in tagged(count, seed)]
@@ -71,6 +76,7 @@ def write(folder: Path, train: int = 40, evaluation: int = 12, dropout: float = 
     changed = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "initializer_range": 0.3}
     (model / "config.json").write_text(json.dumps({**config, **changed}))
     files = {
+        "text_classification": "pairs-{}.jsonl",
         "multi_label": "sets-{}.jsonl",
         "text_regression": "numbers-{}.csv",
         "token_classification": "words-{}.jsonl",

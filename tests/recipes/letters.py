@@ -125,10 +125,10 @@ class SmallModel:
     def tokenizer(self, texts: Sequence[str]) -> Any:
         return self.own or word_tokenizer(LETTERS, eos_token="<|endoftext|>", pad_token="<pad>")
 
-    def is_bidirectional(self) -> bool:
-        return False  # also of a BERT, which is then found out when it is built
+    def check_head(self, head: str, classes: int | None = None) -> None:
+        """A BERT is found out when it is built."""
 
-    def build_language_model(self, vocabulary: int, pad_id: int) -> nn.Module:
+    def build_model(self, head: str, vocabulary: int, pad_id: int) -> nn.Module:
         if self.causal:
             return gpt2(vocabulary, self.positions)
         sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -72,7 +72,7 @@ def test_only_the_head_is_new(bert: Path) -> None:
 
     def built(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return Pretrained(str(bert)).build_classifier(3, 9, 2)
+        return Pretrained(str(bert)).build_model("SequenceClassification", 9, 2, num_labels=3)
 
     first, again, other = built(1), built(1), built(2)
     assert (first.config.num_labels, first.config.pad_token_id) == (3, 2)
@@ -116,38 +116,12 @@ def reconfigure(folder: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def halve(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (halve, "model.safetensors"),
-        (lambda f: reconfigure(f, model_type="hyperbert"), "hyperbert"),
-        (lambda f: reconfigure(f, vocab_size=99), "vocab_size=99"),
-        (lambda f: reconfigure(f, hidden_size=48), "hidden_size=48"),
-        (lambda f: reconfigure(f, intermediate_size=48), r"intermediate.dense.weight has \[\d+, 16\], not \[48, 16\]"),
-        (
-            lambda f: reconfigure(f, max_position_embeddings=24),
-            r"position_embeddings.* has \[\d+, 16\], not \[24, 16\]",
-        ),
-        (lambda f: reconfigure(f, max_position_embeddings=24, rope_theta=1.0), None),  # positions are no weights
-        (lambda f: reconfigure(f, num_labels=5), None),  # of the encoder: its head is new
-    ],
-)
-def test_damaged_models_are_found_without_loading_them(
-    bert: Path, tmp_path: Path, change: Callable[[Path], Any], word: str | None
-) -> None:
+def test_damaged_weights_are_found_without_loading_them(bert: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(bert, tmp_path / "copy"))
-    change(copy)
-    if word is None:
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"^recipe\.model\.name=.* model\.safetensors is damaged"):
         Pretrained(str(copy)).check()
-        return
-    with pytest.raises(UserError, match=word) as caught:
-        Pretrained(str(copy)).check()
-    assert str(caught.value).startswith(f"recipe.model.name={copy} ")
 
 
 def test_missing_shard(bert: Path, tmp_path: Path) -> None:
@@ -160,20 +134,19 @@ def test_missing_shard(bert: Path, tmp_path: Path) -> None:
 
 
 def test_weights_of_another_shape_are_named_when_loaded(bert: Path, tmp_path: Path) -> None:
-    """A model of the Hub is not checked before."""
     copy = Path(shutil.copytree(bert, tmp_path / "copy"))
     reconfigure(copy, max_position_embeddings=24)
     with pytest.raises(UserError, match=r"position_embeddings.* \[\d+, 16\], not \[24, 16\]"):
-        Pretrained(str(copy)).build_classifier(2, 9, 0)
+        Pretrained(str(copy)).build_model("SequenceClassification", 9, 0, num_labels=2)
 
 
 def test_head_for_other_classes(bert: Path, tmp_path: Path) -> None:
-    Pretrained(str(bert)).build_classifier(3, 9, 0).save_pretrained(tmp_path)  # type: ignore[operator]
-    Pretrained(str(bert)).check_classes(2)  # no head yet
-    Pretrained(str(tmp_path)).check_classes(3)
-    random(tmp_path).check_classes(2)  # no weights are loaded
+    Pretrained(str(bert)).build_model("SequenceClassification", 9, 0, num_labels=3).save_pretrained(tmp_path)  # type: ignore[operator]
+    Pretrained(str(bert)).check_head("SequenceClassification", 2)  # no head yet
+    Pretrained(str(tmp_path)).check_head("SequenceClassification", 3)
+    random(tmp_path).check_head("SequenceClassification", 2)  # no weights are loaded
     with pytest.raises(UserError, match=r"recipe\.model\.name=.* 3 classes"):
-        Pretrained(str(tmp_path)).check_classes(2)
+        Pretrained(str(tmp_path)).check_head("SequenceClassification", 2)
 
 
 # --- what a configuration says ------------------------------------------------------------------------------
@@ -193,18 +166,20 @@ def test_positions_after_padding(tmp_path: Path) -> None:
 
 def test_positions_and_direction(bert: Path, tmp_path: Path) -> None:
     assert Pretrained(str(bert)).longest_input() == 128
-    assert Pretrained(str(bert)).is_bidirectional()
-    assert not random(configured(tmp_path, "gpt2")).is_bidirectional()
+    with pytest.raises(UserError, match="causal model"):
+        Pretrained(str(bert)).check_head("CausalLM")
+    random(configured(tmp_path, "gpt2")).check_head("CausalLM")
     absent = Pretrained("someone/model")
-    assert (absent.longest_input(), absent.is_bidirectional()) == (None, False)
+    absent.check_head("CausalLM")
+    assert absent.longest_input() is None
 
 
 # --- random weights -----------------------------------------------------------------------------------------
 
 HEADS: dict[str, Callable[[Pretrained], nn.Module]] = {
-    "ForSequenceClassification": lambda of: of.build_classifier(3, 300, 0),
-    "ForQuestionAnswering": lambda of: of.build_span_model(300, 0),
-    "LMHeadModel": lambda of: of.build_language_model(300, 0),
+    "ForSequenceClassification": lambda of: of.build_model("SequenceClassification", 300, 0, num_labels=3),
+    "ForQuestionAnswering": lambda of: of.build_model("QuestionAnswering", 300, 0),
+    "LMHeadModel": lambda of: of.build_model("CausalLM", 300, 0),
 }
 
 
@@ -229,7 +204,10 @@ def test_weights_in_the_folder_are_not_used(tmp_path: Path) -> None:
     folder = save_bert(tmp_path / "bert", TEXTS)
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
-    saved, drawn = (Pretrained(str(folder), init).build_classifier(2, 9, 0) for init in ("pretrained", "random"))
+    saved, drawn = (
+        Pretrained(str(folder), init).build_model("SequenceClassification", 9, 0, num_labels=2)
+        for init in ("pretrained", "random")
+    )
     key = "bert.encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(saved.state_dict()[key], drawn.state_dict()[key])
     assert {parameter.dtype for parameter in weights(drawn)} == {torch.float32}
@@ -249,7 +227,7 @@ def test_files_in_the_hubs_cache(hub: Path, bert: Path) -> None:
     cached("owner/tiny", "config.json")
     random("owner/tiny").check()
     assert random("owner/tiny").longest_input() == 128
-    assert random("owner/tiny").build_classifier(2, 9, 0).config.hidden_size == 16
+    assert random("owner/tiny").build_model("SequenceClassification", 9, 0, num_labels=2).config.hidden_size == 16
     cached("owner/whole", "config.json", "tokenizer.json", "tokenizer_config.json")
     for init in ("random", "pretrained"):
         assert Pretrained("owner/whole", init).tokenizer_identity() == "owner/whole at c0ffee"
@@ -279,7 +257,7 @@ def test_broken_models(bert: Path, tmp_path: Path, file: str, content: str) -> N
     folder = Path(shutil.copytree(bert, tmp_path / "model"))
     (folder / file).write_text(content)
     with pytest.raises(UserError, match=r"^recipe\.model\.name=.* cannot be loaded: .*") as caught:
-        Pretrained(str(folder)).build_classifier(2, 9, 0)
+        Pretrained(str(folder)).build_model("SequenceClassification", 9, 0, num_labels=2)
     assert "\n" not in str(caught.value)
 
 
@@ -315,7 +293,7 @@ def test_other_mistakes(bert: Path, tmp_path: Path) -> None:
     # A vocabulary beyond the model's would be an index error in the middle of training.
     known = json.loads((bert / "config.json").read_text())["vocab_size"]
     with pytest.raises(UserError, match=f"{known + 1} tokens"):
-        Pretrained(str(bert)).build_span_model(known + 1, 0)
+        Pretrained(str(bert)).build_model("QuestionAnswering", known + 1, 0)
     # transformers has no such head.
     with pytest.raises(UserError, match=r"^recipe\.model\.name="):
-        random(configured(tmp_path, "distilbert")).build_language_model(300, 0)
+        random(configured(tmp_path, "distilbert")).build_model("CausalLM", 300, 0)

@@ -8,27 +8,23 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from recipes.models.pretrained import Pretrained
 from recipes.synthetic.acceptability import SmallTransformer
-from recipes.tasks import classification
+from recipes.tasks import transformer_recipe
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from recipes.tasks.problems import SingleLabel
-from runner.config.compose import compose, settings
-from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
 from runner.data.layout import layout
 from runner.data.loader import batches
-from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
+from runner.data.recipe import Prepared
 from runner.data.table import Table, write_table
 from runner.errors import UserError
 from tests.tiny_models import save_bert
@@ -103,7 +99,7 @@ def test_tables_of_pairs(pairs: tuple[SequenceClassification, Prepared], tmp_pat
     assert tokens(short, 1) == "[CLS] a nun slept [SEP] a nun slept [SEP]"
     assert tokens(short, 2) == "[CLS] ran [SEP] it fell on the old [SEP]"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classification, "_CHUNK", 3)
+        patch.setattr(transformer_recipe, "_CHUNK", 3)
         chunks = prepare(recipe, tmp_path / "chunks")
     assert [tokens(chunks, row) for row in range(4)] == [tokens(found, row) for row in range(4)]
 
@@ -113,7 +109,7 @@ def test_truncated_samples_are_counted(
     pairs: tuple[SequenceClassification, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     """A sample of exactly `max_length` tokens is not truncated; progress is reported for both sets."""
-    monkeypatch.setattr(classification, "_CHUNK", chunk)
+    monkeypatch.setattr(transformer_recipe, "_CHUNK", chunk)
     calls: list[tuple[int, int]] = []
     cache = Cache(tmp_path, lambda done, total: calls.append((done, total)))
     recipe = dataclasses.replace(pairs[0], max_length=9)  # the samples have 9, 13, 10 and 8 tokens
@@ -122,37 +118,19 @@ def test_truncated_samples_are_counted(
     assert calls == [(done, total) for total in (4, 2) for done in [*range(0, total, chunk), total]]
 
 
-def test_digests_and_entries(tmp_path: Path, pairs: tuple[SequenceClassification, Prepared]) -> None:
-    """The digest is over texts and labels, and over pairs if there are any; entries follow it and `max_length`."""
+def test_digests_and_names(tmp_path: Path) -> None:
+    """The digest is over texts, labels and pairs; other names of the classes make another entry of the cache."""
     digest = hashlib.sha256(json.dumps([TEXTS, LABELS, ["the dog ran", "unheard of"], [1, 0]]).encode()).hexdigest()
-    recipe, cache = small(), Cache(tmp_path)
-    facts = recipe.facts(cache)
-    assert (facts.train_samples, facts.eval_samples, facts.source, facts.digest) == (4, 2, "given", digest)
+    assert Given().read().digest == digest
     sources = [Given(), Given(pairs=PAIRS), Given(pairs=[*PAIRS[:3], "it sat"]), Given(texts=PAIRS, pairs=TEXTS)]
     assert len({source.read().digest for source in sources}) == 4
-    entries = {small(length).prepare(cache, facts) for length in (4, 16, 16)}
-    assert len(entries) == 2
-    with pytest.raises(UserError, match=r"the data \(given\) changed"):
-        recipe.prepare(cache, dataclasses.replace(facts, digest="of other rows"))
-    assert set(tmp_path.iterdir()) == entries
+    recipe, cache = small(), Cache(tmp_path)
+    facts = recipe.facts(cache)
+    named = dataclasses.replace(facts, label_names=("bad", "good", "other"))
+    assert recipe.prepare(cache, facts) != recipe.prepare(cache, named)
 
 
 # --- batches --------------------------------------------------------------------------------------------------
-
-
-def test_collate(prepared: Prepared) -> None:
-    """Rows are padded on the right, to the longest row or to a given length; the mask covers the tokens."""
-    for length in (5, None, 16):
-        batch = small().collate(prepared.train[[2, 0]], prepared, length)
-        more = [0] * ((length or 5) - 5)
-        assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0, *more], [1, 1, 1, 1, 1, *more]]
-        assert not batch["input_ids"][0, 3:].any()
-        assert batch["labels"].tolist() == [2, 0]
-        assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-    rows = {name: list(values) for name, values in prepared.train[[0, 2]].items()}
-    rows["input_ids"] = [ids.copy() for ids in rows["input_ids"]]
-    rows["input_ids"][0][2] = prepared.properties["pad_id"]  # a pad token inside a text is text
-    assert small().collate(rows, prepared)["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
 
 
 def test_padding_to_max_length(prepared: Prepared) -> None:
@@ -164,72 +142,8 @@ def test_padding_to_max_length(prepared: Prepared) -> None:
     assert prepare(recipe, prepared.folder.parent).folder == prepared.folder
 
 
-def test_padding_does_not_matter(pairs: tuple[SequenceClassification, Prepared]) -> None:
-    """A pair's logits are the same alone and in a padded batch, in fp64; types reach the model and are padded."""
-    recipe, found = pairs
-    torch.manual_seed(0)
-    model = recipe.build_model(found).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.mul_(1 if "LayerNorm" in name else 20)  # so that every input shows
-        batch = recipe.collate(found.train[[0, 1, 2, 3]], found, 20)
-        assert batch["token_type_ids"][0].tolist() == [0] * 5 + [1] * 4 + [0] * 11
-        together = recipe.predict(model, batch)
-        for row in range(4):
-            alone = recipe.predict(model, recipe.collate(found.train[[row]], found))
-            assert torch.allclose(alone[0], together[row], rtol=1e-10, atol=1e-10)
-        without = {name: tensor for name, tensor in batch.items() if name != "token_type_ids"}
-        assert not torch.allclose(recipe.predict(model, without), together, atol=1e-2)
-
-
-# --- loss -----------------------------------------------------------------------------------------------------
-
-
-class Fixed(nn.Module):
-    """A model with these logits."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        return SimpleNamespace(logits=self.logits)
-
-
 # Logits (0, ln 3) give the classes the probabilities 1/4 and 3/4.
-LOGITS = torch.tensor([[0.0, math.log(3)]] * 4)
 LN4, LN4_3 = math.log(4), math.log(4 / 3)
-N = IGNORED_LABEL
-
-
-@pytest.mark.parametrize(
-    ("labels", "loss", "count"),
-    [([0, 1, 1, 0], 2 * LN4 + 2 * LN4_3, 4), ([0, N, 1, N], LN4 + LN4_3, 2), ([N, N, N, N], 0.0, 0)],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_loss_is_a_sum_and_a_count(labels: list[int], loss: float, count: int, dtype: torch.dtype) -> None:
-    """Ignored rows are in neither the sum, the count nor the gradient; reduced precision is summed in fp32."""
-    model = Fixed(LOGITS.to(dtype))
-    ids = torch.zeros((4, 1), dtype=torch.int64)
-    batch = {"input_ids": ids, "attention_mask": ids, "labels": torch.tensor(labels)}
-    loss_sum, counted = small().loss(model, batch)
-    assert loss_sum.item() == pytest.approx(loss, rel=1e-2 if dtype is torch.bfloat16 else 1e-6)
-    assert int(counted) == count
-    assert loss_sum.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
-    loss_sum.backward()  # type: ignore[no-untyped-call]
-    assert model.logits.grad is not None
-    for row, label in zip(model.logits.grad.float(), labels, strict=True):
-        expected = [0.0, 0.0] if label == N else [0.25 - (label == 0), 0.75 - (label == 1)]
-        assert row.tolist() == pytest.approx(expected, abs=5e-3)
-
-
-def test_fillers_have_no_gradient(prepared: Prepared) -> None:
-    model = small().build_model(prepared)
-    batch = without_targets(small().collate(prepared.train[[2]], prepared), np.array([True]))
-    loss_sum, count = small().loss(model, batch)
-    loss_sum.backward()  # type: ignore[no-untyped-call]
-    assert (float(loss_sum.detach()), int(count)) == (0.0, 0)
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
 
 
 # --- metrics --------------------------------------------------------------------------------------------------
@@ -276,7 +190,9 @@ def test_macro_f1_is_of_the_classes_of_the_evaluation_set(tmp_path: Path) -> Non
 
 def test_loss_metric_and_names(tmp_path: Path) -> None:
     """The loss is the mean in nats; it is always added, once, after the configured metrics."""
-    assert metrics([0, 1, 1, 1], LOGITS.double(), tmp_path)["loss"] == pytest.approx((LN4 + 3 * LN4_3) / 4, abs=1e-6)
+    assert metrics([0, 1, 1, 1], torch.tensor([[0.0, math.log(3)]] * 4).double(), tmp_path)["loss"] == pytest.approx(
+        (LN4 + 3 * LN4_3) / 4, abs=1e-6
+    )
     assert small(metrics_shown=("matthews", "accuracy")).metric_names == ["matthews", "accuracy", "loss"]
     assert small(metrics_shown=("loss", "accuracy")).metric_names == ["loss", "accuracy"]
     assert small(metrics_shown=()).metric_names == ["loss"]
@@ -333,72 +249,6 @@ def test_metrics_that_do_not_fit_the_data(tmp_path: Path) -> None:
 # --- models and settings --------------------------------------------------------------------------------------
 
 
-def test_saved_models_can_be_loaded(pairs: tuple[SequenceClassification, Prepared], tmp_path: Path) -> None:
-    """transformers' own classes give the same logits with what a run saves."""
-    recipe, found = pairs
-    model = recipe.build_model(found).eval()
-    recipe.save(model, found, tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    inputs = AutoTokenizer.from_pretrained(tmp_path)(TEXTS, PAIRS, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        ours = recipe.predict(model, recipe.collate(found.train[[0, 1, 2, 3]], found))
-        assert torch.allclose(loaded(**inputs).logits, ours, atol=1e-6)
-    assert loaded.config.num_labels == 3
-    assert loaded.config.id2label == {0: "0", 1: "1", 2: "2"}
-
-
-def test_names_of_classes_reach_the_saved_model(tmp_path: Path) -> None:
-    """transformers' pipeline says them; other names for the same data are not taken from the cache."""
-
-    class Named(Given):
-        def __init__(self, *names: str) -> None:
-            super().__init__()
-            self.names = names
-
-        def read(self) -> Corpus:
-            return dataclasses.replace(super().read(), names=self.names)
-
-    for names in (("bad", "good", "other"), ("c", "b", "a")):
-        recipe = dataclasses.replace(small(), data=Named(*names))
-        found = prepare(recipe, tmp_path / "cache")
-        recipe.save(recipe.build_model(found), found, tmp_path / names[0])
-        config = json.loads((tmp_path / names[0] / "config.json").read_text())
-        assert [config["id2label"][str(number)] for number in range(3)] == list(names)
-        assert config["label2id"] == {name: number for number, name in enumerate(names)}
-    classify = pipeline("text-classification", model=str(tmp_path / "bad"))
-    assert classify("the dog ran")[0]["label"] in ("bad", "good", "other")
-
-
-def test_equal_seeds_give_equal_models(prepared: Prepared) -> None:
-    def weights(seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        return torch.cat([parameter.flatten() for parameter in small().build_model(prepared).parameters()])
-
-    assert torch.equal(weights(5), weights(5))
-    assert not torch.equal(weights(5), weights(6))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"max_length": 0}, r"^recipe\.max_length=0"),
-        ({"max_length": 2}, r"^recipe\.max_length=2 .* 3 tokens"),  # special tokens only
-        ({"max_length": 33}, r"^recipe\.max_length=33 .* 32 positions"),
-        ({"padding": "longets"}, r"^recipe\.padding=longets"),
-        ({"metrics_shown": ["acuracy"]}, r"^recipe\.metrics_shown=.*'accuracy'"),
-        ({"metrics_shown": "accuracy"}, r"^recipe\.metrics_shown=accuracy"),
-    ],
-)
-def test_wrong_settings(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    def use() -> None:
-        recipe = small(**changes)
-        recipe.facts(Cache(tmp_path))
-        recipe.check_model()
-
-    with pytest.raises(UserError, match=words):
-        use()
-
-
 def test_texts_without_tokens(tmp_path: Path) -> None:
     """A tokenizer without special tokens makes an empty row of an empty text, which no model reads."""
     gpt2 = tmp_path / "gpt2"
@@ -410,12 +260,3 @@ def test_texts_without_tokens(tmp_path: Path) -> None:
     recipe = SequenceClassification(Given(["a dog", "", "ran"]), Pretrained(str(gpt2), "random"), 16)
     with pytest.raises(UserError, match=r"recipe\.data\.train has a text without a single token"):
         prepare(recipe, tmp_path / "cache")
-
-
-@pytest.mark.parametrize("name", ["cola", "mnli", "text_classification"])
-def test_shipped_recipes(name: str) -> None:
-    """Files, model and the way weights are initialised are settings."""
-    overrides = ["recipe.model.init=random", "recipe.data.train=a", "recipe.padding=max_length"]
-    built = build_recipe(settings(compose([f"recipe={name}", *overrides])).recipe, [])
-    assert (built.model.init, built.data.train, built.padding) == ("random", "a", "max_length")
-    assert (built.data.pair_column is None) is (built.data.hub_pair is None) is (name != "mnli")

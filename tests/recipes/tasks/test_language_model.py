@@ -7,31 +7,23 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.language_model import (
     CausalLanguageModel,
     Documents,
-    check_causal,
     packed,
     sees_ahead,
     token_ids,
 )
-from runner.config.compose import compose, settings
 from runner.data.cache import Cache
-from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
+from runner.data.recipe import IGNORED_LABEL, Prepared
 from runner.errors import UserError
-from runner.plan.experiment import prepare
-from runner.plan.order import permutation
-from tests.pool import WorkerPool
 from tests.recipes.letters import (
     END,
     LETTERS,
@@ -45,11 +37,9 @@ from tests.recipes.letters import (
     perplexity_by_hand,
     prepared,
     save_gpt2,
-    uneven_lines,
     word_tokenizer,
 )
 from tests.recipes.writers import pair_tokenizer
-from tests.replicas import train_recipe
 
 B, C, D, E, F = (A + number for number in range(1, 6))
 N = IGNORED_LABEL
@@ -144,15 +134,6 @@ def test_facts(tmp_path: Path) -> None:
     assert (facts.groups, facts.train_groups, facts.eval_groups) == ("documents", 5, 2)
     entry = dataclasses.replace(made, data=Given([])).prepare(cache, facts)
     assert [entry] == list((tmp_path / "documents").iterdir())
-    with pytest.raises(UserError, match="changed after the run was planned"):
-        dataclasses.replace(made, data=Given(["x"])).prepare(Cache(tmp_path / "other"), facts)
-
-
-def test_what_makes_another_entry(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    made = [letters(["a b", "c d e f"]), letters(["c d e f", "a b"]), letters(["a b", "c d e f"], block_size=5)]
-    made += [letters(["a b", "c d e f"], packing="documents"), letters(["a b", "c d e f"], made="other")]
-    assert len({one.prepare(cache, one.facts(cache)) for one in [*made, *made]}) == len(made)
 
 
 def test_collate(tmp_path: Path) -> None:
@@ -176,65 +157,11 @@ def test_a_pad_token_in_the_text_is_text(tmp_path: Path) -> None:
     assert batch["attention_mask"].tolist()[0] == [1, 1, 1, 0]
 
 
-# --- loss and perplexity --------------------------------------------------------------------------------------
-
-
-class Fixed(nn.Module):
-    """A model with these logits, [rows, length, vocabulary]."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, use_cache: bool) -> Any:
-        return SimpleNamespace(logits=self.logits)
+# --- perplexity ---------------------------------------------------------------------------------------------
 
 
 # Logits (0, ln 3) give the two tokens the probabilities 1/4 and 3/4.
 LN4, LN4_3 = math.log(4), math.log(4 / 3)
-
-
-@pytest.mark.parametrize(
-    ("labels", "losses", "counts"),
-    [
-        ([[N, 1, 0], [N, 0, 0]], [LN4_3 + LN4, 2 * LN4], [2, 2]),
-        ([[1, 1, N], [0, 0, 1]], [LN4_3, LN4 + LN4_3], [1, 2]),  # the first token is no target, labelled or not
-        ([[N, N, N], [N, N, 0]], [0.0, LN4], [0, 1]),
-        ([[N, N, N], [N, N, N]], [0.0, 0.0], [0, 0]),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_loss_and_predictions_by_hand(
-    labels: list[list[int]], losses: list[float], counts: list[int], dtype: torch.dtype
-) -> None:
-    """The sum over targets and their number, at least in fp32; predictions are the same per row, in fp64."""
-    model = Fixed(torch.tensor([0.0, math.log(3)]).repeat(2, 3, 1).to(dtype))
-    ids = torch.zeros((2, 3), dtype=torch.int64)
-    batch = {"input_ids": ids, "attention_mask": ids, "labels": torch.tensor(labels)}
-    tolerance = 1e-2 if dtype is torch.bfloat16 else 1e-6
-    loss_sum, count = letters(TRAIN).loss(model, batch)
-    assert loss_sum.item() == pytest.approx(sum(losses), rel=tolerance)
-    assert int(count) == sum(counts)
-    assert loss_sum.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
-    predictions = letters(TRAIN).predict(model, batch)
-    assert predictions.dtype is torch.float64
-    assert predictions[:, 0].tolist() == pytest.approx(losses, rel=tolerance)
-    assert predictions[:, 1].tolist() == counts
-
-
-def test_counts_and_losses_of_rows(recipe: CausalLanguageModel, data: Prepared) -> None:
-    """`label_count` is what the loss counts, and the loss is transformers' own; filler rows have none."""
-    model = recipe.build_model(data).eval()
-    for row in range(len(data.train)):
-        batch = recipe.collate(data.train[[row]], data)
-        loss_sum, count = recipe.loss(model, batch)
-        assert int(count) == label_counts(data.train)[row] == data.train.column("length")[row] - 1
-        assert float(loss_sum.detach()) / int(count) == pytest.approx(float(model(**batch).loss.detach()), rel=1e-5)
-    batch = without_targets(recipe.collate(data.train[[0, 0]], data, 16), np.array([True, True]))
-    loss_sum, count = recipe.loss(model, batch)
-    loss_sum.backward()  # type: ignore[no-untyped-call]
-    assert (float(loss_sum.detach()), int(count)) == (0.0, 0)
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
 
 
 def test_perplexity_by_hand(recipe: CausalLanguageModel, data: Prepared) -> None:
@@ -272,78 +199,11 @@ def test_bidirectional_models(tmp_path: Path) -> None:
     config = {"model_type": "bert", "is_decoder": False, "max_position_embeddings": 8}
     (tmp_path / "bert" / "config.json").write_text(json.dumps(config))
     pair_tokenizer().save_pretrained(str(tmp_path / "bert"))
-    bert = Pretrained(str(tmp_path / "bert"), "random")
-    assert bert.is_bidirectional()
+    bert = CausalLanguageModel(Given(TRAIN), Pretrained(str(tmp_path / "bert"), "random"), 16)
     with pytest.raises(UserError, match="use a causal model"):  # not that it has too few positions
-        check_causal(bert, "recipe.max_length", 16)
+        bert.check_model()
 
 
-def test_saved_models_can_be_loaded(tmp_path: Path) -> None:
-    made = CausalLanguageModel(Given(TRAIN), Pretrained(str(save_gpt2(tmp_path / "model"))), 8, "documents")
-    found = prepared(made, tmp_path / "cache")
-    model = made.build_model(found).eval()
-    with torch.no_grad():
-        next(model.parameters()).mul_(1.5)  # as training would
-        made.save(model, found, tmp_path / "saved")
-        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
-        batch = made.collate(found.train[[0, 3]], found)
-        assert torch.allclose(made.predict(loaded, batch), made.predict(model, batch), rtol=1e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("a b c")["input_ids"] == [A, B, C]
-
-
-def test_model_and_settings(tmp_path: Path) -> None:
-    """Dropout and notes are the model's; wrong settings are refused before anything is tokenised."""
-    assert (letters(TRAIN).has_dropout, letters(TRAIN, has_dropout=True).has_dropout) == (False, True)
-    assert list(letters(TRAIN).notes) == ["a note"]
-    changes: list[dict[str, Any]] = [{"block_size": 1}, {"block_size": 33}, {"packing": "block"}]
-    for change in changes:
-        ((name, value),) = change.items()
-        with pytest.raises(UserError, match=rf"^recipe\.{name}={value} is invalid"):
-            letters(TRAIN, **change).facts(Cache(tmp_path))
-    assert list(tmp_path.iterdir()) == []
+def test_texts_without_a_target(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"recipe\.data\.eval has no row of two tokens"):
         letters(TRAIN, [""]).facts(Cache(tmp_path))
-
-
-# --- runs -----------------------------------------------------------------------------------------------------
-
-GLOBAL_BATCH = 12
-
-
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A hundred lines of 2 to 61 tokens, and a tiny model."""
-    folder = tmp_path_factory.mktemp("uneven")
-    for part, count, seed in (("train", 100, 1), ("eval", 10, 2)):
-        (folder / f"{part}.txt").write_text("\n".join(uneven_lines(count, seed)))
-    return [
-        *("recipe=causal_lm", f"recipe.data.train={folder}/train.txt", f"recipe.data.eval={folder}/eval.txt"),
-        *(f"recipe.model.name={save_gpt2(folder / 'model')}", "recipe.packing=documents", "recipe.block_size=32"),
-        *(f"batch.global_batch={GLOBAL_BATCH}", "batch.length_sorted=false", "precision=fp64", "optimizer=sgd"),
-        *("optimizer.lr=0.05", "optimizer.clip_norm=null", "schedule=constant", "scaling=none", "tracking=none"),
-        *("epochs=2", "device=cpu"),
-    ]
-
-
-def test_workers_with_uneven_token_counts(pool: WorkerPool, uneven: list[str]) -> None:
-    """With k = 1 weights and metrics are one worker's to 1e-12, though workers have very different target counts."""
-    (one,) = pool.run(1, train_recipe, uneven)
-    for result in pool.run(2, train_recipe, [*uneven, "accumulation.steps=3"]):
-        for name, tensor in result["weights"].items():
-            assert float((tensor - one["weights"][name]).abs().max()) < 1e-12, name
-        assert result["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
-    experiment = prepare(settings(compose(uneven)))
-    made = experiment.recipe
-    found = Prepared.load(made.prepare(Cache(experiment.config.cache_dir), experiment.facts))
-    assert len(one["losses"]) == experiment.plan.optimizer_steps > 10
-    order = permutation(len(found.train), experiment.config.seed, 0)
-    counts = label_counts(found.train)
-    shares = [order[i : i + GLOBAL_BATCH] for i in range(0, len(order), GLOBAL_BATCH)]
-    ratios = [float(counts[ids[0::2]].sum() / counts[ids[1::2]].sum()) for ids in shares]
-    assert max(*ratios, *(1 / ratio for ratio in ratios)) > 2
-    # The first loss is the mean over the first global batch's targets, the perplexity that of the final weights.
-    model = made.build_model(found).double().eval()
-    loss_sum, count = made.loss(model, made.collate(found.train[order[:GLOBAL_BATCH].tolist()], found))
-    assert one["losses"][0] == pytest.approx(float(loss_sum.detach()) / int(count), rel=1e-10)
-    model.load_state_dict(one["weights"])
-    assert one["metrics"]["perplexity"] == pytest.approx(perplexity_by_hand(model, found.eval), rel=1e-9)

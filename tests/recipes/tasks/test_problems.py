@@ -6,22 +6,21 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from torch import Tensor, nn
+from transformers import AutoTokenizer, pipeline
 
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.classification import Corpus, LabelledText, SequenceClassification
 from recipes.tasks.problems import PROBLEMS
 from runner.data.cache import Cache
-from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
+from runner.data.recipe import IGNORED_LABEL, Prepared
 from runner.errors import UserError
 from tests.recipes.labelled import CLASSES
-from tests.recipes.tasks.test_classification import Fixed
 from tests.tiny_models import save_bert
 
 TEXTS = ["the dog ran", "a nun slept on the old book", "ran", "the book fell"]
@@ -61,66 +60,20 @@ def prepare(recipe: SequenceClassification, cache: Path) -> Prepared:
     return Prepared.load(recipe.prepare(Cache(cache), recipe.facts(Cache(cache))))
 
 
-@PROBLEM
-def test_the_loss_is_that_of_transformers(problem: str, folder: Path, tmp_path: Path) -> None:
-    """Sum ÷ count is the mean that the saved model computes itself; and the table's count is that of the loss."""
-    recipe = recipe_of(problem, folder)
-    found = prepare(recipe, tmp_path / "cache")
-    torch.manual_seed(0)
-    model = recipe.build_model(found).eval()
-    batch = recipe.collate(found.train[[0, 1, 2, 3]], found)
-    loss_sum, count = recipe.loss(model, batch)
-    loss_sum = loss_sum.detach()
-    assert int(count) == label_counts(found.train).sum() == {"regression": 4, "multi_label": 12}[problem]
-    recipe.save(model, found, tmp_path / "saved")
-    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
-    labels = batch["labels"].float() if problem == "multi_label" else batch["labels"].float()[:, None]
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    expected = saved(**inputs, labels=labels).loss
-    assert float(loss_sum / count) == pytest.approx(expected.item(), rel=1e-5)
-    assert saved.config.problem_type == PROBLEMS[problem].problem_type
-
-
-@PROBLEM
-def test_fillers_have_no_loss(problem: str, folder: Path, tmp_path: Path) -> None:
-    """Also next to a number that is the mark of ignored classes."""
-    recipe = recipe_of(problem, folder)
-    found = prepare(recipe, tmp_path)
-    model = recipe.build_model(found).double().eval()
-    batch = recipe.collate(found.train[[0, 1, 2]], found)
-    some = without_targets(batch, np.array([False, False, True]))
-    loss_sum, count = recipe.loss(model, some)
-    alone, own = recipe.loss(model, {name: tensor[:2] for name, tensor in batch.items()})
-    assert float(loss_sum.detach()) == pytest.approx(float(alone.detach()), rel=1e-12)
-    assert int(count) == int(own) == {"regression": 2, "multi_label": 6}[problem]
-    loss_sum, count = recipe.loss(model, without_targets(batch, np.array([True] * 3)))
-    loss_sum.backward()  # type: ignore[no-untyped-call]
-    assert (float(loss_sum.detach()), int(count)) == (0.0, 0)
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
-
-
-@PROBLEM
-def test_predictions_without_labels(problem: str, folder: Path, tmp_path: Path) -> None:
-    """Texts to predict for have no targets; names and kind of problem come from the saved model."""
-    recipe = recipe_of(problem, folder)
-    found = prepare(recipe, tmp_path / "cache")
-    recipe.save(recipe.build_model(found), found, tmp_path / "saved")
-    for file, known in ((None, True), ("mine", False)):
-        saved = recipe.from_saved(str(tmp_path / "saved"), file)
-        data = Prepared.load(saved.prepare(Cache(tmp_path), saved.facts(Cache(tmp_path))))
-        assert label_counts(data.eval).any() == known
-        batch = saved.collate(data.eval[[0, 1, 2]], data)
-        assert int(saved.loss(saved.build_model(data), batch)[1]) == label_counts(data.eval).sum()
-        logits = saved.predict(saved.build_model(data), batch).detach().double()
-        columns = saved.prediction_columns(logits, data.eval)
-        assert ("label" in columns) is known
-        assert columns["text"] == TEXTS[:3]
-        if problem == "regression":
-            assert columns["predicted"] == logits[:, 0].tolist()
-        else:
-            likely = [[name for name in CLASSES if columns[f"probability_{name}"][row] > 0.5] for row in range(3)]
-            assert columns["predicted"] == likely
-    other = dataclasses.replace(recipe, problem="single_label")
+def test_what_is_predicted(folder: Path, tmp_path: Path) -> None:
+    """Numbers, or the classes with a probability above one half; a model of another problem is refused."""
+    for problem in LABELS:
+        recipe = recipe_of(problem, folder)
+        found = prepare(recipe, tmp_path / "cache")
+        model = recipe.build_model(found).eval()
+        recipe.save(model, found, tmp_path / "saved")
+        logits = recipe.predict(model, recipe.collate(found.eval[[0, 1, 2]], found)).detach().double()
+        columns = recipe.from_saved(str(tmp_path / "saved")).prediction_columns(logits, found.eval)
+        expected: list[Any] = logits[:, 0].tolist()
+        if problem == "multi_label":
+            expected = [[name for name in CLASSES if columns[f"probability_{name}"][row] > 0.5] for row in range(3)]
+        assert columns["predicted"] == expected
+    other = dataclasses.replace(recipe_of("regression", folder), problem="single_label")
     with pytest.raises(UserError, match=r"recipe\.problem=single_label"):
         other.from_saved(str(tmp_path / "saved")).facts(Cache(tmp_path))
 
@@ -142,6 +95,17 @@ def test_pipelines(folder: Path, tmp_path: Path) -> None:
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------
+
+
+class Fixed(nn.Module):
+    """A model with these logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        return SimpleNamespace(logits=self.logits)
 
 
 def loss_of(problem: str, logits: Tensor, labels: Tensor) -> tuple[float, int]:
@@ -195,24 +159,18 @@ def test_metrics_of_classes_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "changes", "labels", "words"),
+    ("problem", "labels", "words"),
     [
-        ("regression", {"metrics_shown": ["acuracy"]}, None, r"^recipe\.metrics_shown=.*'acuracy'"),
-        ("multi_label", {"metrics_shown": ["auc"]}, None, r"^recipe\.metrics_shown=.* only rows of the class 'music'"),
-        ("regression", {}, [1.0, 2.0, 2.0, 2.0], r"^recipe\.metrics_shown=.*pearson is undefined.* number 2"),
-        ("ranking", {}, None, r"^recipe\.problem=ranking .*multi_label"),
+        ("multi_label", [(0,), (1,), (0, 1), (1, 2)], r"^recipe\.metrics_shown=.* only rows of the class 'music'"),
+        ("regression", [1.0, 2.0, 2.0, 2.0], r"^recipe\.metrics_shown=.*pearson is undefined.* number 2"),
     ],
 )
-def test_wrong_settings(problem: str, changes: dict[str, Any], labels: Any, words: str, folder: Path) -> None:
-    labels = labels or {**LABELS, "multi_label": [(0,), (1,), (0, 1), (1, 2)]}.get(problem)
+def test_metrics_that_are_undefined(problem: str, labels: Any, words: str, folder: Path) -> None:
+    shown = ["auc"] if problem == "multi_label" else None
     data = Given(labels, CLASSES if problem == "multi_label" else None)
-    settings: dict[str, Any] = {"metrics_shown": None, "problem": problem, **changes}
-
-    def use() -> None:
-        SequenceClassification(data, Pretrained(str(folder)), **settings).facts(Cache("unused"))
-
+    recipe = SequenceClassification(data, Pretrained(str(folder)), problem=problem, metrics_shown=shown)
     with pytest.raises(UserError, match=words):
-        use()
+        recipe.facts(Cache("unused"))
 
 
 def test_shown_metrics_and_classes() -> None:

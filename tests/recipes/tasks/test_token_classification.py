@@ -7,10 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 from benchmarks.peers.trained_tokenizer import trained_tokenizer
 from recipes.models.pretrained import Pretrained
@@ -23,7 +22,7 @@ from recipes.tasks.token_classification import (
     with_spaces,
 )
 from runner.data.cache import Cache
-from runner.data.recipe import IGNORED_LABEL, Prepared, label_counts, without_targets
+from runner.data.recipe import IGNORED_LABEL, Prepared
 from runner.errors import UserError
 from tests.tiny_models import save_bert
 
@@ -129,31 +128,6 @@ def test_sentences_without_a_token(tmp_path: Path) -> None:
 # --- loss and predictions ---------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_that_of_transformers(folder: Path, prepared: Prepared, tmp_path: Path) -> None:
-    """Sum ÷ count is the mean of the saved model; filler rows have neither; padding changes nothing."""
-    recipe = recipe_of(folder)
-    torch.manual_seed(0)
-    model = recipe.build_model(prepared).eval()
-    batch = recipe.collate(prepared.train[[0, 1]], prepared, 16)
-    with torch.no_grad():
-        loss_sum, count = recipe.loss(model, batch)
-        assert int(count) == label_counts(prepared.train).sum() == 8
-        recipe.save(model, prepared, tmp_path)
-        saved = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
-        assert float(loss_sum / count) == pytest.approx(float(saved(**batch).loss), rel=1e-5)
-        assert saved.config.id2label == dict(enumerate(NAMES))
-        one, own = recipe.loss(model, without_targets(batch, np.array([True, False])))
-        alone, _ = recipe.loss(model, recipe.collate(prepared.train[[1]], prepared))
-        assert (float(one), int(own)) == (pytest.approx(float(alone), rel=1e-5), 5)
-        rows = recipe.predict(model, batch)
-        assert rows[:, 0].sum().item() == pytest.approx(float(loss_sum), rel=1e-5)
-        expected = saved(**{**batch, "labels": None}).logits.argmax(-1)
-        tokens = batch["attention_mask"].bool()  # what is computed of padding differs, and counts nowhere
-        assert torch.equal(rows[:, 1:17].long()[tokens], expected[tokens])
-    found = pipeline("token-classification", model=str(tmp_path))("The U.K. left")
-    assert {one["entity"] for one in found} <= set(NAMES)
-
-
 def test_metrics_by_hand(folder: Path, prepared: Prepared) -> None:
     """Word by word, at first tokens only, whatever is predicted elsewhere."""
     recipe = recipe_of(folder)
@@ -235,23 +209,3 @@ def test_entities_of_any_tags() -> None:
 
 
 # --- settings ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"max_length": 0}, r"^recipe\.max_length=0"),
-        ({"max_length": 2}, r"^recipe\.max_length=2 .* 3 tokens"),
-        ({"max_length": 999}, r"^recipe\.max_length=999 .* 128 positions"),
-        ({"metrics_shown": ["F1"]}, r"^recipe\.metrics_shown=.*'f1'"),
-        ({"metrics_shown": "f1"}, r"^recipe\.metrics_shown=f1"),
-    ],
-)
-def test_wrong_settings(changes: dict[str, Any], words: str, folder: Path, tmp_path: Path) -> None:
-    def use() -> None:
-        recipe = recipe_of(folder, **changes)
-        recipe.facts(Cache(tmp_path))
-        recipe.check_model()
-
-    with pytest.raises(UserError, match=words):
-        use()
