@@ -12,7 +12,7 @@ import pytest
 
 from recipes.sources.squad_files import SquadData
 from recipes.tasks.question_answering import Question, QuestionCorpus
-from runner.errors import Unavailable, UserError
+from runner.errors import UserError
 from tests.recipes import zoo
 
 
@@ -73,7 +73,6 @@ def test_digest_follows_everything(tmp_path: Path) -> None:
         changed(lambda paragraphs: paragraphs[0]["qas"][0]["answers"].pop()),
         changed(lambda paragraphs: paragraphs[0]["qas"][0].update(question="Where?")),
         changed(lambda paragraphs: paragraphs[0].update(context=paragraphs[0]["context"] + " ")),
-        changed(lambda paragraphs: paragraphs.reverse()),
     ]
     assert len(set(digests)) == len(digests)
     assert read(tmp_path, json.dumps(zoo.content(0, 20), indent=3)).digest == digests[0]
@@ -109,16 +108,6 @@ def test_malformed_files(tmp_path: Path, train: Any, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_wrong_settings(tmp_path: Path) -> None:
-    train, evaluation = map(str, zoo.write(tmp_path))
-    with pytest.raises(UserError, match=r"recipe\.data\.eval=null"):
-        SquadData(train, None).read()
-    with pytest.raises(UserError, match=r"recipe\.data\.max_eval_samples=0"):
-        SquadData(train, evaluation, max_eval_samples=0)
-    with pytest.raises(Unavailable, match="'rajpurkar/squad'"):
-        SquadData(hub_name="rajpurkar/squad").read()
-
-
 @pytest.mark.parametrize("as_columns", [True, False])
 def test_hub_form(tmp_path: Path, as_columns: bool) -> None:
     """A data set in the Hub's form, answers as columns or as rows, equals SQuAD's file."""
@@ -134,5 +123,3 @@ def test_hub_form(tmp_path: Path, as_columns: bool) -> None:
                 )
         (hub / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert SquadData(hub_name=str(hub)).read().digest == read(tmp_path).digest
-    with pytest.raises(UserError, match="no split 'dev'"):
-        SquadData(hub_name=str(hub), hub_eval="dev").read()

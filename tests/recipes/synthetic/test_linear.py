@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recipes.synthetic.linear import LinearLayer
@@ -17,8 +15,7 @@ from runner.backends import Backend
 from runner.config.choices import BatchMode, OptimizerName, ScalingRule, ScheduleName
 from runner.config.compose import compose, settings
 from runner.data.cache import Cache
-from runner.data.recipe import IGNORED_LABEL, Prepared, without_targets
-from runner.errors import UserError
+from runner.data.recipe import Prepared
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
 from runner.train.build import build_loop
@@ -129,29 +126,6 @@ def test_data_are_the_articles_bit_by_bit(prepared: Prepared, tmp_path: Path) ->
     assert prepared.train.column("label_count").tolist() == [1] * 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_loss_is_a_sum_and_a_count(prepared: Prepared, dtype: torch.dtype) -> None:
-    """Four times the sum over labelled rows, and how many there were; the gradient comes from those rows only."""
-    model = LinearLayer().build_model(prepared).to(dtype)
-    batch = LinearLayer().collate(prepared.train[[0, 1, 2]], prepared)
-    batch["labels"][1] = IGNORED_LABEL
-    loss_sum, count = LinearLayer().loss(model, batch)
-    expected = 4 * batch["inputs"][[0, 2]].to(dtype).sum(0)
-    assert loss_sum.dtype is dtype
-    assert (float(loss_sum.detach()), int(count)) == (pytest.approx(float(expected.sum()), rel=1e-6), 2)
-    (gradient,) = torch.autograd.grad(loss_sum, list(model.parameters()))
-    assert torch.allclose(gradient[0], expected)
-
-
-def test_filler_moves_nothing(prepared: Prepared) -> None:
-    """A filler row has loss 0, count 0 and a gradient of zeros."""
-    model = LinearLayer().build_model(prepared)
-    batch = without_targets(LinearLayer().collate(prepared.train[[3]], prepared), np.array([True]))
-    loss_sum, count = LinearLayer().loss(model, batch)
-    (gradient,) = torch.autograd.grad(loss_sum, list(model.parameters()))
-    assert (float(loss_sum.detach()), int(count), int(gradient.count_nonzero())) == (0.0, 0, 0)
-
-
 def test_reduced_precision_is_summed_in_fp32(prepared: Prepared) -> None:
     """Under autocast the layer works in bf16, and its outputs are summed in fp32."""
     model = LinearLayer().build_model(prepared)
@@ -161,13 +135,6 @@ def test_reduced_precision_is_summed_in_fp32(prepared: Prepared) -> None:
         assert LinearLayer().predict(model, batch).dtype is torch.float32
     assert loss_sum.dtype is torch.float32
     assert float(loss_sum.detach()) == pytest.approx(4 * float(batch["inputs"].sum()), rel=1e-2)
-
-
-def test_weights_are_saved(prepared: Prepared, tmp_path: Path) -> None:
-    """`model.safetensors` has the one weight."""
-    LinearLayer().save(LinearLayer().build_model(prepared), prepared, tmp_path / "model")
-    saved = load_file(tmp_path / "model" / "model.safetensors")
-    assert {name: tensor.tolist() for name, tensor in saved.items()} == {"weight": [[1.0] * 8]}
 
 
 # --- choices ------------------------------------------------------------------------------------------------
@@ -202,9 +169,3 @@ def test_a_fixed_global_batch_can_be_asked_for() -> None:
     assert (batch.global_batch, batch.micro_batch) == (8, None)
     batch = settings(compose(["recipe=linear"])).batch
     assert (batch.global_batch, batch.micro_batch) == (None, 4)
-
-
-def test_settings_of_the_recipe() -> None:
-    """The recipe has no setting of its own: one that is added is refused."""
-    with pytest.raises(UserError, match=r"^there is no setting 'recipe\.rows'"):
-        prepare(settings(compose(["recipe=linear", "+recipe.rows=16"])))
