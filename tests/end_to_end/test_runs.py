@@ -161,14 +161,6 @@ def test_options_train(here: Path, options: list[str]) -> None:
     assert read(only_folder(here), "ledger.json")["sound"] is True
 
 
-def test_gradient_checkpointing_changes_no_loss(here: Path) -> None:
-    losses = [
-        summary_of(f"gradient_checkpointing={flag}", "device=cpu2", "max_steps=3", "precision=fp64")["train_loss"]
-        for flag in ("true", "false")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-
-
 def test_length_buckets_change_no_result(here: Path) -> None:
     """Buckets shorter and longer than rows: the same samples, losses and metrics, with dropout on."""
     exact = ["equivalence=exact", "recipe.model.dropout=0.1", "precision=fp64", "device=cpu2", "epochs=1"]

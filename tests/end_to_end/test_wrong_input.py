@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 import shlex
 import shutil
 import threading
@@ -38,17 +37,13 @@ FILES: dict[str, bytes | str] = {
     # source, label, mark, sentence
     "good.tsv": "a\t1\t\tHello there\nb\t0\t\tHello not\n" * 4,
     "word.tsv": "a\tyes\t\tHello\n",
-    "three.tsv": "a\t1\tHello\n",
     "binary.tsv": b"\xff\xfe\x00\x01",
-    "utf16.tsv": "a\t1\t\tHello there\n".encode("utf-16"),
     "empty.tsv": "",
     "pairs.tsv": "premise\thypothesis\tlabel\nIt ran.\tIt fell.\tneutral\n",
     "unknown.tsv": "premise\thypothesis\tlabel\nIt ran.\tIt fell.\tperhaps\n",
     "header.tsv": "premise\thypothesis\tlabel\n",
     "text.json": "It ran.",
-    "list.json": "[]",
     "nothing.json": '{"version": "1.1", "data": []}',
-    "list.yaml": "- 1\n",
     "broken.yaml": "a: [1, 2\nb: }",
     "call.yaml": "!!python/object/apply:os.system ['touch pwned']",
     "five.yaml": "distributed_type: MULTI_CPU\nnum_processes: 5\n",
@@ -161,8 +156,6 @@ WRONG: list[tuple[str, ...]] = [
     ("runner optimizer.lr=1,5e-4", "optimizer.lr=1,5e-4"),
     ("runner optimizer.betas=[0.9,x]", "optimizer.betas", "'x'"),
     ("runner optimizer.betas=0.9", "optimizer.betas"),
-    ("runner optimizer.momentum=0.9", "optimizer.momentum=0.9", "optimizer=sgd"),
-    ("runner sync.k=0", "sync.k=0"),
     ("runner sync.k=4.5", "sync.k", "'4.5'"),
     ("runner sync.k=64 max_steps=9 device=cpu2", "sync.k=64", "9"),
     ("runner sync.k=4 sync.fragments=2.5 device=cpu2", "sync.fragments is invalid", "'2.5' is no whole number"),
@@ -175,12 +168,8 @@ WRONG: list[tuple[str, ...]] = [
     ("runner recipe.max_length=many", "recipe.max_length=many"),
     ("runner recipe.data.train_samples=many", "recipe.data.train_samples=many"),
     ("runner recipe.data.train_samples=10.5", "recipe.data.train_samples=10.5"),
-    ("runner recipe.data.train_samples=-3", "recipe.data.train_samples=-3"),
     ("runner recipe.data.train_samples=null", "recipe.data.train_samples=null"),
     ("runner recipe.model.dropout=high", "recipe.model.dropout=high"),
-    ("runner recipe.model.dropout=2", "recipe.model.dropout=2"),
-    ("runner recipe.model.hidden_size=100", "recipe.model.hidden_size=100", "recipe.model.heads=8"),
-    ("runner recipe.model.heads=7", "recipe.model.heads"),
     ("runner recipe.data=null", "recipe.data=null"),
     ("runner recipe.model=bert", "recipe.model=bert"),
     ("runner recipe.model.name=bert-base-uncased", "recipe.model.name"),
@@ -200,13 +189,9 @@ WRONG: list[tuple[str, ...]] = [
         (f"runner {ACCELERATE}={file}", f"device.file={file}", *named)
         for file, *named in (
             ("missing.yaml", "check the path"),
-            (".",),
             ("two.yaml", "torchrun --nnodes 2", "--node-rank 1"),
             ("broken.yaml",),
             ("call.yaml",),
-            ("list.yaml",),
-            ("empty.tsv",),
-            ("binary.tsv",),
         )
     ),
     (f"runner {ACCELERATE}=five.yaml", "batch.global_batch=48", "5", "45 and 50"),
@@ -214,62 +199,20 @@ WRONG: list[tuple[str, ...]] = [
     ("runner recipe=cola recipe.model.name=model", "recipe.data.train=", "recipe.data.eval="),
     ("runner recipe=cola recipe.data.train=good.tsv recipe.model.name=model", "recipe.data.eval"),
     (f"runner {COLA}=missing.tsv", "recipe.data.train=missing.tsv", "does not exist"),
-    (f"runner {COLA}=folder", "recipe.data.train=folder"),
-    (f"runner {COLA}=empty.tsv", "recipe.data.train=empty.tsv"),
     (f"runner {COLA}=word.tsv", "recipe.data.train=word.tsv", "line 1", "yes"),
-    (f"runner {COLA}=three.tsv", "recipe.data.train=three.tsv", "recipe.data.columns=4"),
-    (f"runner {COLA}=binary.tsv", "recipe.data.train=binary.tsv", "UTF-8"),
-    (f"runner {COLA}=utf16.tsv", "recipe.data.train=utf16.tsv", "UTF-8"),
-    (f"runner {COLA}=text.db", "recipe.data.train=text.db", "recipe.data.columns=4"),
-    (f"runner {COLA}=good.tsv recipe.data.text_column=9", "recipe.data.text_column=9"),
     (f"runner {COLA}=good.tsv recipe.data.label_column=3", "recipe.data.train=good.tsv", "label"),
-    (f"runner {COLA}=good.tsv recipe.data.max_train_samples=0", "recipe.data.max_train_samples=0"),
-    (f"runner {COLA}=good.tsv recipe.max_length=1000", "recipe.max_length=1000", "128"),
     (f"runner {COLA}=missing.tsv recipe.max_length=1000", "recipe.max_length=1000", "128"),  # before data are read
-    (f"runner {COLA}=good.tsv recipe.max_length=1", "recipe.max_length=1"),
-    (f"runner {COLA}=good.tsv recipe.max_length=0", "recipe.max_length=0"),
-    (f"runner {COLA}=good.tsv recipe.padding=left", "recipe.padding=left"),
-    (f"runner {COLA}=good.tsv recipe.metrics_shown=[bleu]", "bleu"),
     (f"runner {MNLI}=unknown.tsv", "recipe.data.train=unknown.tsv", "perhaps"),
-    (f"runner {MNLI}=header.tsv", "recipe.data.train=header.tsv"),
-    (f"runner {MNLI}=pairs.tsv recipe.data.text_column=premis", "premis", "premise"),
-    (f"runner {MNLI}=pairs.tsv recipe.data.label_names=[a]", "recipe.data.label_names"),
-    (f"runner {OWN}=good.txt", "recipe.data.train=good.txt", "does not exist"),
-    (f"runner {OWN}=empty.tsv", "recipe.data.train=empty.tsv"),
     (f"runner {OWN}=header.tsv", "recipe.data.train=header.tsv"),
-    (f"runner {OWN}=pairs.tsv recipe.data.label_column=labl", "labl", "label"),
     ("runner recipe=text_classification recipe.model.name=model", "recipe.data.train="),
     (f"runner {SQUAD}=text.json", "recipe.data.train=text.json"),
-    (f"runner {SQUAD}=list.json", "recipe.data.train=list.json"),
-    (f"runner {SQUAD}=nothing.json", "recipe.data.train=nothing.json"),
-    (f"runner {SQUAD}=nothing.json recipe.doc_stride=400", "recipe.doc_stride=400"),
     (f"runner {TEXT}=empty.tsv", "recipe.data.train=empty.tsv"),
-    (f"runner {TEXT}=*.nothing", "recipe.data.train=*.nothing"),
-    (f"runner {TEXT}=binary.tsv", "recipe.data.train=binary.tsv", "UTF-8"),
-    (f"runner {TEXT}=word.tsv recipe.block_size=0", "recipe.block_size=0"),
-    (f"runner {TEXT}=word.tsv recipe.packing=rows", "recipe.packing=rows"),
     (f"runner {CHAT}=good.tsv", "recipe.data.train=good.tsv", "recipe.data.messages_column"),
-    (f"runner {CHAT}=good.tsv recipe.train_on=answers", "recipe.train_on=answers"),
     (f"runner {PAIRS}=good.tsv", "recipe.data.train=good.tsv", "'source'"),
-    (f"runner {PAIRS}=good.tsv recipe.max_target_length=0", "recipe.max_target_length=0"),
     # Models
     (f"runner {COLA}=good.tsv recipe.model.name=./missing", "recipe.model.name=./missing"),
-    (f"runner {COLA}=good.tsv recipe.model.name=good.tsv", "recipe.model.name=good.tsv"),
-    (f"runner {COLA}=good.tsv recipe.model.name=folder", "recipe.model.name=folder"),
     (f"runner {COLA}=good.tsv recipe.model.name=no-config", "recipe.model.name=no-config", "config.json"),
-    (f"runner {COLA}=good.tsv recipe.model.name=no-weights", "recipe.model.name=no-weights", "weights"),
-    (f"runner {COLA}=good.tsv recipe.model.name=no-tokenizer", "recipe.model.name=no-tokenizer", "tokenizer"),
     (f"runner {COLA}=good.tsv recipe.model.name=truncated", "recipe.model.name=truncated", "model.safetensors"),
-    (f"runner {COLA}=good.tsv recipe.model.name=architecture", "recipe.model.name=architecture", "hyperbert"),
-    (f"runner {COLA}=good.tsv recipe.model.name=shape", "recipe.model.name=shape", "hidden_size=48"),
-    (f"runner {COLA}=good.tsv recipe.model.name=inner", "recipe.model.name=inner", "intermediate.dense.weight"),
-    (
-        f"runner {COLA}=good.tsv recipe.model.name=positions",
-        "recipe.model.name=positions",
-        "position_embeddings.weight",
-    ),
-    (f"runner {COLA}=good.tsv recipe.model.name=null", "recipe.model.name"),
-    (f"runner {COLA}=good.tsv recipe.model.init=zero", "recipe.model.init=zero"),
     (f"runner {COLA}=good.tsv recipe.model.name=bert-base-uncasd", "recipe.model.name=bert-base-uncasd"),
     ("runner recipe=squad recipe.model.name=bert-large-uncased", "recipe."),
     # Code
@@ -286,11 +229,9 @@ WRONG: list[tuple[str, ...]] = [
     ("runner cache_dir=/proc/foo", "cache_dir=/proc/foo"),
     ("RUNNER_CACHE=/proc/foo runner", "cache_dir=/proc/foo"),
     ("runner recipe.metric=null evaluation.metric=loss", "recipe.metric "),
-    ("runner recipe.metrics_shown=[acc]", "recipe.metrics_shown", "'accuracy'"),
     ("runner recipe.name=../../x", "recipe.name=../../x"),
     # Tracking
     ("runner tracking=mlfow", "tracking=mlfow", "'mlflow'"),
-    ("runner tracking=none tracking.uri=mlruns", "tracking.uri=", "tracking=mlflow"),
     ("runner tracking=[mlflow,tensorbord]", "tensorbord", "'tensorboard'"),
     ("runner tracking.uri=http://me:secret@127.0.0.1:9", "***@127.0.0.1:9", "does not answer"),
     ("runner tracking.uri=HTML", "tracking.uri=http://127.0.0.1", "text/html", "tracking=none"),
@@ -514,13 +455,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_bert(root / "model", ["Hello there not", "It ran fell yes"])
     save_llama(root / "llama", positions=1024)
     save_t5(root / "t5")
-    for name, missing in (("no-weights", "model.safetensors"), ("no-tokenizer", "tokenizer*")):
-        shutil.copytree(root / "model", root / name, ignore=shutil.ignore_patterns(missing))
-    changed = {"truncated": {}, "architecture": {"model_type": "hyperbert"}, "shape": {"hidden_size": 48}}
-    changed |= {"inner": {"intermediate_size": 48}, "positions": {"max_position_embeddings": 64}}
-    for name, changes in changed.items():
-        config = shutil.copytree(root / "model", root / name) / "config.json"
-        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    shutil.copytree(root / "model", root / "truncated")
     weights = (root / "truncated" / "model.safetensors").read_bytes()
     (root / "truncated" / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     return root
