@@ -440,9 +440,9 @@ def test_dropout_is_on(pool: WorkerPool, overrides: dict[str, list[str]]) -> Non
 
 @pytest.mark.parametrize("name", ["chat", "t5"])
 def test_gradient_checkpointing(pool: WorkerPool, overrides: dict[str, list[str]], name: str) -> None:
-    """Models with a cache for generating train the same without keeping their activations."""
+    """Models with a cache for generating train the same without keeping their activations, on two workers too."""
     settings = [*overrides[name], *ONE_WORKER, "max_steps=2", "equivalence=standard"]
     kept, again = (
-        pool.run(1, train_recipe, [*settings, f"gradient_checkpointing={on}"])[0] for on in ("false", "true")
+        pool.run(2, train_recipe, [*settings, f"gradient_checkpointing={on}"])[0] for on in ("false", "true")
     )
     assert largest_difference(again["weights"], kept["weights"]) < 1e-12
