@@ -25,6 +25,7 @@ CORE = (
     ("launch",),
     ("train",),
     ("exact", "sync"),
+    ("cost",),
     ("plan",),
     ("backends",),
     ("data",),

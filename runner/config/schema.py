@@ -583,12 +583,14 @@ class Equivalence:
 class Hardware:
     """A device that is not here, by its published figures; for `runner.plan` only. `name`: null for none.
 
-    `tflops`: 1e12 operations per second, dense, by precision. `memory_gb`: 1e9 bytes, `memory_gb_per_s`: that
-    it reads or writes in a second. `link`: what connects the devices, `link_gb_per_s`: 1e9 bytes that each sends in a
-    second.
+    `gpus`: words of torch's names for it, of several data sheets that match, the longest counts: a run measures its
+    utilization against that one. `tflops`: 1e12 operations per second, dense, by precision. `memory_gb`: 1e9 bytes,
+    `memory_gb_per_s`: that it reads or writes in a second. `link`: what connects the devices, `link_gb_per_s`: 1e9
+    bytes that each sends in a second.
     """
 
     name: str | None = None
+    gpus: list[str] = field(default_factory=list)
     tflops: dict[str, float] = field(default_factory=dict)
     memory_gb: float = 0.0
     memory_gb_per_s: float = 0.0

@@ -10,7 +10,7 @@ from runner.config.choices import AccumulationMode, BatchMode
 from runner.data.cache import Progress
 from runner.errors import OutOfMemory, UserError
 from runner.measure.predicted import FIRST_ROWS, Measuring, predicted, unsupported_reason
-from runner.measure.store import load, measurement_path, threads_of
+from runner.measure.store import load
 from runner.measure.tables import gib
 from runner.plan.experiment import Experiment
 
@@ -43,8 +43,8 @@ def with_fitting_micro_batches(
     if available is None:
         raise UserError(f"accumulation=fit is not possible: this system does not tell its free memory; {instead}")
     assert accumulation.memory_share is not None
-    limit, path = accumulation.memory_share * available, measurement_path(experiment, threads_of(experiment))
-    known, prepared_s = load(path), time.monotonic() - started
+    limit = accumulation.memory_share * available
+    known, prepared_s = load(experiment), time.monotonic() - started
     if known is None and not measures:
         raise UserError("accumulation=fit needs a measurement: add measure=true; a run measures by itself")
 
@@ -85,7 +85,7 @@ def with_fitting_micro_batches(
                 return best
             if not measured(best):
                 candidates = candidates[1:]
-        known = load(path)
+        known = load(experiment)
     raise UserError("accumulation=fit is not possible: there is too little memory for one sample")
 
 

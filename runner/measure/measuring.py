@@ -12,12 +12,12 @@ import numpy as np
 from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
 from runner.config.schema import Config, Profile, Sync, Tracking
+from runner.cost.prediction import Measurement, fitted
+from runner.cost.work import Shapes, evaluation_work
 from runner.launch.local import launch, temporary_folder
 from runner.measure.store import threads_of
 from runner.measure.worker import Measured, MeasuringJob, run_launched
 from runner.plan.experiment import Experiment
-from runner.plan.prediction import Measurement, fitted
-from runner.plan.work import Shapes, evaluation_work
 from runner.train.throughput import PHASES
 
 #: How often each kind of step is timed, after a first time that warms up and shows the memory it needs.
@@ -42,9 +42,7 @@ def measure(
     train, evaluation = shapes
     config, placement, plan = experiment.config, experiment.placement, experiment.plan
     groups = _groups(train.lengths, rows, np.random.default_rng(config.seed))
-    parts = _evaluations(evaluation.lengths, config.evaluation.micro_batch, plan.world_size)
     steps = sum(map(len, groups)) + 1
-    threads = threads_of(experiment)
     with temporary_folder() as work:
         job = MeasuringJob(
             config=_for_measuring(config),
@@ -52,19 +50,15 @@ def measure(
             folder=Path(work),
             device_type=placement.device_type,
             local_workers=placement.local_workers,
-            threads=threads,
+            threads=threads_of(experiment),
             # Long enough for the measurement, however short the run is.
             plan=dataclasses.replace(plan, optimizer_steps=steps, total_samples=plan.samples_before(steps)),
             started_at=started_at,
             groups=groups,
-            evaluations=parts,
+            evaluations=_evaluations(evaluation.lengths, config.evaluation.micro_batch, plan.world_size),
         )
         measured: Measured = launch(run_launched, job.as_json(), plan.world_size)
-    synchronous = config.sync.always_synchronous or plan.world_size == 1
-    oversubscription = 1.0
-    if placement.device_type == "cpu":
-        oversubscription = max(1.0, threads * placement.local_workers / available_cores())
-    return _fit(experiment, rows, measured, groups, parts, shapes, synchronous, oversubscription)
+    return _fit(experiment, rows, job, measured, shapes)
 
 
 def _for_measuring(config: Config) -> Config:
@@ -128,23 +122,19 @@ def _evaluations(lengths: np.ndarray, micro_batch: int, workers: int) -> list[li
 
 
 def _fit(
-    experiment: Experiment,
-    rows: tuple[int, int],
-    measured: Measured,
-    groups: Sequence[Sequence[Rows]],
-    parts: Sequence[Sequence[int]],
-    shapes: tuple[Shapes, Shapes],
-    synchronous: bool,
-    oversubscription: float,
+    experiment: Experiment, rows: tuple[int, int], job: MeasuringJob, measured: Measured, shapes: tuple[Shapes, Shapes]
 ) -> Measurement:
     train, evaluation = shapes
+    groups, parts = job.groups, job.evaluations
     features = np.array([_features(group, train) for group in groups])
     kinds = len(groups) // (1 + _ROUNDS)
     timed, seconds = features[kinds:], measured.groups[kinds:]
     phases = {name: np.array([one[name] for one in seconds]) for name in PHASES}
     fits = {name: fitted(timed, own) for name, own in phases.items()}
     synchronisation_s = 0.0
-    if not synchronous:  # there the phase is nothing else, once in each group
+    if experiment.config.sync.has_local_steps(
+        experiment.plan.world_size
+    ):  # there the phase is nothing else, once in each group
         synchronisation_s = _K * float(np.median(phases["communication"]))
         fits["communication"] = np.zeros(4)
     whole_step = sum(fits.values())
@@ -182,11 +172,16 @@ def _fit(
         gradient_memory=float(measured.gradient_memory),
         evaluation_memory=float(measured.evaluation_memory),
         error=float(np.sqrt(np.mean(errors**2))),
-        oversubscription=oversubscription,
+        oversubscription=_oversubscription(job),
         flops_per_token=measured.flops_per_token,
         peak_flops_per_s=measured.peak_flops_per_s,
         parameters=measured.parameters,
     )
+
+
+def _oversubscription(job: MeasuringJob) -> float:
+    """Threads of all workers for each core, at least 1."""
+    return max(1.0, job.threads * job.local_workers / available_cores()) if job.device_type == "cpu" else 1.0
 
 
 def _features(group: Sequence[Rows], shapes: Shapes) -> np.ndarray:

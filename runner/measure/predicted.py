@@ -1,4 +1,4 @@
-"""What runs will need, according to measurements: looked up, or made."""
+"""What runs will need, according to measurements, which are looked up or made, or to data sheets."""
 
 from __future__ import annotations
 
@@ -13,29 +13,19 @@ import numpy as np
 from runner.backends.memory import available_memory
 from runner.config.choices import AccumulationMode, BatchMode, DeviceKind, SyncPolicyName, SyncSchedule
 from runner.config.schema import Accumulation, Device, Hardware, Sync
+from runner.cost.hardware import FLOPS_PER_WEIGHT, USUAL_EFFICIENCY, Model, answer, estimate, prediction_of
+from runner.cost.prediction import Measurement, Prediction, predict
+from runner.cost.work import Shapes, Work, evaluation_work, mean_work, planned_work
 from runner.data.cache import Cache, Progress
 from runner.data.layout import layout
 from runner.data.recipe import Prepared
 from runner.errors import Unavailable, UserError, require
-from runner.folder.record import FINISHED, PredictionScores, RunRecord, Score
 from runner.launch.local import WorkerContext, launch
 from runner.measure.measuring import measure
-from runner.measure.store import load, measurement_path, save, threads_of
+from runner.measure.store import load, measurement_path, save
 from runner.plan import Plan
 from runner.plan.experiment import Experiment, prepare_for_plan
-from runner.plan.hardware import (
-    FLOPS_PER_WEIGHT,
-    USUAL_EFFICIENCY,
-    Figures,
-    Model,
-    answer,
-    estimate,
-    mean_work,
-    prediction_of,
-)
-from runner.plan.prediction import Measurement, Prediction, predict
 from runner.plan.sync_steps import sync_steps
-from runner.plan.work import Shapes, Work, evaluation_work, planned_work
 
 #: The largest micro-batch has this many times the rows of the smallest one that is measured.
 _FEWER_ROWS = 4
@@ -45,24 +35,22 @@ FIRST_ROWS = 32
 
 def unsupported_reason(experiment: Experiment) -> str | None:
     """Why nothing can be predicted for this setup, in words; None if it can."""
-    config, placement = experiment.config, experiment.placement
+    config, placement, several = experiment.config, experiment.placement, experiment.plan.world_size > 1
     if config.hardware.name is not None:
         return None if placement.rehearsed else f"{placement.label} is here: leave out hardware={config.hardware.name}"
-    if experiment.inputs.absent:
-        return "data or model are not on this machine"
-    if placement.rehearsed:
-        return f"{placement.label} is not on this machine"
-    if placement.local_workers != experiment.plan.world_size:
-        return "workers run on several machines"
-    if placement.device_type == "xla":
-        return "steps on a TPU have no phases that can be timed"
-    if config.equivalence.is_identical:
-        return "shards under equivalence=identical are not measured"
-    if config.sync.schedule is SyncSchedule.post_local and experiment.plan.world_size > 1:
-        return "sync.schedule=post_local has two kinds of steps"
-    if config.sync.fragments != 1 and experiment.plan.world_size > 1:
-        return "sync.fragments above 1 are not measured yet"
-    return None
+    reasons = (
+        (bool(experiment.inputs.absent), "data or model are not on this machine"),
+        (placement.rehearsed, f"{placement.label} is not on this machine"),
+        (placement.local_workers != experiment.plan.world_size, "workers run on several machines"),
+        (placement.device_type == "xla", "steps on a TPU have no phases that can be timed"),
+        (config.equivalence.is_identical, "shards under equivalence=identical are not measured"),
+        (
+            several and config.sync.schedule is SyncSchedule.post_local,
+            "sync.schedule=post_local has two kinds of steps",
+        ),
+        (several and config.sync.fragments != 1, "sync.fragments above 1 are not measured yet"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 def predicted(experiment: Experiment, at_once: int = 1, before: float | None = None) -> Prediction | None:
@@ -73,42 +61,30 @@ def predicted(experiment: Experiment, at_once: int = 1, before: float | None = N
     if unsupported_reason(experiment) is not None:
         return None
     if experiment.config.hardware.name is not None:
-        return hardware_estimate(experiment).prediction
-    measurement = load(measurement_path(experiment, threads_of(experiment, at_once)))
+        return _predict_elsewhere(experiment)
+    measurement = load(experiment, at_once)
     if measurement is None or (before is not None and measurement.measured_at > before):
         return None
-    prepared = _prepared(experiment, None)
-    return _predict(experiment, measurement, *_shapes(experiment, prepared))
+    return _predict(experiment, measurement, *_shapes(experiment))
 
 
-@dataclass(frozen=True)
-class HardwareEstimate:
-    """What a device that is not here will need. `answer`: what communication costs, in a sentence; None if nothing."""
+def _predict_elsewhere(experiment: Experiment) -> Prediction:
+    """What a device that is not here will need: from its data sheet, the model's size and its efficiency if measured.
 
-    prediction: Prediction
-    answer: str | None
-
-
-def hardware_estimate(experiment: Experiment) -> HardwareEstimate:
-    """An estimate from published figures, and from the model's size and efficiency if measured. Raises UserError."""
+    Raises UserError.
+    """
     config, plan, hardware = experiment.config, experiment.plan, experiment.config.hardware
     precision = config.precision.name.name
-    known = ", ".join(hardware.tflops)
-    rule = f"hardware={hardware.name} has no published peak for it: use {known}"
+    rule = f"hardware={hardware.name} has no published peak for it: use {', '.join(hardware.tflops)}"
     require(precision in hardware.tflops, "precision", precision, rule)
-    figures = Figures(
-        hardware.tflops[precision] * 1e12,
-        hardware.memory_gb * 1e9,
-        hardware.memory_gb_per_s * 1e9,
-        hardware.link_gb_per_s * 1e9,
-    )
     model, work = _model(experiment), _work_elsewhere(experiment)
     synchronous = config.sync.always_synchronous
     k = 1.0 if synchronous else plan.optimizer_steps / max(len(_due(experiment)), 1)
-    parts = estimate(work, model, figures, synchronous)
-    device = f"{hardware.name} over {hardware.link}"
-    told = answer(estimate(work, model, figures, True), device, plan.world_size) if plan.world_size > 1 else None
-    return HardwareEstimate(prediction_of(parts, work, model, figures, k), told)
+    peak = hardware.tflops[precision] * 1e12
+    found = prediction_of(estimate(work, model, hardware, peak, synchronous), work, model, hardware, k)
+    if plan.world_size == 1:
+        return found
+    return dataclasses.replace(found, answer=answer(estimate(work, model, hardware, peak, True), hardware, plan))
 
 
 def _model(experiment: Experiment) -> Model:
@@ -116,8 +92,7 @@ def _model(experiment: Experiment) -> Model:
     given = experiment.config.plan.parameters
     if given is not None:
         return Model(given, FLOPS_PER_WEIGHT * given)
-    here = one_worker_here(experiment)
-    measurement = load(measurement_path(here, threads_of(here)))
+    measurement = load(one_worker_here(experiment))
     if measurement is None or measurement.flops_per_token is None or not measurement.parameters:
         one = "runner.plan device=cpu measure=true, with the same recipe and precision, measures it here"
         raise UserError(f"hardware needs the size of the model: give plan.parameters=N, its weights; or {one}")
@@ -145,66 +120,13 @@ def one_worker_here(experiment: Experiment) -> Experiment:
 
 
 def _work_elsewhere(experiment: Experiment) -> Work:
-    config, plan = experiment.config, experiment.plan
-    if config.plan.tokens is not None:
-        return mean_work(
-            config.plan.tokens * plan.replica_batch, plan.accumulation_steps, plan.world_size, plan.optimizer_steps
-        )
+    if experiment.config.plan.tokens is not None:
+        return mean_work(experiment.plan, experiment.config.plan.tokens)
     try:
-        train, _ = _shapes(experiment, _prepared(experiment, None))
+        train, _ = _shapes(experiment)
     except Unavailable as error:
         raise UserError(f"{error}; hardware needs only the mean tokens of a sample, plan.tokens=N") from error
     return _work(experiment, train)
-
-
-def scored(experiment: Experiment, record: RunRecord, started_at: float) -> PredictionScores | None:
-    """The predictions for a run that has finished, against what it took; None if there is none or it was disturbed.
-
-    `started_at`: of the run; later measurements are not used.
-    """
-    result, speed = record.result, record.speed
-    disturbed = record.jobs_at_once != 1 or record.resumed_after or speed.restart_share or result.stopped_early
-    if disturbed or record.status != FINISHED or not result.samples_per_s:
-        return None
-    prediction = predicted(experiment, before=started_at)
-    if prediction is None:
-        return None
-    assert result.samples_seen is not None
-    assert record.wall_s is not None
-    assert result.evaluation_s is not None
-    training, total, memory = prediction.training, prediction.total, result.peak_memory_bytes
-    took_s = result.samples_seen / result.samples_per_s
-    return PredictionScores(
-        measured_at=prediction.measured_at,
-        training_s=Score(training.value, took_s, (training.low, training.high)),
-        wall_s=Score(total.value, record.wall_s, (total.low, total.high)),
-        evaluation_s=Score(prediction.evaluation_s, result.evaluation_s),
-        peak_memory_bytes=Score(prediction.memory_bytes, max(memory)) if memory else None,
-    )
-
-
-def prediction_metrics(record: RunRecord) -> dict[str, float]:
-    """The predictions that are logged as metrics; errors are shares, positive if too much was predicted."""
-    found = record.prediction
-    metrics: dict[str, float] = {}
-    for name in ("training_s", "wall_s", "peak_memory_bytes") if found is not None else ():
-        if (own := getattr(found, name)) is not None:
-            metrics[f"prediction/{name}"] = own.predicted
-            metrics[f"prediction/{name.removesuffix('_s').removesuffix('_bytes')}_error"] = own.error
-    return metrics
-
-
-def prediction_words(record: RunRecord) -> str | None:
-    """How good the prediction was, in a line; None without one."""
-    if record.prediction is None:
-        return None
-    own = record.prediction.training_s
-    assert own.interval is not None
-    low, high = own.interval
-    return (
-        f"training took {own.measured:,.1f} s, predicted were {own.predicted:,.1f} ({low:,.1f} to {high:,.1f}): "
-        f"{own.error:+.0%}"
-    )
 
 
 @dataclass
@@ -220,7 +142,7 @@ class Measuring:
         """Note which micro-batches the setups have, so that one measurement covers all that it serves."""
         for one in experiments:
             experiment = one if one.config.hardware.name is None else one_worker_here(one)
-            path, many = str(measurement_path(experiment, threads_of(experiment))), experiment.plan.micro_batch
+            path, many = str(measurement_path(experiment)), experiment.plan.micro_batch
             few = max(1, many // _FEWER_ROWS)
             before = self._rows.get(path, (few, many))
             self._rows[path] = (min(few, before[0]), max(many, before[1]))
@@ -232,17 +154,15 @@ class Measuring:
         """
         if experiment.config.hardware.name is not None:
             self.predicted(one_worker_here(experiment))
-            return hardware_estimate(experiment).prediction
-        prepared = _prepared(experiment, self.progress)
-        shapes = _shapes(experiment, prepared)
-        path = measurement_path(experiment, threads_of(experiment))
-        measurement, rows = load(path), self._rows[str(path)]
+            return _predict_elsewhere(experiment)
+        shapes = _shapes(experiment, self.progress)
+        measurement, rows = load(experiment), self._rows[str(measurement_path(experiment))]
         if measurement is not None:
             rows = (min(rows[0], measurement.rows[0]), max(rows[1], measurement.rows[1]))
         if measurement is None or rows != tuple(measurement.rows):
             until_launched = self._until_launched()
             measurement = measure(experiment, rows, shapes, time.time() - until_launched)
-            save(path, measurement)
+            save(experiment, measurement)
         return _predict(experiment, measurement, *shapes)
 
     def _until_launched(self) -> float:
@@ -259,13 +179,10 @@ def _nothing(job: Any, context: WorkerContext) -> None:
     """A worker that only shows that workers can be started."""
 
 
-def _prepared(experiment: Experiment, progress: Progress | None) -> Prepared:
-    return Prepared.load(experiment.recipe.prepare(Cache(experiment.config.cache_dir, progress), experiment.facts))
-
-
-def _shapes(experiment: Experiment, prepared: Prepared) -> tuple[Shapes, Shapes]:
-    """The sum of training and evaluation."""
+def _shapes(experiment: Experiment, progress: Progress | None = None) -> tuple[Shapes, Shapes]:
+    """The rows of training and evaluation. `progress`: called while data are tokenised."""
     config, recipe = experiment.config, experiment.recipe
+    prepared = Prepared.load(recipe.prepare(Cache(config.cache_dir, progress), experiment.facts))
     buckets, padding = config.device.length_buckets, config.recipe.get("padding")
 
     def of(lengths: np.ndarray) -> Shapes:
@@ -279,7 +196,7 @@ def _shapes(experiment: Experiment, prepared: Prepared) -> tuple[Shapes, Shapes]
 
 def _due(experiment: Experiment) -> list[int]:
     """The last step of each local phase that the plan fixes."""
-    return sorted(sync_steps(experiment.plan, experiment.config.sync, experiment.config.schedule).due or ())
+    return sorted(sync_steps(experiment.plan, experiment.config.sync, experiment.config.schedule).due)
 
 
 def _work(experiment: Experiment, train: Shapes) -> Work:

@@ -8,12 +8,12 @@ from typing import Any
 
 from runner.backends.machine import available_cores, describe_machine, threads_per_worker
 from runner.config.choices import SyncPolicyName
-from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.plain import from_plain, to_plain
 from runner.config.schema import Sync
+from runner.cost.identity import step_settings
+from runner.cost.prediction import Measurement
 from runner.folder.files import check_folder, digest_of, write_json
 from runner.plan.experiment import Experiment
-from runner.plan.prediction import Measurement
 
 #: Raise it when a measurement means something else than before.
 _VERSION = 3
@@ -24,24 +24,18 @@ def threads_of(experiment: Experiment, at_once: int = 1) -> int:
     return threads_per_worker(experiment.placement.local_workers * at_once, experiment.config.equivalence.threads)
 
 
-def measurement_path(experiment: Experiment, threads: int) -> Path:
-    """Where the measurement is kept that tells how fast these workers are.
+def measurement_path(experiment: Experiment, at_once: int = 1) -> Path:
+    """Where the measurement is kept that tells how fast these workers are. `at_once`: jobs that share this machine.
 
     It depends on the machine, the model, the precision, what is computed in a step, workers and their threads, how they
     synchronise, and versions; not on the data, batch sizes, accumulation, k or the length of the run.
     """
     config, placement = experiment.config, experiment.placement
-    content: dict[str, Any] = {
+    content = step_settings(experiment.setup) | {
         "version": _VERSION,
-        "recipe": {name: value for name, value in config.recipe.items() if name not in NOT_TRAINED_WITH},
         "machine": describe_machine(placement.device_type, available_cores()),
         "device": [placement.device_type, config.device.length_buckets],
-        "versions": dict(experiment.setup.versions),
-        "precision": to_plain(config.precision),
-        "optimizer": {name: value for name, value in to_plain(config.optimizer).items() if name != "lr"},
-        "model": [config.compile, config.gradient_checkpointing, *map(to_plain, (config.equivalence, config.adapter))],
-        "sharding": to_plain(config.sharding),
-        "workers": [experiment.plan.world_size, placement.local_workers, threads],
+        "workers": [experiment.plan.world_size, placement.local_workers, threads_of(experiment, at_once)],
         "sync": _synchronisation(config.sync, experiment.plan.world_size),
     }
     return Path(config.cache_dir).expanduser() / "measurements" / f"{digest_of(content)[:24]}.json"
@@ -57,15 +51,16 @@ def _synchronisation(sync: Sync, workers: int) -> Any:
     return [sync.policy.name, sync.compress.name, sync.overlap, outer and sync.outer_momentum]
 
 
-def load(path: Path) -> Measurement | None:
+def load(experiment: Experiment, at_once: int = 1) -> Measurement | None:
     """None if nothing was measured yet, or the file cannot be read: it can be measured again."""
     try:
-        return from_plain(Measurement, json.loads(path.read_text(encoding="utf-8")))
+        return from_plain(Measurement, json.loads(measurement_path(experiment, at_once).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def save(path: Path, measurement: Measurement) -> None:
+def save(experiment: Experiment, measurement: Measurement) -> None:
+    path = measurement_path(experiment)
     check_folder("cache_dir", str(path.parent))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, to_plain(measurement))

@@ -6,8 +6,9 @@ import time
 
 from rich.console import RenderableType
 
+from runner.cost.prediction import Prediction
+from runner.cost.quantity import Quantity
 from runner.plan.experiment import Experiment
-from runner.plan.prediction import Prediction, Quantity
 from runner.plan.tables import plain_table
 
 _GIB = 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from runner.config.choices import SCALED_BY_SDE, OptimizerName, ScalingRule, ScalingWeightDecay
@@ -75,11 +75,25 @@ def scaled(optimizer: Optimizer, scaling: Scaling, rule: ScalingRule, batch: int
     return dataclasses.replace(optimizer, **changes)  # type: ignore[arg-type] # each has its own type
 
 
+#: The factor of each rule on the base learning rate as a function of κ, and how that is written; `auto` has none.
+_LR_FACTORS: dict[ScalingRule, tuple[Callable[[float], float], str]] = {
+    ScalingRule.none: (lambda ratio: 1.0, "1, for {}"),
+    ScalingRule.linear: (lambda ratio: ratio, "{}"),
+    ScalingRule.sqrt: (math.sqrt, "√({})"),
+    ScalingRule.sde: (math.sqrt, "√({})"),
+    ScalingRule.half_life: (lambda ratio: 1.0, "1, for {}"),
+    ScalingRule.half_life_sqrt: (math.sqrt, "√({})"),
+}
+
+
 def lr_factor(rule: ScalingRule, ratio: float) -> float:
     """The factor on the base learning rate. `ratio`: κ."""
-    if rule is ScalingRule.linear:
-        return ratio
-    return 1.0 if rule in (ScalingRule.half_life, ScalingRule.none) else math.sqrt(ratio)
+    return _LR_FACTORS[rule][0](ratio)
+
+
+def lr_formula(rule: ScalingRule, ratio: str) -> str:
+    """The same in words. `ratio`: κ, such as `128 / reference 32`."""
+    return _LR_FACTORS[rule][1].format(ratio)
 
 
 def settings_text(value: float | Sequence[float]) -> str:

@@ -13,7 +13,7 @@ from runner.plan.certificate import Certificate
 from runner.plan.describe_sync import describe_sync_window
 from runner.plan.experiment import Experiment
 from runner.plan.properties import describe_adapter
-from runner.plan.scaling import settings_text
+from runner.plan.scaling import lr_formula, settings_text
 from runner.plan.scaling_range import rule_of
 from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
 
@@ -125,8 +125,7 @@ def _learning_rate(experiment: Experiment) -> str:
         return f"base {plan.base_lr:.4g}, not scaled"
     if batch == plan.reference_batch:
         return f"base, for the reference batch of {batch}"
-    ratio = f"{batch} / reference {plan.reference_batch}"
-    shown = {ScalingRule.linear: ratio, ScalingRule.half_life: f"1, for {ratio}"}.get(rule, f"√({ratio})")
+    shown = lr_formula(rule, f"{batch} / reference {plan.reference_batch}")
     return f"base {plan.base_lr:.4g} × {plan.lr_factor:.4g} ({rule.name} rule: {shown})"
 
 

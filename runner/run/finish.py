@@ -19,7 +19,7 @@ from runner.folder.reading import read_json
 from runner.folder.record import FAILED, FILE_NAME, DataSize, RunRecord, RunResult, amend
 from runner.launch.local import WorkerFailed
 from runner.log import LOG
-from runner.measure.predicted import prediction_metrics, scored
+from runner.measure.scores import prediction_metrics, scored
 from runner.plan.experiment import Experiment
 from runner.plan.history import Outcome, ended_at, split_at
 from runner.plan.levels import NOT_COMPARABLE

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from runner.folder.record import NoiseScale, RunRecord
-from runner.measure.predicted import prediction_words
+from runner.measure.scores import prediction_words
 from runner.plan.experiment import Experiment
 from runner.speed.figures import efficiency_words, utilization_words
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.backends.machine import BUSY
+from runner.cost.step import STANDS_OUT, StepCost
 from runner.folder.record import Diagnosis, Tokens
 from runner.speed.run_numbers import PER_SAMPLE, RunNumbers, flops_words
 
-#: A cause below this share is not reported: without it, the rest would be at most a quarter faster.
-STANDS_OUT = 0.2
 #: Start-up and end take a fixed time, so a larger share of a short run is normal.
 FIXED_COST_STANDS_OUT = 0.3
 #: Share of the peak that forward and backward pass reach with products of a good size (Chowdhery et al. 2022: 46% on
@@ -17,17 +16,6 @@ FIXED_COST_STANDS_OUT = 0.3
 COMMON_UTILIZATION, LOW_UTILIZATION = 0.5, 0.25
 #: Share of the samples read. Samplers that pad shards to equal length repeat fewer.
 REPEATS_STAND_OUT = 0.02
-
-
-def share_at(k: int, each_s: float, compute_s: float) -> float:
-    """Communication's share of a step with `sync.k=k`, for seconds per synchronisation and of compute per step."""
-    return each_s / k / (compute_s + each_s / k)
-
-
-def smallest_k(each_s: float, compute_s: float, largest: int) -> int | None:
-    """The smallest power of two up to `largest` for which communication does not stand out; None if there is none."""
-    powers = (2**n for n in range(largest.bit_length()))
-    return next((k for k in powers if share_at(k, each_s, compute_s) < STANDS_OUT), None)
 
 
 def diagnose(run: RunNumbers) -> list[Diagnosis]:
@@ -131,10 +119,8 @@ def _another_k(run: RunNumbers) -> tuple[str, tuple[str, ...]]:
     if run.plan.k == 1 and result.comm_s is not None and result.synchronisations:
         # With local phases, the backward pass no longer hides a part of it.
         each_s = max(each_s, result.comm_s / result.synchronisations)
-    k = smallest_k(each_s, compute_s, run.largest_k)
-    if k is None:
-        return f"; no sync.k up to the {run.largest_k:,} steps of this run would reduce it below {STANDS_OUT:.0%}", ()
-    return f"; sync.k={k} would reduce it to {share_at(k, each_s, compute_s):.0%}", (f"sync.k={k}",)
+    k, advice = StepCost(compute_s, each_s).advice(run.largest_k)
+    return f"; {advice}", () if k is None else (f"sync.k={k}",)
 
 
 def _padding(run: RunNumbers) -> Iterator[Diagnosis]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from runner.backends.machine import available_cores
 from runner.config.choices import SyncSchedule
-from runner.config.instantiate import NOT_TRAINED_WITH
-from runner.config.plain import to_plain
+from runner.cost.identity import step_settings
 from runner.folder.files import digest_of, started_ms
 from runner.folder.reading import read_json
 from runner.folder.record import FINISHED, RunRecord, SpeedFigures
@@ -28,15 +27,9 @@ def speed_key(setup: RunSetup, machine: str) -> str:
     Seed, length of the run, learning rate, evaluation, tracking and synchronisation are left out.
     """
     config, plan = setup.config, setup.plan
-    content = {
-        "recipe": {name: value for name, value in config.recipe.items() if name not in NOT_TRAINED_WITH},
+    content = step_settings(setup) | {
         "data": setup.data,
         "device": [setup.device_type, machine, config.device.length_buckets],
-        "versions": dict(setup.versions),
-        "precision": to_plain(config.precision),
-        "optimizer": {name: value for name, value in to_plain(config.optimizer).items() if name != "lr"},
-        "model": [config.compile, config.gradient_checkpointing, *map(to_plain, (config.equivalence, config.adapter))],
-        "sharding": to_plain(config.sharding),
         "batch": [plan.micro_batch, plan.accumulation_steps, config.batch.length_sorted],
         "workers": plan.world_size,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.cost.step import ring_bytes
 from runner.folder.record import RunResult
 from runner.plan import Plan
 from runner.train.throughput import PHASES
@@ -154,15 +155,14 @@ class RunNumbers:
 
     @property
     def link_gbit_per_s(self) -> float | None:
-        """The rate at which a worker sends during a ring all-reduce: 2 (n − 1) / n times the size of the tensor.
+        """The rate at which a worker sends during a ring all-reduce.
 
-        Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations". A lower bound for
-        the link's speed, since workers also wait for each other.
+        A lower bound for the link's speed, since workers also wait for each other.
         """
         sent, seconds = self.result.comm_bytes, self.result.comm_s
         if self.plan.world_size == 1 or sent is None or not seconds:
             return None
-        return 8e-9 * sent / seconds * 2 * (self.plan.world_size - 1) / self.plan.world_size
+        return ring_bytes(8e-9 * sent / seconds, self.plan.world_size)
 
     def in_steps(self, *phases: str) -> float:
         """The share of these phases in a step; 0 if unknown."""

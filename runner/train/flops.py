@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from runner.backends import Backend
 from runner.backends.machine import BUSY, CoreWaits
-from runner.config.choices import PrecisionName
+from runner.cost.hardware import published_peak
 from runner.data.recipe import Batch
 from runner.errors import first_line
 from runner.train.loop import Loop
@@ -24,23 +23,6 @@ from runner.train.tokens import token_width
 #: Rows whose operations are counted. Three would determine a transformer, whose operations are a quadratic function of
 #: the length; with more, a row whose targets are unusually long counts less.
 _ROWS = 5
-
-#: Published dense peaks of NVIDIA's data sheets, in 1e12 operations per second, by the name that torch gives a GPU; the
-#: first match counts. Tensor cores that accumulate in fp32; without them for fp32.
-_GPUS: dict[str, dict[str, float]] = {
-    r"H[12]00 NVL": {"bf16": 835, "fp16": 835, "tf32": 418, "fp32": 60},
-    r"H100 PCIe": {"bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51},
-    r"G?H[12]00\b": {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67},
-    r"A100\b": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5},
-    r"A10\b": {"bf16": 125, "fp16": 125, "tf32": 62.5, "fp32": 31.2},
-    r"L40S\b": {"bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6},
-    r"L4\b": {"bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3},
-    r"T4\b": {"fp16": 65, "fp32": 8.1},
-    r"V100-PCIE": {"fp16": 112, "fp32": 14},
-    r"V100\b": {"fp16": 125, "fp32": 15.7},
-    r"RTX 4090\b": {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6},
-    r"RTX 3090\b": {"bf16": 71, "fp16": 71, "tf32": 35.6, "fp32": 35.6},
-}
 
 #: Seconds of multiplying matrices to measure a peak. The matrices grow until a product takes `_PRODUCT_S`.
 _MEASURE_S, _PRODUCT_S = 0.15, 0.005
@@ -151,12 +133,6 @@ def peak_flops_per_s(backend: Backend, precision: Precision, threads: int) -> fl
     peak = _measured_peak(backend, precision)
     torch.set_num_threads(own)
     return peak if (waits.share() or 0.0) < BUSY else None
-
-
-def published_peak(gpu: str, precision: PrecisionName) -> float | None:
-    """Dense operations per second of a GPU, by torch's name for it; None if they are not known."""
-    peaks = next((peaks for name, peaks in _GPUS.items() if re.search(rf"\b{name}", gpu)), {})
-    return 1e12 * peaks[precision.name] if precision.name in peaks else None
 
 
 def _measured_peak(backend: Backend, precision: Precision) -> float:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from runner import cli
+from runner.cost.prediction import Measurement
 from runner.data.cache import silent
 from runner.errors import OutOfMemory, UserError
 from runner.measure import fitting
 from runner.measure.fitting import with_fitting_micro_batches
-from runner.measure.store import load, measurement_path, save
+from runner.measure.store import save
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.prediction import Measurement
 from tests.configured import configured
 from tests.replicas import TINY
 from tests.runs import only_folder, read, run
@@ -44,7 +45,7 @@ def fit(experiment: Experiment, measures: bool = False) -> Experiment:
 def experiment(tmp_path: Path) -> Experiment:
     """Of one worker with 24 samples, whose steps were measured."""
     found = prepare(configured([*SETTINGS, f"cache_dir={tmp_path}", "accumulation=fit", "device=cpu"]))
-    save(measurement_path(found, 1), MEASURED)
+    save(found, MEASURED)
     return found
 
 
@@ -114,7 +115,5 @@ def test_a_run_measures_what_it_needs(here: Path, capsys: pytest.CaptureFixture[
     assert run(*arguments) == 0
     assert "micro-batches of 40 need" in capsys.readouterr().err.replace("\n", " ")
     (stored,) = (here / "cache" / "measurements").iterdir()
-    measurement = load(stored)
-    assert measurement is not None
-    assert measurement.rows == (5, 40), "20 samples first, as nothing was known, then 40"
+    assert json.loads(stored.read_text())["rows"] == [5, 40], "20 samples first, as nothing was known, then 40"
     assert read(only_folder(here), "plan.json")["accumulation_steps"] == 1

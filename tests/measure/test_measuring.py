@@ -28,7 +28,7 @@ def experiment(*overrides: str) -> Experiment:
 
 
 def path(*overrides: str) -> Path:
-    return measurement_path(experiment(*overrides), 1)
+    return measurement_path(experiment(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,12 @@ def test_what_one_measurement_serves(overrides: list[str]) -> None:
 )
 def test_what_is_measured_anew(overrides: list[str]) -> None:
     assert path(*overrides) != path()
-    assert measurement_path(experiment(), 2) != path(), "other threads"
+
+
+def test_other_threads_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As jobs have that share the machine."""
+    monkeypatch.setattr("runner.measure.store.threads_per_worker", lambda workers, given: 4 // workers)
+    assert measurement_path(experiment(), at_once=2) != path()
 
 
 def test_ways_to_synchronise_are_measured_separately() -> None:
@@ -117,7 +122,7 @@ def test_a_run_scores_its_prediction(
     assert cli.run_tool("plan", [*arguments, "measure=true", "plan.price_per_hour=3600"]) == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("training", "in total", "peak memory", "fits", "3600 per hour"))
-    measurement = load(path("precision=fp32", cache_dir, *setup))
+    measurement = load(experiment("precision=fp32", cache_dir, *setup))
     assert measurement is not None
     assert measurement.steps == 20
     assert (measurement.synchronisation_s > 0) is ("sync.k=2" in setup)

@@ -51,6 +51,12 @@ def test_each_rule_by_its_formula(ratio: Fraction) -> None:
         assert at(rule, ratio).weight_decay == 0.01
 
 
+def test_a_rule_without_a_formula_is_an_error() -> None:
+    """Such as `auto`, which stands for another one."""
+    with pytest.raises(KeyError):
+        at("auto", Fraction(2))
+
+
 def test_largest_batch_of_the_sde_rule() -> None:
     """β₁ = 0.9 allows κ below 10: the message names the largest batch, and that one works."""
     with pytest.raises(UserError, match="at most 639"):

@@ -9,7 +9,7 @@ import pytest
 
 from runner.folder.record import Compilations, Diagnosis, RunResult, Tokens
 from runner.plan import Plan
-from runner.speed.diagnosis import STANDS_OUT, diagnose, share_at, smallest_k
+from runner.speed.diagnosis import diagnose
 from runner.speed.run_numbers import Baseline, Restarts, RunNumbers, SamplesRead
 
 
@@ -172,19 +172,6 @@ def test_a_failed_run_has_its_ledger_only() -> None:
     unknown = dict.fromkeys(("training_s", "first_step_s", "evaluation_s", "samples_per_s", "step_s", "tokens"))
     assert found(**unknown, rehearsed=True, cores=1, reading=None) == []
     assert [one.kind for one in found(**unknown, reading=SamplesRead(8551, 4 * 8551, 8551))] == ["not dealt out"]
-
-
-def test_the_share_of_communication_at_another_k() -> None:
-    """0.61 s of communication to 0.39 s of compute: at k = 8 it is 0.61 / 8 to 0.39."""
-    assert share_at(1, 0.61, 0.39) == pytest.approx(0.61)
-    assert share_at(8, 0.61, 0.39) == pytest.approx(0.07625 / 0.46625)
-
-
-@pytest.mark.parametrize("each", [0.01, 0.26, 3.0, 50.0])
-@pytest.mark.parametrize("largest", [1, 2, 7, 1000])
-def test_smallest_k_against_brute_force(each: float, largest: int) -> None:
-    good = [k for k in (2**n for n in range(20)) if k <= largest and each / k < STANDS_OUT * (1 + each / k)]
-    assert smallest_k(each, 1.0, largest) == (good[0] if good else None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from runner.backends.machine import CoreWaits
 from runner.config.choices import PrecisionName
 from runner.plan.experiment import prepare
 from runner.train.build import build_loop
-from runner.train.flops import flops_per_sample, peak_flops_per_s, published_peak
+from runner.train.flops import flops_per_sample, peak_flops_per_s
 from runner.train.job import Job
 from runner.train.sharding import full
 from tests.configured import configured
@@ -102,23 +102,3 @@ def test_one_worker_of_a_machine_measures_its_peak(waited_share: float | None, p
 
 def test_a_peak_of_a_busy_machine_is_not_known(pool: WorkerPool) -> None:
     assert pool.run(2, peak, "fp32", 0.5) == [None, 0]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "precision", "tera"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
-        ("NVIDIA A10G", "bf16", None),
-        ("NVIDIA H100 80GB HBM3", "tf32", 494),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA H200", "fp32", 67),
-        ("NVIDIA GH200 480GB", "bf16", 989),
-        ("Tesla T4", "bf16", None),
-        ("Tesla V100-SXM2-16GB", "fp16", 125),
-        ("NVIDIA L40S", "bf16", 362),
-        ("NVIDIA GeForce RTX 4090", "fp32", 82.6),
-        ("an unknown one", "fp32", None),
-    ],
-)
-def test_published_peaks(gpu: str, precision: str, tera: float | None) -> None:
-    assert published_peak(gpu, PrecisionName[precision]) == (None if tera is None else tera * 1e12)

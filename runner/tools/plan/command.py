@@ -13,7 +13,7 @@ from runner.config.hydra_main import show
 from runner.errors import UserError, require
 from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
-from runner.measure.predicted import Measuring, hardware_estimate, predicted, unsupported_reason
+from runner.measure.predicted import Measuring, predicted, unsupported_reason
 from runner.measure.tables import prediction_table
 from runner.plan.tables import absent_notes, certificate_table, plan_tables
 from runner.run.preflight import prepare_run_for_plan, reading_data
@@ -55,8 +55,8 @@ def plan(arguments: Sequence[str], console: Console) -> int:
         prediction = measuring.predicted(experiment)
     if prediction is not None:
         console.print(prediction_table(prediction, experiment))
-        if experiment.config.hardware.name is not None and (words := hardware_estimate(experiment).answer) is not None:
-            console.print(f"[bold]answer:[/] {escape(words)}", soft_wrap=True)
+        if prediction.answer is not None:
+            console.print(f"[bold]answer:[/] {escape(prediction.answer)}", soft_wrap=True)
     else:
         words = f"not predicted: {reason}" if reason else "not measured: add measure=true"
         console.print(f"Time and memory are {words}.", style="dim")

@@ -19,6 +19,9 @@ from runner.config.arguments import HydraOptions
 from runner.config.choices import SyncPolicyName
 from runner.config.compose import compose, parsed, settings, sweep_points, with_sweeper_params
 from runner.config.schema import Sync
+from runner.cost.prediction import Prediction
+from runner.cost.quantity import Quantity
+from runner.cost.sample_cost import SampleCost, read_sample_cost
 from runner.data.cache import Progress
 from runner.errors import UserError, require
 from runner.folder.files import check_folder
@@ -28,8 +31,6 @@ from runner.measure.predicted import Measuring, predicted, unsupported_reason
 from runner.measure.tables import gib, seconds_words
 from runner.plan.experiment import Experiment, prepare_for_plan
 from runner.plan.levels import NOT_COMPARABLE
-from runner.plan.prediction import Prediction, Quantity
-from runner.plan.sample_cost import SampleCost, read_sample_cost
 from runner.plan.scaling_range import rule_of
 from runner.plan.tables import plain_table
 from runner.tools.compare.runs import grouped
@@ -85,14 +86,7 @@ class RankedSetup:
         found, factor = self.prediction, self.more_samples
         if found is None or factor is None:
             return None
-        rest, training = found.total.value - found.training.value, found.training
-        value, low, high = (
-            rest + seconds * more
-            for seconds, more in zip(
-                (training.value, training.low, training.high), (factor.value, factor.low, factor.high), strict=True
-            )
-        )
-        return Quantity(value, low, high)
+        return found.training * factor + (found.total.value - found.training.value)
 
     def row(self) -> dict[str, Any]:
         """The row of a CSV file; None: unknown."""

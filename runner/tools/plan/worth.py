@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.plan.prediction import Quantity
+from runner.cost.quantity import Quantity
 from runner.tools.compare.plots import plot_file
 
 #: Further workers are worth it if they are at least this share as useful as the ones before.

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from runner import cli
+from runner.cost.prediction import predict
+from runner.cost.quantity import Quantity
+from runner.cost.sample_cost import SampleCost
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from runner.plan.prediction import Quantity, predict
-from runner.plan.sample_cost import SampleCost
 from runner.tools.plan.ranking import RankedSetup, _require_tested, _same, best_words, worth_of
 from runner.tools.plan.worth import worth_words, write_plot
 from tests.configured import configured
-from tests.plan.test_prediction import MEASURED, work
+from tests.cost.test_prediction import MEASURED, work
 from tests.replicas import TINY
 from tests.runs import QUICK, read
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.cost.quantity import Quantity
 from runner.errors import UserError, first_line
 from runner.folder.reading import opened, parse_json
-from runner.plan.prediction import Quantity
 
 #: The result of a test is some kilobytes.
 _MOST_BYTES = 2**20

@@ -62,6 +62,21 @@ class Work:
         return round(len(self.tokens) / self.share)
 
 
+def mean_work(plan: Plan, tokens: float) -> Work:
+    """The same work in every step and on every worker, where only the mean `tokens` of a sample are known."""
+    own = np.full((1, plan.world_size), tokens * plan.replica_batch)
+    return Work(
+        micro_batches=np.full_like(own, plan.accumulation_steps),
+        tokens=own,
+        squares=np.zeros_like(own),
+        phase_starts=np.zeros(1, dtype=int),
+        share=1 / plan.optimizer_steps,
+        synchronisations=0,
+        largest=np.array([tokens * plan.replica_batch / plan.accumulation_steps, 0.0]),
+        padding_share=0.0,
+    )
+
+
 def planned_work(plan: Plan, seed: int, length_sorted: bool, shapes: Shapes, due: Sequence[int] | None) -> Work:
     """The work of a whole run.
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.plan.prediction import Measurement, Prediction, fitted, predict
-from runner.plan.work import Work
+from runner.cost.prediction import Measurement, Prediction, fitted, predict
+from runner.cost.work import Work
 
 PHASES = {
     "data": (0.0, 0.0, 0.0, 0.0),

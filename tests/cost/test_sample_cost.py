@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.cost.quantity import Quantity
+from runner.cost.sample_cost import SampleCost, read_sample_cost
 from runner.errors import UserError
-from runner.plan.prediction import Quantity
-from runner.plan.sample_cost import SampleCost, read_sample_cost
 
 TESTED = (("cola", "MiniLM", "0123", 16), "sde")
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from runner.plan import work as work_module
+from runner.cost import work as work_module
+from runner.cost.work import Shapes, evaluation_work, planned_work
 from runner.plan.order import DataOrder
-from runner.plan.work import Shapes, evaluation_work, planned_work
 from tests.plan.test_order import lengths, plan
 
 SAMPLES = 53

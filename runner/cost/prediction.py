@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.plan.work import Work
+from runner.cost.quantity import Quantity
+from runner.cost.work import Work
 
 #: Half the width of the interval around predicted seconds, as a share: at least, and times what the fit leaves open.
 _LEAST_ERROR, _ERRORS = 0.1, 2.0
@@ -76,20 +77,6 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A predicted number and the interval in which it is expected."""
-
-    value: float
-    low: float
-    high: float
-
-    @staticmethod
-    def around(value: float, error: float) -> Quantity:
-        """`error`: share of the value; the interval is symmetric for factors."""
-        return Quantity(value, value / (1 + error), value * (1 + error))
-
-
-@dataclass(frozen=True)
 class Prediction:
     """What a run is expected to need.
 
@@ -97,7 +84,7 @@ class Prediction:
     phase, `waiting` for slower workers among them; they add up. `start_s`, `evaluation_s` (of all `evaluations`),
     `ending_s`: seconds. `padding_share`: of the tokens. `memory_bytes`: peak of one worker, `available_bytes`: what
     there is for it, None if unknown. `outside`: factor by which micro-batches leave the measured range of tokens, 1 if
-    they do not. `measured_at`: None for published figures.
+    they do not. `measured_at`: None for data sheets, which have an `answer`: which k pays, in a sentence.
     """
 
     training: Quantity
@@ -112,6 +99,7 @@ class Prediction:
     available_bytes: float | None
     outside: float
     measured_at: float | None
+    answer: str | None = None
 
     @property
     def communication_share(self) -> float:
@@ -125,9 +113,7 @@ class Prediction:
 
     def money(self, price_per_hour: float) -> Quantity:
         """`price_per_hour`: of all devices together."""
-        return Quantity(
-            *(seconds / 3600 * price_per_hour for seconds in (self.total.value, self.total.low, self.total.high))
-        )
+        return self.total * (price_per_hour / 3600)
 
 
 def fitted(features: np.ndarray, measured: np.ndarray) -> np.ndarray:
@@ -193,8 +179,8 @@ def predict(
     if work.micro_batches.max() > 1:
         memory += measured.gradient_memory
     return Prediction(
-        training=Quantity.around(training, error),
-        total=Quantity.around(total, error * (1 - once) + _ONCE_ERROR * once),
+        training=Quantity.around(training, 1 + error),
+        total=Quantity.around(total, 1 + error * (1 - once) + _ONCE_ERROR * once),
         step_s=step_s,
         start_s=measured.start_s,
         evaluations=evaluations,
