@@ -20,14 +20,10 @@ from benchmarks.slow_link.network import bits_per_second
 from benchmarks.slow_link.records import Row
 from benchmarks.slow_link.table import BASE
 from benchmarks.slow_link.variants import Variant, parse
+from runner.cost.step import ring_bytes
 
 #: Of a link's rate, what it carries besides headers.
 _PAYLOAD = 0.95
-
-
-def sent(hosts: int) -> float:
-    """Bytes that each worker sends in a ring all-reduce, for each byte of its vector (Patarasuk & Yuan 2009)."""
-    return 2 * (hosts - 1) / hosts
 
 
 def step_s(one_s: float, two: Row, variant: Variant, hosts: int, rate: str) -> float:
@@ -35,8 +31,8 @@ def step_s(one_s: float, two: Row, variant: Variant, hosts: int, rate: str) -> f
     assert two.sync_bytes is not None, "gradients are averaged during the backward pass"
     # A fragment has a step for itself, all weights have k of them.
     period = 1 if variant.streaming else variant.k
-    work = max(two.step_s - one_s - (two.stall_s or 0.0), 0.0) * sent(hosts) / sent(2)
-    link = sent(hosts) * two.sync_bytes * 8 / (bits_per_second(rate) * _PAYLOAD)
+    work = max(two.step_s - one_s - (two.stall_s or 0.0), 0.0) * ring_bytes(1, hosts) / ring_bytes(1, 2)
+    link = ring_bytes(two.sync_bytes, hosts) * 8 / (bits_per_second(rate) * _PAYLOAD)
     hidden = variant.steps_in_flight * (one_s + work)
     return one_s + work + max(link - hidden, 0.0) / period
 

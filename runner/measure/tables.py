@@ -30,9 +30,11 @@ def prediction_table(prediction: Prediction, experiment: Experiment) -> Renderab
         f"start-up {seconds_words(prediction.start_s)}, {times} {seconds_words(prediction.evaluation_s)}, "
         f"end {seconds_words(prediction.ending_s)}"
     )
-    table.add_row("training", *_quantity(prediction.training), f"{experiment.plan.optimizer_steps:,} optimizer steps")
+    training, total = prediction.training, prediction.total
+    steps = f"{experiment.plan.optimizer_steps:,} optimizer steps"
+    table.add_row("training", seconds_words(training.value), interval_words(training), steps)
     if prediction.measured_at is not None:
-        table.add_row("in total", *_quantity(prediction.total), f"training, {rest}")
+        table.add_row("in total", seconds_words(total.value), interval_words(total), f"training, {rest}")
     table.add_row("a step", seconds_words(step), "", phases)
     table.add_row(
         "communication", f"{prediction.communication_share:.0%}", "", "of a step, with waiting for other workers"
@@ -58,8 +60,9 @@ def _origin(prediction: Prediction, experiment: Experiment) -> str:
     return f"From steps measured on {age}{outside if prediction.outside > 1 else ''}"
 
 
-def _quantity(quantity: Quantity) -> tuple[str, str]:
-    return seconds_words(quantity.value), f"{seconds_words(quantity.low)} to {seconds_words(quantity.high)}"
+def interval_words(quantity: Quantity) -> str:
+    """Words such as `340 ms to 1.2 s`."""
+    return f"{seconds_words(quantity.low)} to {seconds_words(quantity.high)}"
 
 
 def seconds_words(seconds: float) -> str:

@@ -38,22 +38,7 @@ def key(*overrides: str) -> str:
     return speed_key(experiment(*overrides).setup, MACHINE)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["seed=3"],
-        ["epochs=1"],
-        ["max_steps=2"],
-        ["optimizer.lr=0.1"],
-        ["schedule=cosine"],
-        ["evaluation.every_steps=2", "evaluation.micro_batch=3", "evaluation.keep_best=true"],
-        ["ledger=warn"],
-        ["cache_dir=elsewhere"],
-        ["sync.k=4"],
-        ["device.rehearse=never"],
-        ["recipe.tuned.lr=0.1"],
-    ],
-)
+@pytest.mark.parametrize("overrides", [["optimizer.lr=0.1"], ["sync.k=4"], ["device.rehearse=never"]])
 def test_what_has_no_part_in_speed(overrides: list[str]) -> None:
     """One worker's run serves as the baseline of runs that differ from it in these."""
     assert key(*overrides) == key()
@@ -62,20 +47,12 @@ def test_what_has_no_part_in_speed(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["recipe.model.layers=2"],
-        ["recipe.data.seed=1"],
-        ["++recipe.padding=max_length"],
         ["precision=bf16"],
-        ["optimizer=sgd"],
-        ["optimizer.clip_norm=null"],
-        ["gradient_checkpointing=true"],
-        ["equivalence=exact"],
+        ["recipe.data.seed=1"],
         ["batch.global_batch=48"],
         ["batch.length_sorted=false"],
-        ["accumulation.steps=2"],
         ["accumulation.steps=2", "batch.global_batch=48"],
         ["device.length_buckets=[16]"],
-        ["device.workers=2"],
         ["device.workers=2", "batch.global_batch=48"],
     ],
 )

@@ -17,8 +17,8 @@ from runner.measure.predicted import Measuring, predicted, unsupported_reason
 from runner.measure.tables import prediction_table
 from runner.plan.tables import absent_notes, certificate_table, plan_tables
 from runner.run.preflight import prepare_run_for_plan, reading_data
-from runner.tools.plan.ranking import is_predicted, print_ranking, rank, worth_of, write_csv
-from runner.tools.plan.worth import write_plot
+from runner.tools.plan.ranking import rank
+from runner.tools.plan.report import print_ranking, write_csv
 
 
 def plan(arguments: Sequence[str], console: Console) -> int:
@@ -38,7 +38,7 @@ def plan(arguments: Sequence[str], console: Console) -> int:
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):
         raise UserError(f"{asked} is not possible: {reason}")
-    for name in ("csv", "scale", "plot"):
+    for name in ("csv", "scale"):
         given = getattr(experiment.config.plan, name)
         require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
     prediction = predicted(experiment) if not measures else None
@@ -66,13 +66,7 @@ def plan(arguments: Sequence[str], console: Console) -> int:
 def _rank(options: HydraOptions, started: float, console: Console) -> int:
     with reading_data() as progress:
         setups = rank(options, started, progress, console)
-    worth = worth_of(setups)
-    print_ranking(setups, worth, console)
+    print_ranking(setups, console)
     if (path := setups[0].experiment.config.plan.csv) is not None:
         write_csv(setups, path)
-    if (path := setups[0].experiment.config.plan.plot) is not None:
-        if worth:
-            write_plot(worth, is_predicted(setups), path)
-        else:
-            console.print(f"No {escape(path)}: fewer than two numbers of workers have a time to the same loss.")
     return 0

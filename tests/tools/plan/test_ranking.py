@@ -15,8 +15,9 @@ from runner.cost.quantity import Quantity
 from runner.cost.sample_cost import SampleCost
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
-from runner.tools.plan.ranking import RankedSetup, _require_tested, _same, best_words, worth_of
-from runner.tools.plan.worth import worth_words, write_plot
+from runner.tools.plan.ranking import RankedSetup, _require_tested, _same
+from runner.tools.plan.report import best_words
+from runner.tools.plan.worth import worth_of, worth_words
 from tests.configured import configured
 from tests.cost.test_prediction import MEASURED, work
 from tests.replicas import TINY
@@ -50,7 +51,7 @@ def test_the_fastest_at_each_level() -> None:
     assert best_words(setups[4:]) == "No setup has a prediction."
 
 
-def test_worth_of_more_workers(tmp_path: Path) -> None:
+def test_worth_of_more_workers() -> None:
     """The time to the same loss: setups whose batch needs more samples, or was not tested, come later."""
     cost = SampleCost(48, 96, Quantity(1.5, 1.2, 2.0), ("acceptability", "…", "…", 48), "sde")
     sizes = {1: 24, 2: 48, 4: 96}
@@ -75,8 +76,6 @@ def test_worth_of_more_workers(tmp_path: Path) -> None:
     assert "not worth it" not in words.partition("4 workers")[0]
     assert words.endswith("not worth it.")
     assert worth_words(worth_of([local, two]), predicted=False) == ""
-    write_plot(worth_of([four, two, one]), False, str(tmp_path / "worth.png"))
-    assert (tmp_path / "worth.png").read_bytes().startswith(b"\x89PNG")
     other_rule = of(4, 1e6, "scaling=sqrt")
     assert other_rule.more_samples is None
     with pytest.raises(UserError, match=r"^plan\.scale="):
