@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.config.plain import from_plain
 from runner.cost.quantity import Quantity
 from runner.errors import UserError, first_line
 from runner.folder.reading import opened, parse_json
@@ -15,18 +16,43 @@ _MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class SampleCost:
-    """`largest`: the largest batch that needs no more samples. `beyond`: a larger one, which needs `more` times them.
+class Beyond:
+    """The batch after the largest that trains the same, with its best scaling rule."""
 
-    None where no larger batch was tried, or it was not found out; `more` is infinite if that is beyond what was tried.
-    `tested`: recipe, model, data and reference batch. `rule`: the scaling rule of both.
+    batch: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class SampleCost:
+    """What was tested, and what was found, as the `result.json` of a test says it.
+
+    `largest`: the largest batch that needs no more samples than the `reference` batch; `rule`: its best scaling rule,
+    None for the reference batch itself. `beyond`: a larger one, which needs `more_samples` times them, with their
+    range; None where no larger batch was tried, or it was not found out; infinite if that is beyond what was tried.
     """
 
+    recipe: str
+    model: str
+    data: str
+    reference: int
     largest: int
-    beyond: int | None
-    more: Quantity | None
-    tested: tuple[str, str, str, int]
     rule: str | None
+    beyond: Beyond | None
+    more_samples: float | None
+    more_samples_range: tuple[float, float] | None
+
+    @property
+    def more(self) -> Quantity | None:
+        """`more_samples` with its interval."""
+        if self.more_samples is None or self.more_samples_range is None:
+            return None
+        return Quantity(self.more_samples, *self.more_samples_range)
+
+    @property
+    def best_rule(self) -> str | None:
+        """The scaling rule of all larger batches."""
+        return self.rule or (self.beyond.rule if self.beyond is not None else None)
 
     def at(self, batch: int) -> Quantity | None:
         """The factor for a global batch; None if it is not known.
@@ -36,46 +62,38 @@ class SampleCost:
         """
         if batch <= self.largest:
             return Quantity(1.0, 1.0, 1.0)
-        if self.beyond is None or self.more is None or (self.more.value <= 1 and batch > self.beyond):
+        if self.beyond is None or self.more is None or (self.more.value <= 1 and batch > self.beyond.batch):
             return None
-        return Quantity(*(self._factor(batch, more) for more in (self.more.value, self.more.low, self.more.high)))
+        more, beyond = self.more, self.beyond.batch
+        return Quantity(*(self._factor(batch, beyond, one) for one in (more.value, more.low, more.high)))
 
-    def _factor(self, batch: int, more: float) -> float:
-        assert self.beyond is not None
+    def _factor(self, batch: int, beyond: int, more: float) -> float:
         if more <= 1:
             return 1.0
         if math.isinf(more):
             return math.inf
-        useful = self.beyond - more * self.largest
+        useful = beyond - more * self.largest
         if useful <= 0:  # the additional samples of a step are wasted
-            return more * batch / self.beyond
+            return more * batch / beyond
         critical = useful / (more - 1)
         return (critical + batch) / (critical + self.largest)
 
 
 def read_sample_cost(path: str) -> SampleCost:
     """Read the result from the folder of a branch test, or its `result.json`. Raises UserError."""
+    give = "give the folder that python -m runner.scale has printed"
     file = Path(path)
     file = file / "result.json" if file.is_dir() else file
     if not file.exists():
         what = "does not have the result of a branch test" if Path(path).is_dir() else "does not exist"
-        raise UserError(f"plan.scale={path} {what}: give the folder that python -m runner.scale has printed")
+        raise UserError(f"plan.scale={path} {what}: {give}")
     try:
         with opened(file) as content:
-            found = parse_json(content.read(_MOST_BYTES + 1), _MOST_BYTES)
-        beyond, rule = None, found["rule"]
-        if found["beyond"] is not None:
-            beyond, rule = int(found["beyond"]["batch"]), rule or found["beyond"]["rule"]
-        more = found["more_samples"]
-        quantity = None if more is None else Quantity(float(more), *map(float, found["more_samples_range"]))
-        largest, reference = int(found["largest"]), int(found["reference"])
-        in_order = quantity is None or 0 < quantity.low <= quantity.value <= quantity.high
-        if not (1 <= reference <= largest < (beyond or math.inf) and in_order):
+            found = from_plain(SampleCost, parse_json(content.read(_MOST_BYTES + 1), _MOST_BYTES))
+        more, beyond = found.more, math.inf if found.beyond is None else found.beyond.batch
+        in_order = more is None or 0 < more.low <= more.value <= more.high
+        if not (1 <= found.reference <= found.largest < beyond and in_order):
             raise ValueError("its numbers contradict each other")
-        tested = (str(found["recipe"]), str(found["model"]), str(found["data"]), reference)
-        return SampleCost(largest, beyond, quantity, tested, rule)
-    except (UserError, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UserError(
-            f"plan.scale={path} is not the result of a branch test ({first_line(error)}): give the folder that "
-            "python -m runner.scale has printed"
-        ) from None
+        return found
+    except (UserError, OSError, ValueError) as error:
+        raise UserError(f"plan.scale={path} is not the result of a branch test ({first_line(error)}): {give}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from runner.cost.quantity import Quantity
-from runner.cost.sample_cost import SampleCost, read_sample_cost
+from runner.cost.sample_cost import Beyond, SampleCost, read_sample_cost
 from runner.errors import UserError
 
-TESTED = (("cola", "MiniLM", "0123", 16), "sde")
+#: No larger batch was tried.
+UNKNOWN = SampleCost("cola", "MiniLM", "0123", 16, 64, "sde", None, None, None)
 
 
 def cost(more: float, low: float, high: float) -> SampleCost:
-    return SampleCost(64, 128, Quantity(more, low, high), *TESTED)
+    return dataclasses.replace(UNKNOWN, beyond=Beyond(128, "sqrt"), more_samples=more, more_samples_range=(low, high))
 
 
 def test_up_to_the_largest_batch_nothing_more_is_needed() -> None:
@@ -33,8 +35,8 @@ def test_the_critical_batch_by_hand() -> None:
 
 
 def test_what_is_not_known() -> None:
-    assert SampleCost(64, None, None, *TESTED).at(128) is None
-    assert SampleCost(64, 128, None, *TESTED).at(128) is None
+    assert UNKNOWN.at(128) is None
+    assert dataclasses.replace(UNKNOWN, beyond=Beyond(128, "sqrt")).at(128) is None
     assert cost(1.0, 1.0, 1.5).at(128) == Quantity(1.0, 1.0, 1.5)
     assert cost(1.0, 1.0, 1.5).at(256) is None  # undecided at 128
     beyond = cost(math.inf, 1.9, math.inf).at(128)
@@ -59,10 +61,10 @@ def test_reading_a_result(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     for path in (tmp_path, tmp_path / "result.json"):
         found = read_sample_cost(str(path))
-        assert found == SampleCost(64, 128, Quantity(math.inf, 1.5, math.inf), *TESTED)
+        assert found == cost(math.inf, 1.5, math.inf)
     alone = {**RESULT, "largest": 16, "rule": None}
     (tmp_path / "result.json").write_text(json.dumps(alone))
-    assert read_sample_cost(str(tmp_path)).rule == "sqrt"
+    assert read_sample_cost(str(tmp_path)).best_rule == "sqrt"
 
 
 @pytest.mark.parametrize(

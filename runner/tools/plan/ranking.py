@@ -70,7 +70,7 @@ class RankedSetup:
         if self.sample_cost is None or config.sync.has_local_steps(plan.world_size):
             return None
         rule, batch = rule_of(config, plan)
-        tested = batch == plan.reference_batch or rule.name == self.sample_cost.rule
+        tested = batch == plan.reference_batch or rule.name == self.sample_cost.best_rule
         return self.sample_cost.at(plan.global_batch) if tested else None
 
     @property
@@ -163,14 +163,14 @@ def _require_tested(setups: Sequence[RankedSetup], cost: SampleCost, path: str) 
     """Refuse a branch test of something else. Raises UserError."""
     for one in setups:
         experiment = one.experiment
-        plan, names = experiment.plan, ("recipe", "model", "data", "reference batch")
-        own = (
-            str(experiment.config.recipe["name"]), experiment.model_name, experiment.facts.digest, plan.reference_batch
-        )  # fmt: skip
-        for name, tested, here in zip(names, cost.tested, own, strict=True):
-            require(
-                tested == here, "plan.scale", path, f"its {name} is {tested}, and here it is {here}: test this recipe"
-            )
+        for name, tested, here in (
+            ("recipe", cost.recipe, experiment.config.recipe["name"]),
+            ("model", cost.model, experiment.model_name),
+            ("data", cost.data, experiment.facts.digest),
+            ("reference batch", cost.reference, experiment.plan.reference_batch),
+        ):
+            rule = f"its {name} is {tested}, and here it is {here}: test this recipe"
+            require(tested == here, "plan.scale", path, rule)
 
 
 def _same(one: Experiment, other: Experiment) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from runner.config.plain import to_plain
+from runner.cost.sample_cost import Beyond, SampleCost
 from runner.folder.files import sha256, write_json, write_text
 from runner.folder.metrics_log import FILE_NAME as METRICS_FILE
 from runner.folder.metrics_log import MetricsLog
@@ -101,15 +103,21 @@ def write_report(findings: Findings, experiment: Experiment, folder: Path) -> No
     cells = [
         {**dataclasses.asdict(cell), "low": cell.interval.low, "high": cell.interval.high} for cell in findings.cells
     ]
-    beyond = findings.beyond and {"batch": findings.beyond.batch, "rule": findings.beyond.rule}
-    known = {field.name: getattr(findings, field.name) for field in dataclasses.fields(findings)}
-    known |= {"gained": dataclasses.asdict(findings.gained), "cells": cells, "beyond": beyond}
-    tested = {
-        "recipe": experiment.config.recipe["name"],
-        "model": experiment.model_name,
-        "data": experiment.facts.digest,
-    }
-    write_json(folder / "result.json", {**tested, **known, "answer": answer(findings, experiment)})
+    beyond = None if findings.beyond is None else Beyond(findings.beyond.batch, findings.beyond.rule)
+    cost = SampleCost(
+        recipe=experiment.config.recipe["name"],
+        model=experiment.model_name,
+        data=experiment.facts.digest,
+        reference=findings.reference,
+        largest=findings.largest,
+        rule=findings.rule,
+        beyond=beyond,
+        more_samples=findings.more_samples,
+        more_samples_range=findings.more_samples_range,
+    )
+    compared = {"by": findings.by, "start": findings.start, "limit": findings.limit}
+    found = {"gained": dataclasses.asdict(findings.gained), "cells": cells, "answer": answer(findings, experiment)}
+    write_json(folder / "result.json", {**to_plain(cost), **compared, **found})
     lines = [_HEADS, ("--:", "---", "--:", "--:", "---"), *_rows(findings)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     write_text(folder / "table.md", f"{table}\n\n{answer(findings, experiment)}\n")

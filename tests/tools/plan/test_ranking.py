@@ -11,8 +11,7 @@ import pytest
 
 from runner import cli
 from runner.cost.prediction import predict
-from runner.cost.quantity import Quantity
-from runner.cost.sample_cost import SampleCost
+from runner.cost.sample_cost import Beyond, SampleCost
 from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.tools.plan.ranking import RankedSetup, _require_tested, _same
@@ -53,7 +52,7 @@ def test_the_fastest_at_each_level() -> None:
 
 def test_worth_of_more_workers() -> None:
     """The time to the same loss: setups whose batch needs more samples, or was not tested, come later."""
-    cost = SampleCost(48, 96, Quantity(1.5, 1.2, 2.0), ("acceptability", "…", "…", 48), "sde")
+    cost = SampleCost("acceptability", "…", "…", 48, 48, "sde", Beyond(96, "sde"), 1.5, (1.2, 2.0))
     sizes = {1: 24, 2: 48, 4: 96}
 
     def of(workers: int, tokens: float, *overrides: str) -> RankedSetup:
