@@ -59,7 +59,6 @@ def test_auto_takes_the_fewest_steps_that_fit(
     ("sizes", "numbers"),
     [
         ({"world_size": 4, "global_batch": 50, "accumulation_steps": 1}, "4 worker.* 48 and 52$"),
-        ({"world_size": 4, "global_batch": 50, "max_micro_batch": 16}, "4 worker.* 48 and 52$"),
         ({"world_size": 8, "global_batch": 100, "accumulation_steps": 3}, "8 worker.* 96 and 120$"),
         ({"world_size": 8, "global_batch": 8, "accumulation_steps": 2}, "8 worker.*batch.global_batch=16 or more"),
     ],

@@ -157,9 +157,7 @@ def test_a_difference_in_each_property(
             EQUIVALENT,
             {"world_size", "accumulation_steps", "rehearsed", "device"},
         ),
-        # Standard dropout is drawn for each worker and micro-batch.
-        ({"workers": 4}, COMPARABLE, {"world_size", "dropout"}),
-        ({"overrides": "accumulation.steps=4"}, COMPARABLE, {"accumulation_steps", "dropout"}),
+        # Standard dropout is drawn for each worker and micro-batch, and so depends on the device and the order.
         ({"device_type": "cuda"}, COMPARABLE, {"device", "dropout"}),
         ({"overrides": "batch.length_sorted=false"}, COMPARABLE, {"dropout"}),
         # One worker is always synchronous.
@@ -172,15 +170,11 @@ def test_a_difference_in_each_property(
         # Settings that change the learning rate.
         ({"overrides": "batch.global_batch=96"}, COMPARABLE, {"global_batch", "data_order", *SCALED}),
         ({"overrides": "scaling.reference_batch=24"}, COMPARABLE, SCALED),
-        ({"overrides": "schedule.warmup_share=0.5"}, COMPARABLE, {"schedule", "learning_rate"}),
-        ({"overrides": "schedule=constant"}, COMPARABLE, {"schedule", "learning_rate"}),
         # Settings that change only speed and logs, or the order of samples within a step under exact dropout.
         ({"overrides": "tracking=none ledger=warn cache_dir=x evaluation.micro_batch=7"}, EQUIVALENT, set()),
         ({"overrides": "equivalence=exact batch.length_sorted=false"}, EQUIVALENT, set()),
         # The worst difference decides.
         ({"overrides": "precision=bf16", "rehearsed": True}, COMPARABLE, {"precision", "rehearsed"}),
-        ({"overrides": "precision=bf16 optimizer.eps=1e-6"}, NOT_COMPARABLE, {"precision", "optimizer"}),
-        ({"overrides": "max_steps=10"}, NOT_COMPARABLE, {"samples_seen"}),
     ],
 )
 def test_levels(changes: dict[str, Any], level: str, names: set[str]) -> None:
@@ -254,10 +248,8 @@ def test_how_much_the_learning_rate_differs(overrides: str, baseline: str, chang
 @pytest.mark.parametrize(
     ("changes", "baseline", "name", "values", "change"),
     [
-        ({"overrides": "batch.global_batch=32"}, {}, "global_batch", (32, 48), "× 0.6667"),
         ({"overrides": "epochs=3"}, {}, "samples_seen", (2880, 5760), "× 0.5"),
         ({"overrides": "seed=3"}, {"overrides": "seed=2"}, "seed", (3, 2), ""),  # a ratio would mean nothing
-        ({"rehearsed": True}, {}, "rehearsed", (True, False), ""),
         (
             {"overrides": "seed=1 batch.drop_last=true batch.global_batch=96"},
             {},
@@ -301,7 +293,6 @@ def test_values_and_change(
     [
         ("optimizer.betas=[0.9,0.95]", ""),
         ("optimizer.eps=1e-6", ""),
-        ("optimizer.weight_decay=0", ""),
         ("optimizer=sgd optimizer.momentum=0.8", "optimizer=sgd"),
         ("optimizer=sgd optimizer.nesterov=true", "optimizer=sgd"),
     ],
@@ -366,8 +357,6 @@ def test_a_run_that_stopped_early_is_not_comparable() -> None:
         ("device=cpu", EQUIVALENT, ""),
         ("device=cpu batch.global_batch=96", EQUIVALENT, ""),  # the baseline has the run's global batch,
         ("device=cpu scaling=none optimizer.lr=3e-4 seed=3 epochs=2", EQUIVALENT, ""),  # its recipe and its seed
-        ("device=cpu schedule=cosine optimizer=sgd batch.drop_last=true", EQUIVALENT, ""),
-        ("device=gpu", EQUIVALENT, "rehearsed"),
         ("setup=k4 device=cpu", EQUIVALENT, ""),
         ("device=cpu8 equivalence=exact accumulation.steps=3", EQUIVALENT, "world_size accumulation_steps"),
         ("device=tpu8 equivalence=exact", EQUIVALENT, "world_size rehearsed"),
@@ -376,7 +365,6 @@ def test_a_run_that_stopped_early_is_not_comparable() -> None:
         ("device=cpu compile=true gradient_checkpointing=true", COMPARABLE, "compile gradient_checkpointing"),
         ("device=cpu4 recipe.model.dropout=0", EQUIVALENT, "world_size"),  # attention dropout is 0 by default
         ("device=cpu4 recipe.model.attention_dropout=0.1 recipe.model.dropout=0", COMPARABLE, "world_size dropout"),
-        ("device=cpu2 recipe=linear batch=fixed_global", EQUIVALENT, "world_size"),
         ("device=cpu batch=per_device", EQUIVALENT, ""),
         (
             "device=cpu batch=per_device accumulation.steps=2 scaling=none",

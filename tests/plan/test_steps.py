@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.plan import epoch_steps, total_steps
+from runner.plan import epoch_steps
 from runner.plan.steps import Step, samples_before
 
 
@@ -14,14 +14,6 @@ def test_steps_of_an_epoch() -> None:
     assert steps == [Step(0, 0, 4), Step(1, 4, 8), Step(2, 8, 10)]
     assert [step.samples for step in steps] == [4, 4, 2]
     assert list(epoch_steps(10, 4, drop_last=True)) == steps[:2]
-
-
-@pytest.mark.parametrize(
-    ("max_steps", "drop_last", "steps"), [(None, False, 9), (None, True, 6), (4, False, 4), (10, False, 9)]
-)
-def test_steps_of_a_run(max_steps: int | None, drop_last: bool, steps: int) -> None:
-    """Three epochs; max_steps can only shorten the run."""
-    assert total_steps(10, 4, drop_last, 3, max_steps) == steps
 
 
 @pytest.mark.parametrize(
