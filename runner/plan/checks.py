@@ -16,7 +16,7 @@ from runner.config.choices import (
 from runner.config.schema import Config
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import UserError, did_you_mean, require
-from runner.plan.placement import Placement
+from runner.plan.placement import Placement, emulated_bf16
 from runner.plan.plan import Plan
 from runner.plan.scaling_range import scaling_warning
 from runner.plan.schedule import schedule_warning
@@ -157,7 +157,11 @@ def notes_on(config: Config, plan: Plan, placement: Placement) -> list[str]:
     reason = unmeasured_noise(config, plan, placement.device_type)
     if config.noise.every_steps is not None and reason is not None:  # on other workers, or for lack of memory
         notes.append(f"the noise of the gradient is not measured: {reason}")
-    warnings = (scaling_warning(config, plan), schedule_warning(plan, config.schedule))
+    warnings = (
+        emulated_bf16(config, placement),
+        scaling_warning(config, plan),
+        schedule_warning(plan, config.schedule),
+    )
     notes += [warning for warning in warnings if warning is not None]
     if plan.world_size == 1 and plan.k > 1 and config.sync.policy is SyncPolicyName.periodic:
         notes.append(f"sync.k={plan.k} has no effect with one worker: there is nothing to average")

@@ -131,6 +131,16 @@ def check_device_serves(config: Config, placement: Placement) -> None:
         _check_compiler(placement)
 
 
+def emulated_bf16(config: Config, placement: Placement) -> str | None:
+    """A warning if a CPU has no instructions for precision=bf16 (AVX-512 or ARM's), which torch then emulates."""
+    known = torch.backends.mkldnn.is_available()
+    if config.precision.name is not PrecisionName.bf16 or placement.device_type != "cpu" or not known:
+        return None
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    return "precision=bf16 is many times slower than fp32 on this processor, which has no instructions for it"
+
+
 def _check_compiler(placement: Placement) -> None:
     if placement.kind == "tpu":
         raise UserError("compile=true is not supported on TPUs, where XLA compiles the program: use compile=false")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_a_schedule_unlike_one_by_steps(overrides: str, ratio: str | None) -> No
     """50 samples in batches of 48: the second step of an epoch has the learning rate of its end."""
     notes = prepared(f"schedule.warmup_share=0 recipe.data.train_samples=50 {overrides}").notes
     assert [f"add up to {ratio} of" in note for note in notes if "add up" in note] == [True] * (ratio is not None)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="reads what instructions the processor has")
+def test_bf16_without_instructions_for_it_is_noted() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    slow = platform.machine() == "x86_64" and "avx512bw" not in flags
+    for precision, noted in (("bf16", slow), ("fp32", False)):
+        notes = prepared(f"precision={precision}").notes
+        assert any("many times slower" in note for note in notes) == noted
 
 
 def test_facts_reach_the_plan() -> None:
