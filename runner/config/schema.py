@@ -615,12 +615,14 @@ class PlanOverrides:
 
     `price_per_hour`: of all devices of a setup together, in any currency, to show what a run costs. `csv`: a new file
     for the setups that are ranked; `scale`: the folder of a branch test (`runner.scale`), by which they are ranked to
-    the same loss. For `hardware`: `parameters` of a model, and `tokens` of a sample, the mean.
+    the same loss; `plot`: a new file for their speed-up by the number of workers. For `hardware`: `parameters` of a
+    model, and `tokens` of a sample, the mean.
     """
 
     train_samples: int | None = None
     price_per_hour: float | None = None
     csv: str | None = None
+    plot: str | None = None
     scale: str | None = None
     parameters: float | None = None
     tokens: float | None = None

@@ -302,6 +302,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner.plan -m batch.global_batch=48,50 device=cpu8", "batch.global_batch=50", "8"),
     ("runner.plan -m seed=0,1 plan.csv=good.tsv", "plan.csv=good.tsv"),
     ("runner.plan plan.csv=new.csv", "plan.csv=new.csv", "-m"),
+    ("runner.plan -m seed=0,1 plan.plot=new.png", "plan.plot=new.png", "plan.scale"),
     ("runner plan.csv=new.csv", "plan.csv=new.csv", "runner.plan"),
     ("runner hardware=a100", "hardware=A100", "runner.plan"),
     ("runner plan.tokens=5", "plan.tokens=5", "runner.plan"),

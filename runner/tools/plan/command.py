@@ -18,7 +18,8 @@ from runner.measure.tables import prediction_table
 from runner.plan.tables import absent_notes, certificate_table, plan_tables
 from runner.run.preflight import prepare_run_for_plan, reading_data
 from runner.tools.plan.ranking import rank
-from runner.tools.plan.report import print_ranking, write_csv
+from runner.tools.plan.report import is_predicted, print_ranking, write_csv
+from runner.tools.plan.worth import worth_of, write_plot
 
 
 def plan(arguments: Sequence[str], console: Console) -> int:
@@ -38,7 +39,7 @@ def plan(arguments: Sequence[str], console: Console) -> int:
     asked = "measure=true" if measures else f"hardware={experiment.config.hardware.name}"
     if reason is not None and (measures or experiment.config.hardware.name is not None):
         raise UserError(f"{asked} is not possible: {reason}")
-    for name in ("csv", "scale"):
+    for name in ("csv", "scale", "plot"):
         given = getattr(experiment.config.plan, name)
         require(given is None, f"plan.{name}", given, "it is for a ranking of several setups; add -m, or leave it out")
     prediction = predicted(experiment) if not measures else None
@@ -66,7 +67,12 @@ def plan(arguments: Sequence[str], console: Console) -> int:
 def _rank(options: HydraOptions, started: float, console: Console) -> int:
     with reading_data() as progress:
         setups = rank(options, started, progress, console)
-    print_ranking(setups, console)
-    if (path := setups[0].experiment.config.plan.csv) is not None:
-        write_csv(setups, path)
+    worth, files = worth_of(setups), setups[0].experiment.config.plan
+    print_ranking(setups, worth, console)
+    if files.csv is not None:
+        write_csv(setups, files.csv)
+    if files.plot is not None and worth:
+        write_plot(worth, is_predicted(setups), files.plot)
+    elif files.plot is not None:
+        console.print(f"No {escape(files.plot)}: fewer than two numbers of workers have a time to the same loss.")
     return 0

@@ -130,9 +130,12 @@ def rank(options: HydraOptions, started: float, progress: Progress, console: Con
     grid = grid_of(parsed(overrides), first.hydra)
     if grid.overrides is None:
         raise UserError("an optimizing sweeper chooses its jobs as it runs: runner.plan -m needs a list of values")
-    if (path := first.plan.csv) is not None:
-        require(not Path(path).exists(), "plan.csv", path, "the file exists; choose another")
-        check_folder("plan.csv", str(Path(path).parent))
+    for name, path in (("plan.csv", first.plan.csv), ("plan.plot", first.plan.plot)):
+        if path is not None:
+            require(not Path(path).exists(), name, path, "the file exists; choose another")
+            check_folder(name, str(Path(path).parent))
+    rule = "it shows the time to the same loss, for which plan.scale=FOLDER is needed"
+    require(first.plan.plot is None or first.plan.scale is not None, "plan.plot", first.plan.plot, rule)
     cost = read_sample_cost(first.plan.scale) if first.plan.scale is not None else None
     experiments: dict[str, Experiment] = {}
     prepared_s = 0.0

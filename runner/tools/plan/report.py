@@ -15,7 +15,7 @@ from runner.plan.levels import NOT_COMPARABLE
 from runner.plan.tables import plain_table
 from runner.tools.compare.runs import grouped
 from runner.tools.plan.ranking import RankedSetup
-from runner.tools.plan.worth import worth_of, worth_words
+from runner.tools.plan.worth import Worth, worth_words
 
 #: Columns of the CSV file.
 _COLUMNS = (
@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 
 
-def print_ranking(setups: Sequence[RankedSetup], console: Console) -> None:
+def print_ranking(setups: Sequence[RankedSetup], worth: Sequence[Worth], console: Console) -> None:
     """A table with a line per setup, and which is the fastest at each level of the certificate."""
     table = plain_table("Setups by predicted time")
     table.add_column("setup", style="bold", overflow="fold")
@@ -44,9 +44,13 @@ def print_ranking(setups: Sequence[RankedSetup], console: Console) -> None:
         if reason is not None:
             console.print(Text(f"{', '.join(one.name for one in members)}: {reason}", style="dim"))
     console.print(Text(best_words(setups)))
-    predicted = any(one.experiment.config.hardware.name is not None for one in setups)
-    if words := worth_words(worth_of(setups), predicted):
+    if words := worth_words(worth, is_predicted(setups)):
         console.print(Text(words, style="bold"))
+
+
+def is_predicted(setups: Sequence[RankedSetup]) -> bool:
+    """Whether times come from published figures, not from measurements on this machine."""
+    return any(one.experiment.config.hardware.name is not None for one in setups)
 
 
 def _cells(one: RankedSetup) -> dict[str, str]:

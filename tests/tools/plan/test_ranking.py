@@ -16,7 +16,7 @@ from runner.errors import UserError
 from runner.plan.experiment import Experiment, prepare
 from runner.tools.plan.ranking import RankedSetup, _require_tested, _same
 from runner.tools.plan.report import best_words
-from runner.tools.plan.worth import worth_of, worth_words
+from runner.tools.plan.worth import worth_of, worth_words, write_plot
 from tests.configured import configured
 from tests.cost.test_prediction import MEASURED, work
 from tests.replicas import TINY
@@ -50,7 +50,7 @@ def test_the_fastest_at_each_level() -> None:
     assert best_words(setups[4:]) == "No setup has a prediction."
 
 
-def test_worth_of_more_workers() -> None:
+def test_worth_of_more_workers(tmp_path: Path) -> None:
     """The time to the same loss: setups whose batch needs more samples, or was not tested, come later."""
     cost = SampleCost("acceptability", "…", "…", 48, 48, "sde", Beyond(96, "sde"), 1.5, (1.2, 2.0))
     sizes = {1: 24, 2: 48, 4: 96}
@@ -75,6 +75,8 @@ def test_worth_of_more_workers() -> None:
     assert "not worth it" not in words.partition("4 workers")[0]
     assert words.endswith("not worth it.")
     assert worth_words(worth_of([local, two]), predicted=False) == ""
+    write_plot(worth_of([four, two, one]), False, str(tmp_path / "worth.png"))
+    assert (tmp_path / "worth.png").read_bytes().startswith(b"\x89PNG")
     other_rule = of(4, 1e6, "scaling=sqrt")
     assert other_rule.more_samples is None
     with pytest.raises(UserError, match=r"^plan\.scale="):
