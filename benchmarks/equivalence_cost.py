@@ -22,7 +22,9 @@ from torch.utils.data import DataLoader
 
 from runner.backends import TorchBackend, World
 from runner.backends.machine import available_cores
+from runner.config.choices import ScheduleName
 from runner.config.compose import compose, settings
+from runner.config.schema import Schedule
 from runner.plan.experiment import prepare
 from runner.plan.order import permutation
 from runner.plan.schedule import lr_multiplier
@@ -47,6 +49,7 @@ def plain(loop: Loop) -> Iterator[None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=loop.plan.lr, weight_decay=0.01, fused=True)
     order = permutation(loop.plan.samples_per_epoch, 0, 0).tolist()
     size, total = loop.plan.global_batch, loop.plan.total_samples
+    schedule = Schedule(ScheduleName.linear, warmup_share=0.06)
     batches = DataLoader(
         loop.replica.prepared.train,
         batch_sampler=[order[i : i + size] for i in range(0, len(order), size)],
@@ -54,7 +57,7 @@ def plain(loop: Loop) -> Iterator[None]:
     )
     for t, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = loop.plan.lr * lr_multiplier("linear", t * size / total, 0.06)
+            group["lr"] = loop.plan.lr * lr_multiplier(schedule, t * size / total)
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         torch.nn.functional.cross_entropy(logits, batch["labels"]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

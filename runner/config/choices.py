@@ -108,6 +108,8 @@ SCALED_BY_SDE = (OptimizerName.adamw, OptimizerName.adam)
 class ScheduleName(str, enum.Enum):
     linear = "linear"
     cosine = "cosine"
+    polynomial = "polynomial"
+    wsd = "wsd"
     constant = "constant"
 
 

@@ -67,6 +67,9 @@ _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "batch.mode=fixed_global": ("global_batch",),
     "batch.mode=per_device": ("micro_batch",),
     "equivalence.mode=identical": ("shards", "threads"),
+    **{f"schedule.name={name}": ("min_lr_share",) for name in ("linear", "cosine")},
+    "schedule.name=polynomial": ("min_lr_share", "power"),
+    "schedule.name=wsd": ("min_lr_share", "decay_share"),
     "sharding.kind=fsdp": ("param_dtype",),
     "sharding.kind=fsdp_offload": ("param_dtype",),
     "sync.overlap=true": ("delay",),
@@ -397,13 +400,26 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over the share of samples seen. `warmup_share`: share of all samples spent rising from 0."""
+    """Learning rate over the share of samples seen.
+
+    `warmup_share`: share of all samples spent rising from 0; `decay_share`, of `wsd`: spent falling at the end.
+    `min_lr_share`: of the peak, at which it ends. `power`: of `polynomial`.
+    """
 
     name: ScheduleName = MISSING
     warmup_share: float = 0.0
+    min_lr_share: float = 0.0
+    decay_share: float = 0.1
+    power: float = 2.0
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _require_share("schedule.warmup_share", self.warmup_share)
+        _require_share("schedule.min_lr_share", self.min_lr_share)
+        _require_positive("schedule.power", self.power)
+        share, ok = self.decay_share, 0 < self.decay_share <= 1 - self.warmup_share
+        rule = f"must be above 0, and at most 1 with schedule.warmup_share={self.warmup_share:g}"
+        require(self.name is not ScheduleName.wsd or ok, "schedule.decay_share", share, rule)
 
 
 @dataclass(frozen=True)

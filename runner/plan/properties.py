@@ -15,7 +15,7 @@ from runner.plan.baseline import RunSetup
 from runner.plan.describe_sync import describe_sync
 from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL, NOT_COMPARABLE
 from runner.plan.scaling import settings_text
-from runner.plan.schedule import lr_multiplier
+from runner.plan.schedule import falling_words, lr_multiplier
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ def _loss(setup: RunSetup) -> str:
 
 def _lr_curve(setup: RunSetup) -> list[float]:
     """The learning rate after each percent of the samples."""
-    name, warmup_share = setup.config.schedule.name.name, setup.config.schedule.warmup_share
-    return [setup.plan.lr * lr_multiplier(name, i / 100, warmup_share) for i in range(101)]
+    return [setup.plan.lr * lr_multiplier(setup.config.schedule, i / 100) for i in range(101)]
 
 
 def _lr_change(setup: RunSetup, baseline: RunSetup) -> str:
@@ -109,7 +108,8 @@ def _lr_change(setup: RunSetup, baseline: RunSetup) -> str:
 
 def _schedule(setup: RunSetup) -> str:
     schedule = setup.config.schedule
-    return f"{schedule.name.name}, warm-up over {100 * schedule.warmup_share:.4g}% of the samples"
+    warm_up = f"warm-up over {100 * schedule.warmup_share:.4g}% of the samples"
+    return ", ".join([schedule.name.name, warm_up, *falling_words(schedule)])
 
 
 def _optimizer(setup: RunSetup) -> str:

@@ -16,22 +16,34 @@ _FEW_STEPS = 10
 _MATERIAL = 0.1
 
 
-def lr_multiplier(name: str, share: float, warmup_share: float) -> float:
+def lr_multiplier(schedule: Schedule, share: float) -> float:
     """The factor on the peak learning rate when `share` (0 to 1) of all samples have been seen.
 
-    It rises linearly from 0 over `warmup_share`, then is constant (`constant`), falls linearly to 0 (`linear`) or
-    follows half a cosine to 0 (`cosine`; Loshchilov & Hutter 2017, "SGDR", without restarts). It depends only on the
-    share, so every setup has the same learning rate at the same sample.
+    It rises linearly from 0 over `warmup_share`. Then it is constant (`constant`), or falls to `min_lr_share`: linearly
+    (`linear`), along half a cosine (`cosine`; Loshchilov & Hutter 2017, "SGDR", without restarts), as a `power` of what
+    is left (`polynomial`), or linearly over the last `decay_share` (`wsd`: warm-up, stable, decay; Hu et al. 2024,
+    "MiniCPM", and Hägele et al. 2024). It depends only on the share, so every setup has the same learning rate at the
+    same sample.
     """
+    name, warmup_share = schedule.name.name, schedule.warmup_share
     if share < warmup_share:
         return share / warmup_share
     if name == "constant":
         return 1.0
-    rest = max(0.0, (1.0 - share) / (1.0 - warmup_share))
-    if name == "linear":
-        return rest
-    assert name == "cosine", name
-    return 0.5 * (1.0 + math.cos(math.pi * (1.0 - rest)))
+    falling = schedule.decay_share if name == "wsd" else 1.0 - warmup_share
+    rest = min(1.0, max(0.0, (1.0 - share) / falling))
+    if name == "cosine":
+        rest = 0.5 * (1.0 + math.cos(math.pi * (1.0 - rest)))
+    elif name == "polynomial":
+        rest **= schedule.power
+    return schedule.min_lr_share + (1.0 - schedule.min_lr_share) * rest
+
+
+def falling_words(schedule: Schedule) -> list[str]:
+    """What the schedule sets besides its warm-up: `["decay over the last 10%", "to 1% of the peak"]`."""
+    words = [f"decay over the last {100 * schedule.decay_share:.4g}%"] * (schedule.name.name == "wsd")
+    words += [f"power {schedule.power:g}"] * (schedule.name.name == "polynomial")
+    return words + [f"to {100 * schedule.min_lr_share:.4g}% of the peak"] * (schedule.min_lr_share > 0)
 
 
 def schedule_warning(plan: Plan, schedule: Schedule) -> str | None:
@@ -45,7 +57,7 @@ def schedule_warning(plan: Plan, schedule: Schedule) -> str | None:
         return None
 
     def total(shares: Iterable[float]) -> float:
-        return sum(lr_multiplier(schedule.name.name, share, schedule.warmup_share) for share in shares)
+        return sum(lr_multiplier(schedule, share) for share in shares)
 
     by_samples = total(plan.samples_before(step) / plan.total_samples for step in range(steps))
     by_steps = total(step / steps for step in range(steps))

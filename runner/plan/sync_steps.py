@@ -72,6 +72,6 @@ def _quadratic(plan: Plan, sync: Sync, schedule: Schedule) -> Iterator[int]:
 def _lr_after_warmup(plan: Plan, schedule: Schedule) -> Callable[[int], float]:
     def lr(step: int) -> float:
         share = max(plan.samples_before(step) / plan.total_samples, schedule.warmup_share)
-        return plan.lr * lr_multiplier(schedule.name.name, share, schedule.warmup_share)
+        return plan.lr * lr_multiplier(schedule, share)
 
     return lr

@@ -15,6 +15,7 @@ from runner.plan.experiment import Experiment
 from runner.plan.properties import describe_adapter
 from runner.plan.scaling import lr_formula, settings_text
 from runner.plan.scaling_range import rule_of
+from runner.plan.schedule import falling_words
 from runner.plan.shards import shards_by_worker, subtrees_of, used_shards
 
 
@@ -84,6 +85,7 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
     limited = f"; limited to the {plan.samples_per_epoch:,} training samples" if plan.cut_short else ""
     window = describe_sync_window(plan, config.sync, config.schedule)
     warm_up = f"warm-up over {plan.warmup_steps:,} of {plan.optimizer_steps:,} steps"
+    schedule = ", ".join([warm_up, *falling_words(config.schedule)])
     optimizer = f"optimizer {config.optimizer.name.name}, seed {config.seed}"
     adapter = [("adapter", config.adapter.kind.name, words)] if (words := describe_adapter(config.adapter)) else []
     return [
@@ -93,7 +95,7 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
         ("sync window", f"{plan.sync_window:,}", window),
         ("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment)),
         *_follows_the_batch(experiment),
-        ("schedule", config.schedule.name.name, warm_up),
+        ("schedule", config.schedule.name.name, schedule),
         ("optimizer steps", f"{plan.optimizer_steps:,}", _steps(experiment)),
         (facts.unit, f"{plan.total_samples:,}", _samples(experiment)),
         ("precision", config.precision.name.name, optimizer),

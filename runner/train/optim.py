@@ -63,11 +63,10 @@ class LearningRate:
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self._peak = plan.lr
         self._total = plan.total_samples
-        self._name = schedule.name.name
-        self._warmup_share = schedule.warmup_share
+        self._schedule = schedule
 
     def at(self, samples_seen: int) -> float:
-        return self._peak * lr_multiplier(self._name, samples_seen / self._total, self._warmup_share)
+        return self._peak * lr_multiplier(self._schedule, samples_seen / self._total)
 
     def apply(self, optimizer: Optimizer, samples_seen: int) -> float:
         lr = self.at(samples_seen)

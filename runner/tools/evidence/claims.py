@@ -209,7 +209,7 @@ def _learning_rates(run: Recorded) -> Finding:
     follows: dict[str, Any] = dict.fromkeys(found, (steps, steps))
     for step in range(1, steps + 1):
         before = plan.samples_before(step - 1)
-        lr = plan.lr * lr_multiplier(schedule.name.name, before / plan.total_samples, schedule.warmup_share)
+        lr = plan.lr * lr_multiplier(schedule, before / plan.total_samples)
         for name, value in (("train/lr", lr), ("train/samples_seen", plan.samples_before(step))):
             found[f"{name} of step {step:,}"] = logged[name].get(step)
             follows[f"{name} of step {step:,}"] = value
