@@ -34,10 +34,10 @@ class _OnStderr(logging.Handler):
         kind, style = ("", "dim") if level < logging.WARNING else (f"{record.levelname.lower()}: ", "yellow")
         text = kind + masked(record.getMessage())
         terminal = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        with terminal.capture() as line:
+        with terminal.capture() as printed:
             terminal.print(text, style=style, markup=False)
         # Written to the stream that rich has put there while it shows progress: the line is printed above that.
-        sys.stderr.write(line.get())
+        sys.stderr.write(printed.get())
 
 
 #: Where everything is logged that may surprise, and what happens before a run begins (`info`).

@@ -126,4 +126,6 @@ def test_every_command_prints_on_that_terminal() -> None:
                 called = ast.unparse(node.func)
                 assert called not in ("Console", "print"), f"{path}:{node.lineno}"
                 if called in ("sys.stderr.write", "sys.stdout.write"):
-                    assert "printable(" in ast.unparse(node.args[0]), f"{path}:{node.lineno}"
+                    written = ast.unparse(node.args[0])
+                    # What such a terminal has printed is safe as well.
+                    assert "printable(" in written or written == "printed.get()", f"{path}:{node.lineno}"

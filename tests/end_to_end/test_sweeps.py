@@ -181,7 +181,7 @@ def test_job_with_invalid_settings(
 ) -> None:
     """Found on the machine of the job: FAILED with the reason in folder and store, the others run, exit 2."""
     elsewhere = Launcher(1, here=False, in_process=True)
-    monkeypatch.setattr("runner.tools.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
+    monkeypatch.setattr("runner.tools.sweep.preflight.launcher_of", lambda hydra, jobs, configs: elsewhere)
     sizes = ["batch=fixed_global", "batch.micro_batch=null", "batch.global_batch=8"]
     assert sweep(*sizes, "device.workers=1,3,2") == cli.EXIT_USER_ERROR
     err = capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_job_with_invalid_settings(
 def test_a_job_for_which_nothing_fits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`accumulation=fit` on the job's machine: it does not train as if nothing had been said."""
     elsewhere = Launcher(1, here=False, in_process=True)
-    monkeypatch.setattr("runner.tools.sweep.preflight.launcher_of", lambda hydra, jobs: elsewhere)
+    monkeypatch.setattr("runner.tools.sweep.preflight.launcher_of", lambda hydra, jobs, configs: elsewhere)
     monkeypatch.setattr("runner.measure.fitting.available_memory", lambda device, workers: None)
     assert sweep("seed=0,1", "accumulation=fit") == cli.EXIT_USER_ERROR
     assert [status for _, status in attempts(here)] == ["FAILED", "FAILED"]
