@@ -14,6 +14,8 @@ from runner.errors import UserError, nearest
 RESUME, RESUME_SWEEP = "resume", "resume_sweep"
 #: In a sweep: seeds are added until its setups are decided.
 _SEED_AUTO = "seed=auto"
+#: In a sweep: setups that will not win stop early.
+_RACE = "decide.race=true"
 
 
 def key_of(override: str) -> str:
@@ -55,8 +57,15 @@ class HydraOptions:
         self.multirun: bool = parsed.multirun
         if self.adds_seeds and not self.multirun:
             raise UserError(f"{_SEED_AUTO} is for a sweep, which adds seeds until its setups are decided: add -m")
-        if not self.adds_seeds and (unused := [one for one in self.overrides if one.startswith("decide.")]):
-            raise UserError(f"{unused[0]} is for a sweep that adds seeds: add -m {_SEED_AUTO}, or leave it out")
+        given = [override for override in self.overrides if override.startswith("decide.race=")]
+        races = any(override.lower() != "decide.race=false" for override in given)
+        if races and not self.multirun:
+            raise UserError(f"{_RACE} is for a sweep, whose setups race: add -m")
+        if races and self.adds_seeds:
+            raise UserError(f"{_RACE} and {_SEED_AUTO} are given together: race first, then add seeds to what is left")
+        others = [one for one in self.overrides if one.startswith("decide.") and one not in given]
+        if others and not self.adds_seeds:
+            raise UserError(f"{others[0]} is for a sweep that adds seeds: add -m {_SEED_AUTO}, or leave it out")
         if self.resumed and not self.multirun:
             raise UserError(f"{RESUME_SWEEP}={self.resumed} resumes a sweep: add -m")
         if self.resumed_run and self.multirun:

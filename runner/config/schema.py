@@ -547,7 +547,8 @@ class Decide:
     """Limits of a sweep with `seed=auto`, which adds seeds to a setup until it is equivalent or different.
 
     `min_seeds`: before the first look; `max_seeds`: of each setup; `max_minutes`: no round begins later; `margin` and
-    `baseline`: as for `runner.compare`.
+    `baseline`: as for `runner.compare`. `race`: without `seed=auto`, stop setups of a
+    grid that will not win.
     """
 
     min_seeds: int = 4
@@ -555,6 +556,7 @@ class Decide:
     max_minutes: float | None = None
     margin: float | None = None
     baseline: str | None = None
+    race: bool = False
 
     def __post_init__(self) -> None:
         require(self.min_seeds >= 2, "decide.min_seeds", self.min_seeds, "use at least 2: one has no spread")

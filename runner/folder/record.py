@@ -17,8 +17,9 @@ from runner.folder.reading import read_json
 FILE_NAME = "summary.json"
 #: Rises when an entry changes its meaning. Files from before there was a version are read as well.
 VERSION = 1
-#: Ends of a run. PREEMPTED: it was asked to make room, and can be resumed.
-FINISHED, FAILED, KILLED, PREEMPTED = "FINISHED", "FAILED", "KILLED", "PREEMPTED"
+#: Ends of a run. PREEMPTED: it was asked to make room; STOPPED: before its end, by a sweep that races its setups.
+#: Both can be resumed.
+FINISHED, FAILED, KILLED, PREEMPTED, STOPPED = "FINISHED", "FAILED", "KILLED", "PREEMPTED", "STOPPED"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from runner.launch.watchdog import Watchdog
 from runner.train.build import build_loop
 from runner.train.checkpoint import Checkpoints
 from runner.train.finish import RunFiles, finish, require_space_for_model, write_ledger
-from runner.train.hooks import Hooks
+from runner.train.hooks import Hooks, Paused
 from runner.train.identical import make_deterministic
 from runner.train.identity import job_identity
 from runner.train.job import Job, WorkerJob
@@ -114,7 +114,7 @@ def run(job: Job, world: World, parent: Parent) -> RunResult | None:
 
         profiler = Profiler(config.profile, job.folder, backend) if config.profile.steps is not None else None
         identity = job_identity(job, rank)
-        checkpoints = Checkpoints(job.folder, config.checkpoint, backend, identity, requests.preempted)
+        checkpoints = Checkpoints(job.folder, config.checkpoint, backend, identity, requests.preempted, job.pause_after)
         files = (
             RunFiles(checkpoints, MetricsLog(job.folder), KeptRows(job.folder)) if rank == 0 else RunFiles(checkpoints)
         )
@@ -135,7 +135,8 @@ def run(job: Job, world: World, parent: Parent) -> RunResult | None:
                 if config.checkpoint.on_preemption:
                     requests.training, requests.grace_s = True, config.launch.grace_s
                     parent.tell_training()
-                loop.train()
+                with contextlib.suppress(Paused):
+                    loop.train()
                 loop.finish()
                 loop.meter.timer.progress("checkpoint")
                 checkpoints.wait()

@@ -14,6 +14,7 @@ class SweepContext:
 
     `tags`: for the tracking store. `varied`: the settings that the sweep varies, with this run's values. `parent_key`:
     of the sweep's card. `at_once`: how many jobs share this machine. `design`: when a sweep that adds seeds stops.
+    `until`: the share of training after which a race pauses the run.
     `progress`: describes the state of the sweep.
     """
 
@@ -22,6 +23,7 @@ class SweepContext:
     parent_key: str | None = None
     at_once: int = 1
     design: Mapping[str, int] | None = None
+    until: float = 1.0
     progress: Callable[[], str] | None = None
 
 

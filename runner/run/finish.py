@@ -16,7 +16,7 @@ from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.folder.reading import read_json
-from runner.folder.record import FAILED, FILE_NAME, DataSize, RunRecord, RunResult, amend
+from runner.folder.record import FAILED, FILE_NAME, STOPPED, DataSize, RunRecord, RunResult, amend
 from runner.launch.local import WorkerFailed
 from runner.log import LOG
 from runner.measure.scores import prediction_metrics, scored
@@ -76,7 +76,7 @@ class RunCloser:
             jobs_at_once=sweep.at_once,
             design=sweep.design,
             resumed_after=tuple(segment.after_step for segment in experiment.certificate.segments[1:]),
-            notes=(*experiment.notes, *self.restarts.sentences, *_surprises(experiment, result)),
+            notes=(*experiment.notes, *self.restarts.sentences, *_surprises(status, experiment, result)),
             certificate=experiment.certificate.level if self._ledger_is_sound() else NOT_COMPARABLE,
             mlflow_run_id=self.tracker.wait_until_open(status),
         )
@@ -142,16 +142,19 @@ def _partial_result(folder: Path) -> RunResult:
     return RunResult(optimizer_steps=seen[-1].step, samples_seen=int(seen[-1].value)) if seen else RunResult()
 
 
-def _surprises(experiment: Experiment, result: RunResult) -> Iterator[str]:
+def _surprises(status: str, experiment: Experiment, result: RunResult) -> Iterator[str]:
     """Findings during the run that may surprise, in sentences."""
     for smaller in result.smaller_micro_batches:
         yield (
             f"for lack of memory each worker had {smaller.accumulation_steps} smaller micro-batches from step "
             f"{smaller.after_step + 1:,} on: the same global batches, summed in another order, so that last bits differ"
         )
-    if result.stopped_early:
+    steps = experiment.plan.optimizer_steps
+    if status == STOPPED:
+        yield f"stopped after step {result.optimizer_steps:,} of {steps:,}, where its sweep compares the setups"
+    elif result.stopped_early:
         assert result.best is not None
-        evaluation, steps = experiment.config.evaluation, experiment.plan.optimizer_steps
+        evaluation = experiment.config.evaluation
         gain = f"gain above {evaluation.min_delta:g}" if evaluation.min_delta else "gain"
         yield (
             f"stopped early, at step {result.optimizer_steps:,} of {steps:,}: no {gain} in {evaluation.metric} since "

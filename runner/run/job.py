@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from runner.config.schema import Tracking
 from runner.errors import Diverged, OutOfMemory, Preempted
 from runner.folder.files import write_json, write_text
 from runner.folder.lock import locked
-from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED, RunRecord, RunResult, status_of
+from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED, STOPPED, RunRecord, RunResult, status_of
 from runner.launch.local import WorkerLost, launch
 from runner.launch.signals import handle_signals, signals_ignored
 from runner.launch.torchrun import ExternalWorld, belongs_to_this_torchrun
@@ -147,6 +148,7 @@ def run(
         started_at=context.started_at,
         checkpoint=checkpoint.folder.resolve() if checkpoint is not None else None,
         experiment=recorded_experiment(config, experiment.plan),
+        pause_after=math.ceil(sweep.until * experiment.plan.optimizer_steps) if sweep.until < 1 else None,
     )
     card = card_of(experiment, sweep.tags, sweep.parent_key, sweep.varied)
     if resumed:
@@ -158,7 +160,9 @@ def run(
         tracker.start()
         with progress_shown(folder, experiment, context.console, sweep.progress):
             result = training.run()
-        status = FINISHED
+        steps = result.optimizer_steps or 0
+        paused = job.pause_after is not None and job.pause_after <= steps < experiment.plan.optimizer_steps
+        status = STOPPED if paused else FINISHED
     except Preempted:
         status = PREEMPTED
         raise

@@ -44,7 +44,7 @@ def report(record: RunRecord, experiment: Experiment, folder: Path, console: Con
     lines += [f"[bold yellow]note:[/] {escape(note)}" for note in record.notes]
     lines += [f"[bold yellow]warning:[/] {escape(warning)}" for warning in result.warnings]
     console.print()
-    print_sentence(console, f"[bold green]finished[/] {escape(experiment.setup_name)}   {metrics}{over}")
+    print_sentence(console, f"[bold green]{record.status.lower()}[/] {escape(experiment.setup_name)}   {metrics}{over}")
     for line in lines:
         print_sentence(console, f"  {line}")
     console.print(f"  saved to {escape(os.path.relpath(folder))}", soft_wrap=True)

@@ -225,8 +225,8 @@ class Delivery:
                 self._client.log_artifact(self.run_id, str(path))
         for name, value in self._own(self.card.last_tags, self._client.get_run(self.run_id)).items():
             self._client.set_tag(self.run_id, name, value)
-        # MLflow knows no PREEMPTED. The description and summary.json say it.
-        status = "KILLED" if self.card.status == "PREEMPTED" else self.card.status
+        # MLflow knows no PREEMPTED and no STOPPED. The description and summary.json say it.
+        status = "KILLED" if self.card.status in ("PREEMPTED", "STOPPED") else self.card.status
         self._client.set_terminated(self.run_id, status=status, end_time=self.card.ended)
         model = self._folder / "model"
         if self.card.log_model and model.is_dir() and not model.is_symlink():  # last: it may take long

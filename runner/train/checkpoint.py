@@ -35,7 +35,7 @@ from runner.errors import Diverged, Preempted, UserError, first_line
 from runner.folder.files import Checksums, checksums, damage, digest_of, require_space, sync_folder, write_json
 from runner.folder.reading import read_json
 from runner.log import LOG
-from runner.train.hooks import Training
+from runner.train.hooks import Paused, Training
 from runner.train.sharding import is_sharded, laid_out_as, local
 
 FOLDER, _MANIFEST, _STATE, _SHARDS = "checkpoints", "complete.json", "state.json", "shards"
@@ -106,14 +106,16 @@ class Checkpoints:
         backend: Backend,
         identity: Mapping[str, Any],
         preempted: Callable[[], bool] = lambda: False,
+        pause_after: int | None = None,
     ) -> None:
         """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end.
 
-        `identity`: what must be the same when the run is resumed, besides the model's.
+        `identity`: what must be the same when the run is resumed, besides the model's. `pause_after`: the optimizer
+        step from which on the first save ends training.
         """
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
-        self._backend, self._preempted = backend, preempted
+        self._backend, self._preempted, self._pause_after = backend, preempted, pause_after
         #: Requests that the workers have sent each other, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = self._agreed_at = time.monotonic()
@@ -127,7 +129,7 @@ class Checkpoints:
         self.stall_seconds = 0.0
 
     def after_step(self, training: Training) -> None:
-        """Save if it is due. A collective. Raises Preempted after the save that ends the run."""
+        """Save if it is due. A collective. Raises Preempted, or Paused, after the save that ends the run."""
         self.count(training.optimizer_step)
         if not training.synchronised:
             return
@@ -135,7 +137,9 @@ class Checkpoints:
         self.ending = self.ending or training.evaluation_stopped  # as all workers know
         if not self.ending:
             self.agree(wait=not policy.overlaps)
-        if self.due or self.ending:
+        steps_done, end = training.optimizer_step, training.replica.plan.optimizer_steps
+        pauses = self._pause_after is not None and self._pause_after <= steps_done < end
+        if self.due or self.ending or pauses:
             training.flush()  # which may make micro-batches smaller
             training.meter.timer.progress("checkpoint")
             steps, identity = training.order.accumulation_steps, training.replica.identity
@@ -144,6 +148,9 @@ class Checkpoints:
         if self.ending:
             self.wait()
             raise Preempted(training.optimizer_step if self.warning() is None else None)
+        if pauses:
+            self.wait()
+            raise Paused
 
     def count(self, step: int) -> None:
         """Note that optimizer step `step` was done."""

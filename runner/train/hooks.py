@@ -15,6 +15,10 @@ from runner.train.throughput import Meter
 LogMetrics = Callable[[int, dict[str, float]], None]
 
 
+class Paused(Exception):
+    """Raised by a hook that ends training before the end of the plan, once the state is saved."""
+
+
 class Training(Protocol):
     """The part of the loop that hooks see, which describes it."""
 

@@ -38,13 +38,15 @@ class Job(WorkerJob):
     """A training job, in the folder of its run.
 
     `started_at`: of the command, or of workers that were started again, in seconds since the epoch. `checkpoint`: the
-    folder of the one to continue from. `experiment`: what checkpoints say about it, as JSON-like data.
+    folder of the one to continue from. `experiment`: what checkpoints say about it, as JSON-like data. `pause_after`:
+    the optimizer step from which on training ends as soon as all workers have the same weights.
     """
 
     plan: Plan
     started_at: float
     checkpoint: Path | None = None
     experiment: Mapping[str, Any] = field(default_factory=dict)
+    pause_after: int | None = None
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:

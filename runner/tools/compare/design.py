@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
+
+from runner.tools.compare.statistics import Estimate
 
 #: Simulated sequences of seeds. One of 1,000 levels of 0.25% is then known to 5% of itself.
 _SEQUENCES = 200_000
@@ -41,6 +43,33 @@ class Design:
         share = min(seeds, self.max_seeds) / self.max_seeds
         equivalent, different = _last_levels(self)
         return Levels(1 - 2 * equivalent * share, 1 - 2 * different * share)
+
+    def rows_leave_open(self, difference: Estimate, margin: float) -> bool:
+        """Whether the evaluation rows leave it undecided with any number of seeds, for all differences in the interval.
+
+        The interval is that of the seeds alone at the present look: they have to rule out a verdict, not only to make
+        it look unlikely. Giving up early makes no wrong verdict more likely.
+        """
+        sampling = difference.sampling
+        if sampling is None:
+            return False
+        seeds = replace(difference, sampling=None).half_width(self.levels(difference.sizes[0]).difference)
+        nearest, farthest = max(0.0, abs(difference.value) - seeds), abs(difference.value) + seeds
+        last = self.levels(self.max_seeds)
+        equivalent = nearest + sampling.half_width(last.equivalence) < margin
+        return not equivalent and bool(farthest <= sampling.half_width(last.difference))
+
+    def expected_seeds(self, difference: float) -> float:
+        """The mean seeds of simulated setups with this true difference; spread of differences and margin are 1."""
+        from scipy.special import stdtrit
+
+        values = np.random.default_rng(_SEED).standard_normal((2_000, self.max_seeds)) + difference
+        seeds = np.full(len(values), self.max_seeds)
+        for n in range(self.max_seeds, self.min_seeds - 1, -1):
+            mean, error = values[:, :n].mean(axis=1), values[:, :n].std(axis=1, ddof=1) / np.sqrt(n)
+            equivalence, differs = (stdtrit(n - 1, (1 + level) / 2) * error for level in astuple(self.levels(n)))
+            seeds[(np.abs(mean) + equivalence < 1) | (np.abs(mean) > differs)] = n
+        return float(seeds.mean())
 
 
 @functools.cache

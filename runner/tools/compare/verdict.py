@@ -168,8 +168,10 @@ def levels_of(difference: Estimate, design: Design | None) -> Levels:
 
 def _left_to_do(difference: Estimate, margin: float | None, design: Design) -> str:
     seeds = difference.sizes[0]
-    if seeds < design.max_seeds and (rows := too_few_rows(difference, margin)) is not None:
-        return rows
+    if margin is not None and difference.sampling is not None and design.rows_leave_open(difference, margin):
+        more = rows_needed(difference, margin)
+        few = f"{difference.sampling.rows:,} evaluation rows are too few for a margin of {margin:g}"
+        return few if more is None else f"{few}, use {more:,}"
     words = "after" if seeds < design.max_seeds else "not decidable with"
     return f"{words} {seeds} of at most {design.max_seeds} seeds"
 

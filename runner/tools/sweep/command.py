@@ -20,21 +20,23 @@ from runner.config.hydra_main import hydra_main
 from runner.config.schema import Decide, Evaluation, Tracking
 from runner.errors import Terminal, first_line
 from runner.folder.lock import terminate_all, wait_until_unlocked
-from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED
+from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED, STOPPED
 from runner.launch.signals import EXIT_PREEMPTED, handle_signals, signals_ignored
 from runner.log import LOG
 from runner.measure.tables import seconds_words
 from runner.run.progress import Background
 from runner.tools.compare.design import Design
-from runner.tools.sweep.grid import Grid, Launcher
+from runner.tools.sweep.grid import Grid, Launcher, without_hydra
 from runner.tools.sweep.job import free_folder, run_in_sweep
 from runner.tools.sweep.parent_run import ParentRun, parent_card
 from runner.tools.sweep.progress import monitor_jobs, progress_line
+from runner.tools.sweep.race import Race
 from runner.tools.sweep.resume import KEY, mark_killed_jobs, sweep_lock
-from runner.tools.sweep.rounds import Overrides, SeedsUntilDecided
+from runner.tools.sweep.rounds import SeedsUntilDecided, run_rounds
+from runner.tools.sweep.rungs import share_trained
 from runner.tools.sweep.slots import in_use
 from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
-from runner.tools.sweep.sweep import Sweep, attempts, check_same_question
+from runner.tools.sweep.sweep import Overrides, Sweep, attempts, check_same_question, setup_of
 from runner.track.store import error_summary, how_to_sync, store_of
 from runner.track.tracker import how_to_open_jobs
 
@@ -45,8 +47,9 @@ EXIT_FAILED, EXIT_USER_ERROR = 1, 2
 class SweepRequest:
     """A sweep after its preflight. `evaluation`: of its first job; `folder`: of a resumed sweep, or for a new one.
 
-    `predicted_s`: of all jobs; None if one of them was not measured, or some have finished. `decide`: with `seed=auto`;
-    its sweeper chooses the seeds of these `setups`, which are overrides.
+    `predicted_s`: of all jobs, with `seed=auto` of one seed; None if one of them was not measured, or some have
+    finished. `decide`: of a sweep that adds seeds, or races. `setups`: with `seed=auto`, the overrides to which its
+    sweeper adds seeds.
     """
 
     command: tuple[str, ...]
@@ -63,17 +66,17 @@ class SweepRequest:
 
     @property
     def design(self) -> Design | None:
-        if self.decide is None:
+        if self.decide is None or not self.setups:
             return None
         return Design(self.decide.min_seeds, self.decide.max_seeds, len(self.setups) - 1)
 
     @property
     def asked(self) -> dict[str, Any] | None:
-        """What the verdicts of a sweep that adds seeds depend on, besides its design, as JSON has it."""
+        """What the verdicts of a sweep that adds seeds depend on, besides its design, or a race, as JSON has it."""
         if self.decide is None:
             return None
-        setups = sorted(" ".join(setup) for setup in self.setups)
-        asked = {"margin": self.decide.margin, "baseline": self.decide.baseline}
+        setups = sorted(" ".join(setup) for setup in self.setups) or sorted(self.grid.jobs or ())
+        asked = {"margin": self.decide.margin, "baseline": self.decide.baseline, "race": self.decide.race}
         return {**asked, "metric": self.evaluation.metric, "setups": setups}
 
 
@@ -88,9 +91,8 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
         smallest, at_once = request.launcher.smallest_job, request.launcher.at_once
         together = "" if smallest is None or at_once == 1 else f"; {at_once} at a time, which share {smallest}"
         console.print(f"sweep [bold]{escape(sweep.id)}[/]: {_number_of_jobs(request)} over {over}{together}")
-        if request.predicted_s is not None:
-            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + request.predicted_s))
-            console.print(f"predicted: {seconds_words(request.predicted_s)} for all of them, until {end}")
+        for line in _plan(request):
+            console.print(line, soft_wrap=True)
         if smallest is not None and (used := in_use(smallest)):
             console.print(f"in use by another sweep: {smallest.kind} {', '.join(used)}; jobs wait for it", markup=False)
         status, complete = FAILED, False
@@ -119,11 +121,36 @@ def run_sweep(request: SweepRequest, options: HydraOptions) -> int:
 
 
 def _number_of_jobs(request: SweepRequest) -> str:
-    if request.decide is not None:
-        least, most = (len(request.setups) * seeds for seeds in (request.decide.min_seeds, request.decide.max_seeds))
-        return f"{least} to {most} jobs, until {len(request.setups)} setups are decided,"
-    total = request.grid.total
+    total, setups = request.grid.total, len(request.setups)
+    if (design := request.design) is not None:
+        least, most = (setups * seeds for seeds in (design.min_seeds, design.max_seeds))
+        return f"{least} to {most} jobs, until {setups} setups are decided,"
     return "jobs chosen by its sweeper" if total is None else f"{total} job{'s' * (total != 1)}"
+
+
+def _plan(request: SweepRequest) -> list[str]:
+    """What is predicted before the first job, in lines."""
+    seconds = request.predicted_s
+    if (design := request.design) is not None:
+        setups = len(request.setups)
+        parts = [("at least", float(design.min_seeds)), ("at most", float(design.max_seeds))]
+        for what, truth in (("without a difference", 0.0), ("with one of the margin", 1.0)):
+            parts.insert(-1, (f"{what} about", design.expected_seeds(truth)))
+        words = [f"{what} {round(setups * seeds)} jobs{_time(seconds, seeds)}" for what, seeds in parts]
+        return [f"{', '.join(words)}; expected where differences between pairs of runs spread as much as the margin"]
+    if request.decide is not None:
+        setups = len({setup_of(without_hydra(job)) for job in (request.grid.overrides or {}).values()})
+        shares = [("at least", share_trained(setups, 0.0)), ("about", share_trained(setups, 1.0)), ("at most", 1.0)]
+        words = [f"{what} {100 * share:.0f}%{_time(seconds, share)}" for what, share in shares]
+        return [f"of their training a race takes {', '.join(words)}"]
+    if seconds is None:
+        return []
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
+    return [f"predicted: {seconds_words(seconds)} for all of them, until {end}"]
+
+
+def _time(seconds: float | None, times: float) -> str:
+    return "" if seconds is None else f" ({seconds_words(seconds * times)})"
 
 
 def _open(request: SweepRequest) -> tuple[Sweep, ParentRun | None]:
@@ -161,8 +188,11 @@ def _run_jobs(request: SweepRequest, options: HydraOptions, sweep: Sweep, consol
     job = functools.partial(run_in_sweep, sweep=sweep)
     if request.decide is None:
         hydra_main(arguments, job)
+    elif request.decide.race:
+        jobs = [tuple(without_hydra(one)) for one in (request.grid.overrides or {}).values()]
+        run_rounds(Race(sweep, jobs, request.evaluation, console).rounds(), arguments, job)
     else:
-        SeedsUntilDecided(sweep, request.setups, request.decide, console).run(arguments, job)
+        run_rounds(SeedsUntilDecided(sweep, request.setups, request.decide, console).rounds(), arguments, job)
 
 
 def _run_all(request: SweepRequest, options: HydraOptions, sweep: Sweep, console: Console) -> bool:
@@ -206,7 +236,7 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
 def _report(sweep: Sweep, console: Console) -> int:
     """Print how the jobs ended; the exit code."""
     states = sweep.states()
-    failed = [state for state in states if state.status != FINISHED]
+    failed = [state for state in states if state.status not in (FINISHED, STOPPED)]
     total = len(states) if sweep.jobs is None else len(sweep.jobs)  # an optimizing sweeper may repeat a job
     not_started = total - len(states)
     console.print()

@@ -10,7 +10,7 @@ from runner.config.choices import Goal
 from runner.config.schema import Evaluation, Tracking
 from runner.errors import UserError
 from runner.folder.lock import is_locked
-from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED
+from runner.folder.record import FAILED, FINISHED, KILLED, PREEMPTED, STOPPED
 from runner.tools.sweep.sweep import Sweep, attempts
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags
@@ -78,9 +78,10 @@ class ParentRun:
         `status`: of the command; a sweep that ran to its end is FAILED unless all jobs finished.
         """
         states = self._sweep.states()
-        counts = {name: sum(state.status == name for state in states) for name in (FINISHED, FAILED, KILLED, PREEMPTED)}
+        ends = (FINISHED, FAILED, KILLED, PREEMPTED, STOPPED)
+        counts = {name: sum(state.status == name for state in states) for name in ends}
         missing = len(self._sweep.jobs or ()) > len(states)
-        if status == FINISHED and (counts[FINISHED] < len(states) or missing):
+        if status == FINISHED and (counts[FINISHED] + counts[STOPPED] < len(states) or missing):
             status = FAILED
         tags = {f"sweep.{name.lower()}": str(count) for name, count in counts.items()}
         self._delivery.mark_ended(status, {"sweep.jobs": str(sum(counts.values())), **tags})

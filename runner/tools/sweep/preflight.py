@@ -27,8 +27,8 @@ from runner.tools.compare.verdict import has_default_margin
 from runner.tools.sweep.command import SweepRequest
 from runner.tools.sweep.grid import Grid, Launcher, grid_of, launcher_of, sweeper_overrides, without_hydra
 from runner.tools.sweep.resume import find_sweep
-from runner.tools.sweep.rounds import Overrides
 from runner.tools.sweep.sweep import FILE_NAME as SWEEP_FILE
+from runner.tools.sweep.sweep import Overrides, setup_of
 from runner.track.secrets import masked, names_a_secret
 from runner.track.store import check_tracking
 
@@ -65,8 +65,12 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
             f"hydra.sweep.dir={folder} already holds a sweep: resume it with {RESUME_SWEEP}={folder}, or choose another"
         )
     grid = grid_of(parsed(overrides), hydra)
+    if several := [name for name in grid.varied if name.startswith("decide.")]:
+        raise UserError(f"{several[0]} has several values, but it is for the whole sweep: give one")
     if options.adds_seeds:
         grid = _with_seeds(grid, config)
+    if config.decide.race:
+        _check_race(grid, configs)
     if grid.overrides is None:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
@@ -87,9 +91,9 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
         recipe=", ".join(dict.fromkeys(str(one.recipe["name"]) for one in configs)),
         folder=folder,
         started_at=started_at,
-        decide=config.decide if options.adds_seeds else None,
+        decide=config.decide if options.adds_seeds or config.decide.race else None,
         setups=setups,
-        predicted_s=None if options.resumed or options.adds_seeds else _predicted(experiments, launcher.at_once),
+        predicted_s=None if options.resumed else _predicted(experiments, launcher.at_once),
     )
 
 
@@ -112,10 +116,23 @@ def _with_seeds(grid: Grid, config: Config) -> Grid:
     return dataclasses.replace(grid, varied=(*grid.varied, "seed"))
 
 
+def _check_race(grid: Grid, configs: Sequence[Config]) -> None:
+    """Refuse a race without competitors, or of setups that a sweeper chooses. Raises UserError."""
+    if grid.overrides is None:
+        raise UserError(
+            "decide.race=true needs setups that the command lists, not those of an optimizing sweeper: leave out "
+            "hydra/sweeper, or decide.race"
+        )
+    if len(set(_setups(grid))) < 2:
+        raise UserError("decide.race=true races setups: vary more than the seed, such as optimizer.lr=1e-4,3e-4")
+    if len({(one.evaluation.metric, one.evaluation.goal, one.recipe["name"]) for one in configs}) > 1:
+        raise UserError("decide.race=true ranks setups by one metric: use one recipe and one evaluation.metric")
+
+
 def _setups(grid: Grid) -> tuple[Overrides, ...]:
     """The overrides of each setup, from jobs with one seed."""
     jobs = (grid.overrides or {}).values()
-    return tuple(tuple(one for one in without_hydra(job) if not one.startswith("seed=")) for job in jobs)
+    return tuple(setup_of(without_hydra(job)) for job in jobs)
 
 
 def _predicted(experiments: Sequence[Experiment], parallel: int) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
-from runner.folder.record import FAILED, FINISHED
+from runner.folder.record import FAILED, FINISHED, STOPPED
 from runner.tools.sweep.sweep import RUNNING, JobState, Sweep, attempts
 
 #: Seconds between two looks at the jobs' folders.
@@ -24,10 +24,10 @@ def sweep_progress(sweep: Sweep) -> str:
 
 def progress_line(states: Sequence[JobState], total: int | None, at_once: int) -> str:
     """`3 of 18 jobs done, 1 failed, 2 running; about 12 min left`. `total`: None if unknown."""
-    count = {status: sum(state.status == status for state in states) for status in (FINISHED, FAILED, RUNNING)}
+    count = {status: sum(state.status == status for state in states) for status in (FINISHED, FAILED, STOPPED, RUNNING)}
     done = count[FINISHED] + count[FAILED]
     parts = [f"{done} of {total} jobs done" if total is not None else f"{done} jobs done"]
-    shown = (FAILED, RUNNING) if at_once > 1 else (FAILED,)
+    shown = (FAILED, STOPPED, RUNNING) if at_once > 1 else (FAILED, STOPPED)
     parts += [f"{count[status]} {status.lower()}" for status in shown if count[status]]
     left = seconds_left(states, total, at_once)
     return ", ".join(parts) + (f"; about {duration(left)} left" if left else "")
@@ -38,7 +38,7 @@ def seconds_left(states: Sequence[JobState], total: int | None, at_once: int) ->
     wall_s = [state.wall_s for state in states if state.status == FINISHED and state.wall_s]
     if total is None or not wall_s:
         return None
-    done = sum(state.share_done for state in states if state.status in (FINISHED, FAILED, RUNNING))
+    done = sum(state.share_done for state in states if state.status in (FINISHED, FAILED, STOPPED, RUNNING))
     return max(0.0, total - done) * statistics.mean(wall_s) / at_once
 
 

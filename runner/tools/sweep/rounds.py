@@ -18,16 +18,22 @@ from runner.config.hydra_main import hydra_main
 from runner.config.schema import Decide
 from runner.folder.record import FAILED
 from runner.tools.compare.comparison import compare_runs
+from runner.tools.compare.design import Design
 from runner.tools.compare.from_folders import read_folders, run_folders
 from runner.tools.compare.results import SetupResult
 from runner.tools.compare.runs import newest_of_each_seed
-from runner.tools.compare.verdict import UNDECIDED, too_few_rows
-from runner.tools.sweep.sweep import Sweep, job_name
+from runner.tools.compare.verdict import UNDECIDED
+from runner.tools.sweep.sweep import Overrides, Sweep, job_name
 
-#: The overrides of a job; without a seed those of a setup.
-Overrides = tuple[str, ...]
 #: Hydra instantiates sweepers from its plugins' package only.
 _TARGET = "hydra_plugins.runner.Rounds"
+
+
+def run_rounds(rounds: Iterator[list[Overrides]], arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
+    """Run the jobs of each round with the launcher that Hydra's `arguments` choose."""
+    Rounds.jobs = rounds
+    Plugins.instance().class_name_to_class[_TARGET] = Rounds
+    hydra_main([*arguments, f"hydra.sweeper._target_={_TARGET}"], job)
 
 
 class SeedsUntilDecided:
@@ -41,13 +47,8 @@ class SeedsUntilDecided:
         self._setup_of: dict[str, Overrides] = {}  # by name of a job
         self._started = time.monotonic()
 
-    def run(self, arguments: Sequence[str], job: Callable[[Any], float | None]) -> None:
-        """Run the jobs with the launcher that Hydra's `arguments` choose."""
-        Rounds.jobs = self._rounds()
-        Plugins.instance().class_name_to_class[_TARGET] = Rounds
-        hydra_main([*arguments, f"hydra.sweeper._target_={_TARGET}"], job)
-
-    def _rounds(self) -> Iterator[list[Overrides]]:
+    def rounds(self) -> Iterator[list[Overrides]]:
+        """The jobs of each round."""
         design = self._sweep.design
         assert design is not None
         wanted, first, end = self._setups, 0, design.min_seeds
@@ -76,12 +77,14 @@ class SeedsUntilDecided:
         if most is not None and minutes > most:
             self._console.print(f"{minutes:.1f} of decide.max_minutes={most:g} are over: no further seeds")
             return []
+        design = self._sweep.design
+        assert design is not None
         setups_of, failed = self._jobs()
         wanted: set[Overrides] = set()
         for row, block in compared:
             runs = (*row.setup.runs, *block.baseline.runs)
             own = {setup for run in runs for setup in setups_of.get(Path(run.source).resolve(), ())}
-            if _more_seeds_may_decide(row, block.margin.value) and not own & failed:
+            if _more_seeds_may_decide(row, block.margin.value, design) and not own & failed:
                 wanted |= own
         return [setup for setup in self._setups if setup in wanted]
 
@@ -130,7 +133,7 @@ def look(row: SetupResult) -> str:
     return f"{row.setup.name}: {row.difference.value:+.3g}{bounds} {row.verdict.text}"
 
 
-def _more_seeds_may_decide(row: SetupResult, margin: float | None) -> bool:
+def _more_seeds_may_decide(row: SetupResult, margin: float | None, design: Design) -> bool:
     if row.verdict is None or row.verdict.kind != UNDECIDED or row.verdict.constant:
         return False
-    return row.difference is None or too_few_rows(row.difference, margin) is None
+    return row.difference is None or margin is None or not design.rows_leave_open(row.difference, margin)

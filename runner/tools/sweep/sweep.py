@@ -17,11 +17,13 @@ from runner.errors import UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json
-from runner.folder.record import FINISHED, RunRecord
+from runner.folder.record import FINISHED, STOPPED, RunRecord
 from runner.tools.compare.design import Design
 from runner.track.secrets import without_credentials
 
-FILE_NAME, JOB_FILE = "sweep.json", "job.json"
+FILE_NAME, JOB_FILE, RACE_FILE = "sweep.json", "job.json", "race.json"
+#: The overrides of a job; without a seed those of a setup.
+Overrides = tuple[str, ...]
 #: The status of a job without a `summary.json`.
 RUNNING = "RUNNING"
 
@@ -85,14 +87,19 @@ def job_name(overrides: Sequence[str]) -> str:
     return " ".join(sorted(overrides))
 
 
+def setup_of(job: Sequence[str]) -> Overrides:
+    """A job's overrides without its seed."""
+    return tuple(override for override in job if not override.startswith("seed="))
+
+
 @dataclass(frozen=True)
 class JobState:
     """One attempt at a job.
 
     `names`: its overrides; several if different overrides mean the same settings. `shown`: the settings that vary.
     `started_at`: seconds since the epoch. `digest`: of its settings and data, None if it had invalid ones. `wall_s`,
-    `error`, `user_error`: once it has ended. `wanted_at`: when a job with its settings was last asked for, and not run
-    again.
+    `error`, `user_error`, `steps` (of the optimizer): once it has ended. `wanted_at`: when a job with its settings was
+    last asked for, and not run again.
     """
 
     folder: Path
@@ -104,16 +111,19 @@ class JobState:
     wall_s: float | None = None
     error: str | None = None
     user_error: bool = False
+    steps: int | None = None
     wanted_at: float | None = None
 
     @property
     def share_done(self) -> float:
         """The share of its optimizer steps that the job has done, from 0 to 1."""
-        if self.status != RUNNING:
+        if self.status not in (RUNNING, STOPPED):
             return 1.0
-        steps = [metric.step for metric in MetricsReader(self.folder).read() if metric.key == "train/loss"]
-        plan = self.folder / "plan.json"
-        return steps[-1] / max(1, int(read_json(plan)["optimizer_steps"])) if steps else 0.0
+        steps = self.steps
+        if steps is None:
+            logged = [metric.step for metric in MetricsReader(self.folder).read() if metric.key == "train/loss"]
+            steps = logged[-1] if logged else 0
+        return steps / max(1, int(read_json(self.folder / "plan.json")["optimizer_steps"])) if steps else 0.0
 
 
 def write_job(folder: Path, name: str, shown: str, started_at: float, digest: str | None) -> None:
@@ -144,6 +154,7 @@ def attempts(sweep_folder: Path) -> list[JobState]:
                 wall_s=record.wall_s,
                 error=record.error,
                 user_error=record.user_error,
+                steps=record.result.optimizer_steps,
                 wanted_at=content.get("wanted_at"),
             )
             found.append(state)
@@ -173,7 +184,14 @@ def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobSta
     return list(by_name.values())
 
 
-def finished_run(sweep_folder: Path, digest: str) -> Path | None:
-    """The folder of a finished job with exactly these settings and data."""
-    found = (state for state in attempts(sweep_folder) if (state.status, state.digest) == (FINISHED, digest))
+def share_to_train(sweep_folder: Path) -> float:
+    """The share of training after which jobs pause: 1 unless their setups are in a race."""
+    path = sweep_folder / RACE_FILE
+    return float(read_json(path)["until"]) if path.exists() else 1.0
+
+
+def finished_run(sweep_folder: Path, digest: str, until: float = 1.0) -> Path | None:
+    """The folder of a job with exactly these settings and data that has finished, or this share of its training."""
+    own = [state for state in attempts(sweep_folder) if state.digest == digest]
+    found = (one for one in own if one.status == FINISHED or (one.status == STOPPED and one.share_done >= until))
     return next((state.folder for state in found), None)

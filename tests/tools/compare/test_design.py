@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from runner.tools.compare.design import Design
 from runner.tools.compare.plots import write_plots
-from runner.tools.compare.statistics import mean_of
+from runner.tools.compare.statistics import RowSampling, mean_of
 from runner.tools.compare.verdict import DIFFERENT, EQUIVALENT, NONE, UNDECIDED, decide
 from tests.tools.compare.make import block, compared, runs
 
@@ -60,6 +61,22 @@ def test_seeds_that_were_added_are_judged_so_everywhere() -> None:
     assert kind(None, None) == EQUIVALENT
     assert kind(design, design) == UNDECIDED
     assert kind(design, None) == kind(None, design) == kind(design, Design(4, 13, 1)) == NONE
+
+
+def test_rows_leave_it_open() -> None:
+    """Only if seeds rule out every difference that they could decide; before that more of them are worth it."""
+    design, rows = Design(4, 12, 1), RowSampling(400, 0.5, 0.25)
+    tight, noisy = (replace(mean_of([0.8 + off, 0.8 - off] * 3), sampling=rows) for off in (0.01, 1.0))
+    assert abs(tight.value - noisy.value) < 1e-9
+    assert design.rows_leave_open(tight, 1.0)
+    assert not design.rows_leave_open(noisy, 1.0)
+    assert not design.rows_leave_open(mean_of(tight.pairs), 1.0)
+
+
+def test_expected_seeds() -> None:
+    """Between the fewest and the most; fewer for a clear difference."""
+    design = Design(4, 20, 1)
+    assert 4 <= design.expected_seeds(4.0) < 6 < design.expected_seeds(1.0) < 20
 
 
 def test_the_looks_are_drawn(tmp_path: Path) -> None:
