@@ -21,7 +21,7 @@ from runner.folder.metrics_log import MetricsLog, cut_metrics
 from runner.train import build, checkpoint
 from runner.train.build import build_loop
 from runner.train.checkpoint import Checkpoints, newest, sync_digest
-from runner.train.hooks import Hooks
+from runner.train.hooks import Hooks, Paused
 from runner.train.job import Job
 from runner.train.loop import Loop
 from runner.train.sharding import full
@@ -81,6 +81,35 @@ def train_in_parts(
             backend.all_gather_object(None)
             if backend.rank == 0:
                 shutil.rmtree(folder)
+
+
+def train_paused(backend: Backend, overrides: list[str], rungs: Sequence[int]) -> dict[str, Any]:
+    """Pause at these optimizer steps as a race does, which evaluates the run there and ends it; continue each time."""
+    folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
+    job, log = tiny_job(overrides, backend.world_size, folder), _Log()
+    identity = {"sync": sync_digest(job.config.sync, job.config.sharding)}
+    try:
+        for rung in rungs:
+            pauses_after = dataclasses.replace(job, pause_after=rung).pauses_after
+            checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, identity, pauses_after=pauses_after)
+            loop = build_loop(_from_newest(job), backend, Hooks(log=log.write, after_step=[checkpoints]))
+            if not pauses_after(loop.optimizer_step):  # at the first synchronisation after the rung before
+                with pytest.raises(Paused):
+                    loop.train()
+            assert rung <= loop.optimizer_step < loop.plan.optimizer_steps
+            before = dict(log)
+            loop.finish()
+            log.clear()
+            log.update(before)  # without the evaluation of the race
+            loop.policy.close()
+            backend.all_gather_object(None)  # until worker 0 has completed the checkpoint
+        loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
+        loop.train()
+        return _finished(loop, log)
+    finally:
+        backend.all_gather_object(None)
+        if backend.rank == 0:
+            shutil.rmtree(folder)
 
 
 def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tuple[str, int]]) -> dict[str, Any]:

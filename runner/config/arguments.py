@@ -14,8 +14,6 @@ from runner.errors import UserError, nearest
 RESUME, RESUME_SWEEP = "resume", "resume_sweep"
 #: In a sweep: seeds are added until its setups are decided.
 _SEED_AUTO = "seed=auto"
-#: In a sweep: setups that will not win stop early.
-_RACE = "decide.race=true"
 
 
 def key_of(override: str) -> str:
@@ -57,15 +55,13 @@ class HydraOptions:
         self.multirun: bool = parsed.multirun
         if self.adds_seeds and not self.multirun:
             raise UserError(f"{_SEED_AUTO} is for a sweep, which adds seeds until its setups are decided: add -m")
-        given = [override for override in self.overrides if override.startswith("decide.race=")]
-        races = any(override.lower() != "decide.race=false" for override in given)
-        if races and not self.multirun:
-            raise UserError(f"{_RACE} is for a sweep, whose setups race: add -m")
-        if races and self.adds_seeds:
-            raise UserError(f"{_RACE} and {_SEED_AUTO} are given together: race first, then add seeds to what is left")
-        others = [one for one in self.overrides if one.startswith("decide.") and one not in given]
-        if others and not self.adds_seeds:
-            raise UserError(f"{others[0]} is for a sweep that adds seeds: add -m {_SEED_AUTO}, or leave it out")
+        if self.adds_seeds and [key_of(override) for override in self.overrides].count("seed") > 1:
+            raise UserError(f"{_SEED_AUTO} and other seeds are given together: give one of them")
+        for override in () if self.adds_seeds else self.overrides:
+            if override.startswith("decide.race=") and not self.multirun:
+                raise UserError(f"{override} is for a sweep, whose setups race: add -m")
+            if override.startswith("decide.") and not override.startswith("decide.race="):
+                raise UserError(f"{override} is for a sweep that adds seeds: add -m {_SEED_AUTO}, or leave it out")
         if self.resumed and not self.multirun:
             raise UserError(f"{RESUME_SWEEP}={self.resumed} resumes a sweep: add -m")
         if self.resumed_run and self.multirun:

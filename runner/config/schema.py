@@ -547,8 +547,7 @@ class Decide:
     """Limits of a sweep with `seed=auto`, which adds seeds to a setup until it is equivalent or different.
 
     `min_seeds`: before the first look; `max_seeds`: of each setup; `max_minutes`: no round begins later; `margin` and
-    `baseline`: as for `runner.compare`. `race`: without `seed=auto`, stop setups of a
-    grid that will not win.
+    `baseline`: as for `runner.compare`. `race`: in a sweep without `seed=auto`, stop the setups that will hardly win.
     """
 
     min_seeds: int = 4

@@ -226,7 +226,8 @@ class RunRecord:
     `error`: why it failed, in a line; `user_error`: because of its settings; `diverged`: because numbers were not
     finite. `setup`: its name with the seed; `setup_digest`: equal for runs that differ only in the seed. `varied`: the
     settings that its sweep varies. `metric`, `goal`: of the objective. `jobs_at_once`: jobs that shared the machine.
-    `design`: of the looks of a sweep that adds seeds, see `runner.tools.compare.design`; None for another.
+    `design`: of the looks of a sweep that adds seeds, see `runner.tools.compare.design`; None for another. `raced`: how
+    many setups began its race, None without one.
     `resumed_after`: the steps. `notes`: what may surprise, in sentences. `certificate`: its level. `speed_key`: equal
     for runs that should be equally fast. `diagnoses`: why it was not faster, the costliest cause first.
     """
@@ -247,6 +248,7 @@ class RunRecord:
     result: RunResult = RunResult()
     jobs_at_once: int | None = None
     design: Mapping[str, int] | None = None
+    raced: int | None = None
     resumed_after: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     certificate: str | None = None

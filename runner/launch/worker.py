@@ -114,7 +114,9 @@ def run(job: Job, world: World, parent: Parent) -> RunResult | None:
 
         profiler = Profiler(config.profile, job.folder, backend) if config.profile.steps is not None else None
         identity = job_identity(job, rank)
-        checkpoints = Checkpoints(job.folder, config.checkpoint, backend, identity, requests.preempted, job.pause_after)
+        checkpoints = Checkpoints(
+            job.folder, config.checkpoint, backend, identity, requests.preempted, job.pauses_after
+        )
         files = (
             RunFiles(checkpoints, MetricsLog(job.folder), KeptRows(job.folder)) if rank == 0 else RunFiles(checkpoints)
         )
@@ -135,8 +137,9 @@ def run(job: Job, world: World, parent: Parent) -> RunResult | None:
                 if config.checkpoint.on_preemption:
                     requests.training, requests.grace_s = True, config.launch.grace_s
                     parent.tell_training()
-                with contextlib.suppress(Paused):
-                    loop.train()
+                if not job.pauses_after(loop.optimizer_step):  # it may have been killed after it had saved this step
+                    with contextlib.suppress(Paused):
+                        loop.train()
                 loop.finish()
                 loop.meter.timer.progress("checkpoint")
                 checkpoints.wait()

@@ -14,7 +14,7 @@ class SweepContext:
 
     `tags`: for the tracking store. `varied`: the settings that the sweep varies, with this run's values. `parent_key`:
     of the sweep's card. `at_once`: how many jobs share this machine. `design`: when a sweep that adds seeds stops.
-    `until`: the share of training after which a race pauses the run.
+    `until`: the share of training after which a race pauses the run; `raced`: the setups that began the race.
     `progress`: describes the state of the sweep.
     """
 
@@ -24,6 +24,7 @@ class SweepContext:
     at_once: int = 1
     design: Mapping[str, int] | None = None
     until: float = 1.0
+    raced: int | None = None
     progress: Callable[[], str] | None = None
 
 

@@ -75,6 +75,7 @@ class RunCloser:
             result=result,
             jobs_at_once=sweep.at_once,
             design=sweep.design,
+            raced=sweep.raced,
             resumed_after=tuple(segment.after_step for segment in experiment.certificate.segments[1:]),
             notes=(*experiment.notes, *self.restarts.sentences, *_surprises(status, experiment, result)),
             certificate=experiment.certificate.level if self._ledger_is_sound() else NOT_COMPARABLE,
@@ -151,7 +152,7 @@ def _surprises(status: str, experiment: Experiment, result: RunResult) -> Iterat
         )
     steps = experiment.plan.optimizer_steps
     if status == STOPPED:
-        yield f"stopped after step {result.optimizer_steps:,} of {steps:,}, where its sweep compares the setups"
+        yield f"stopped after step {result.optimizer_steps:,} of {steps:,} by the race of its sweep, which may go on"
     elif result.stopped_early:
         assert result.best is not None
         evaluation = experiment.config.evaluation

@@ -160,9 +160,7 @@ def run(
         tracker.start()
         with progress_shown(folder, experiment, context.console, sweep.progress):
             result = training.run()
-        steps = result.optimizer_steps or 0
-        paused = job.pause_after is not None and job.pause_after <= steps < experiment.plan.optimizer_steps
-        status = STOPPED if paused else FINISHED
+        status = STOPPED if job.pauses_after(result.optimizer_steps or 0) else FINISHED
     except Preempted:
         status = PREEMPTED
         raise

@@ -34,6 +34,7 @@ def prepare_run(options: HydraOptions) -> tuple[Experiment, Path]:
         not callbacks, "hydra.callbacks", callbacks, "only a sweep calls Hydra's callbacks; add -m, or leave it out"
     )
     config = settings(cfg)
+    require(not config.decide.race, "decide.race", "true", "it is for a sweep, whose setups race: add -m")
     varied, typed = setting_labels(options.overrides)
     with reading_data() as progress:
         experiment = prepare(config, progress, varied, typed)

@@ -35,6 +35,8 @@ KEY_TAG = "runner.key"
 DIGEST_TAG = "setup.digest"
 #: The tag of a run that failed because its numbers were not finite.
 DIVERGED_TAG = "diverged"
+#: The tag of a run that a race has stopped: why.
+STOPPED_TAG = "stopped"
 #: The tag of an evaluation of a saved model, which is not a training run: the model.
 EVALUATED_TAG = "evaluation.model"
 

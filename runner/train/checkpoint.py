@@ -106,16 +106,16 @@ class Checkpoints:
         backend: Backend,
         identity: Mapping[str, Any],
         preempted: Callable[[], bool] = lambda: False,
-        pause_after: int | None = None,
+        pauses_after: Callable[[int], bool] = lambda step: False,
     ) -> None:
         """`run`: the run's folder, which all workers share. `preempted`: whether this worker was asked to end.
 
-        `identity`: what must be the same when the run is resumed, besides the model's. `pause_after`: the optimizer
-        step from which on the first save ends training.
+        `identity`: what must be the same when the run is resumed, besides the model's. `pauses_after`: whether
+        training pauses after an optimizer step.
         """
         self._folder, self._config, self._identity = run / FOLDER, config, identity
         self._rank, self._workers = backend.rank, backend.world_size
-        self._backend, self._preempted, self._pause_after = backend, preempted, pause_after
+        self._backend, self._preempted, self._pauses_after = backend, preempted, pauses_after
         #: Requests that the workers have sent each other, and not read yet.
         self._asked: deque[Callable[[], list[float]]] = deque()
         self._last = self._agreed_at = time.monotonic()
@@ -137,8 +137,7 @@ class Checkpoints:
         self.ending = self.ending or training.evaluation_stopped  # as all workers know
         if not self.ending:
             self.agree(wait=not policy.overlaps)
-        steps_done, end = training.optimizer_step, training.replica.plan.optimizer_steps
-        pauses = self._pause_after is not None and self._pause_after <= steps_done < end
+        pauses = self._pauses_after(training.optimizer_step)
         if self.due or self.ending or pauses:
             training.flush()  # which may make micro-batches smaller
             training.meter.timer.progress("checkpoint")

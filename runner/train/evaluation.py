@@ -56,10 +56,14 @@ class Evaluator:
     def finish(self, step: int, changed: bool) -> None:
         """Evaluate the final weights, unless they were evaluated and have not `changed`. A collective."""
         if changed or self._evaluated_at != step:
-            self.run(step, may_stop=False)
+            pauses = step < self._replica.plan.optimizer_steps and not self.best.should_stop()
+            self.run(step, may_stop=False, keeps_rows=not pauses)
 
-    def run(self, step: int, may_stop: bool = True) -> None:
-        """Evaluate the weights after optimizer step `step`. A collective."""
+    def run(self, step: int, may_stop: bool = True, keeps_rows: bool = True) -> None:
+        """Evaluate the weights after optimizer step `step`. A collective.
+
+        `keeps_rows`: if false, the file of rows stays that of an earlier evaluation, whose weights may be saved.
+        """
         replica, backend = self._replica, self._replica.backend
         self._meter.pause()
         on_host, on_device = random_state(), backend.random_state()
@@ -73,7 +77,8 @@ class Evaluator:
             if evaluated is not None:
                 self.metrics, predictions = evaluated
                 would_be_saved = self.best.update(step, self.metrics, replica.model) or not self._keeps_best
-                if would_be_saved and self._hooks.kept_rows is not None and len(replica.prepared.eval) <= MOST_ROWS:
+                keeps_rows = keeps_rows and would_be_saved and len(replica.prepared.eval) <= MOST_ROWS
+                if keeps_rows and self._hooks.kept_rows is not None:
                     rows = replica.recipe.row_metrics(predictions, replica.prepared.eval)
                     self._hooks.kept_rows.write({name: values.numpy() for name, values in rows.items()})
         restore_random_state(on_host)  # the number of evaluations must not change training

@@ -59,7 +59,7 @@ def require_space_for_model(job: Job, loop: Loop) -> None:
 
 
 def finish(job: Job, loop: Loop, files: RunFiles, waited_share: float | None) -> RunResult | None:
-    """Save the model and return the result, on rank 0. A collective.
+    """Save the model, unless the run pauses, and return the result, on rank 0. A collective.
 
     `waited_share`: of the time of training, see `RunResult`. Raises RunFailed.
     """
@@ -85,8 +85,9 @@ def finish(job: Job, loop: Loop, files: RunFiles, waited_share: float | None) ->
             "weights_digest": digest,
         }
         result = _result(job, loop, measured)
-        require_space_for_model(job, loop)
-        _save(replica, whole or to_device(loop.model, torch.device("cpu")), job.folder)
+        if not job.pauses_after(loop.optimizer_step):
+            require_space_for_model(job, loop)
+            _save(replica, whole or to_device(loop.model, torch.device("cpu")), job.folder)
     backend.wait_for_all(None)  # a large model takes longer to save than a collective may last
     return result
 

@@ -39,7 +39,7 @@ class Job(WorkerJob):
 
     `started_at`: of the command, or of workers that were started again, in seconds since the epoch. `checkpoint`: the
     folder of the one to continue from. `experiment`: what checkpoints say about it, as JSON-like data. `pause_after`:
-    the optimizer step from which on training ends as soon as all workers have the same weights.
+    the optimizer step after which a race pauses the run, or the first later one with the same weights on all workers.
     """
 
     plan: Plan
@@ -47,6 +47,10 @@ class Job(WorkerJob):
     checkpoint: Path | None = None
     experiment: Mapping[str, Any] = field(default_factory=dict)
     pause_after: int | None = None
+
+    def pauses_after(self, step: int) -> bool:
+        """True if a run that has done this optimizer step pauses as soon as all workers have the same weights."""
+        return self.pause_after is not None and self.pause_after <= step < self.plan.optimizer_steps
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:

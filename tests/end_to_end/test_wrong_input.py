@@ -264,6 +264,8 @@ WRONG: list[tuple[str, ...]] = [
     ("runner -m device=cpu,cpu2 seed=0,1 decide.margin=1", "decide.margin=1", "seed=auto"),
     ("runner decide.max_minutes=5", "decide.max_minutes=5", "seed=auto"),
     ("runner -m recipe=linear device=cpu,cpu2 seed=auto", "decide.margin", "loss"),
+    ("runner -m device=cpu,cpu2 seed=auto seed=1", "seed=auto", "give one"),
+    ("runner -m device=cpu,cpu2 seed=auto decide.margin=200", "decide.margin=200", "accuracy"),
     ("runner decide.race=true", "decide.race=true", "add -m"),
     ("runner -m seed=0,1 decide.race=true", "decide.race=true", "optimizer.lr"),
     ("runner -m optimizer.lr=1e-3,2e-3 decide.race=true,false", "decide.race", "give one"),

@@ -21,6 +21,7 @@ from tests.resumed import (
     train_in_parts,
     train_killed,
     train_part,
+    train_paused,
     train_preempted,
     train_whole,
 )
@@ -108,6 +109,14 @@ def test_a_preempted_run_ends_with_the_same_bits(
     whole = pool.run(2, train_whole, settings)
     preempted = pool.run(2, train_preempted, settings, moments)
     assert all(map(same, whole, preempted))
+
+
+@pytest.mark.parametrize(("sync", "overrides"), [COVERING[0], COVERING[10]], ids=["k=1", "fragments"])
+def test_a_run_that_a_race_pauses_ends_with_the_same_bits(pool: WorkerPool, sync: Sync, overrides: list[str]) -> None:
+    """Its evaluations at the rungs change neither the best one nor when training ends."""
+    settings = [*overrides, *sync.overrides()]
+    whole = pool.run(2, train_whole, settings)
+    assert all(map(same, whole, pool.run(2, train_paused, settings, (1, 2, 5))))
 
 
 @pytest.mark.long

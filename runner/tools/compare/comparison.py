@@ -46,8 +46,10 @@ def compare_runs(
     blocks = []
     for key in sorted(by_block, key=lambda key: (key.experiment, key.conditions, key.total_samples, key.metric)):
         block = compare_block(key, titles[key], by_block[key], baseline, margins[key.experiment, key.metric])
-        if family_wise and not any(run.design for setup in by_block[key] for run in setup.runs):  # those are corrected
-            block = _by_holm(block)
+        runs = [run for setup in by_block[key] for run in setup.runs]
+        raced = max(run.raced for run in runs)
+        if (family_wise or raced) and not any(run.design for run in runs):  # those are corrected
+            block = _by_holm(block, raced)
         flags = [dataclasses.replace(flag, number=next(numbers)) for flag in find_flags(block)]
         blocks.append(dataclasses.replace(block, flags=tuple(flags)))
     return RunComparison(tuple(blocks), tuple(found.skipped))
@@ -83,11 +85,12 @@ def compare_block(
     return Block(key, title, tuple(rows), margin, note)
 
 
-def _by_holm(block: Block) -> Block:
-    """The block with its verdicts corrected for their number."""
-    corrected = by_holm(block.tests, block.margin.value)
+def _by_holm(block: Block, raced: int) -> Block:
+    """The block with its verdicts corrected for their number, with those on setups that a race has stopped."""
+    number = max(len(block.tests), raced - 1)
+    corrected = by_holm(block.tests, block.margin.value, number)
     rows = [dataclasses.replace(row, verdict=corrected.get(row.setup.name, row.verdict)) for row in block.rows]
-    return dataclasses.replace(block, rows=tuple(rows), family_wise=True)
+    return dataclasses.replace(block, rows=tuple(rows), corrected_for=number)
 
 
 def choose_baseline(setups: Sequence[SetupRuns], name: str | None) -> tuple[SetupRuns, str]:

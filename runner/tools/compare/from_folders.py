@@ -95,7 +95,7 @@ def _record(path: Path) -> RunRecord:
     if record is None:
         raise _NotARun("no summary.json: still running, or interrupted before it was written")
     if record.status != FINISHED and not record.diverged:
-        raise _NotARun(record.status)
+        raise _NotARun(f"{record.status} ({record.error})" if record.error else record.status)
     return record
 
 
@@ -145,6 +145,7 @@ def _run(source: str, path: Path, record: RunRecord, chosen_metric: str | None) 
         peak_memory_bytes=max(result.peak_memory_bytes or (), default=None),
         predicted_seconds=None if record.prediction is None else record.prediction.training_s.predicted,
         design=None if record.design is None else Design(**record.design),
+        raced=record.raced or 0,
         diverged=record.error if record.diverged else None,
         weights=result.weights_digest,
         eval_rows=int(rows) if rows else None,

@@ -15,7 +15,7 @@ from typing import Any
 from runner.errors import UserError, did_you_mean
 from runner.tools.compare.from_folders import FILES, read_folders
 from runner.tools.compare.runs import FoundRuns, SkippedRun
-from runner.track.card import DIVERGED_TAG, EVALUATED_TAG
+from runner.track.card import DIVERGED_TAG, EVALUATED_TAG, STOPPED_TAG
 from runner.track.secrets import masked
 from runner.track.store import database_of, default_store, error_summary
 
@@ -134,7 +134,8 @@ class ExistingStore:
                 elif _is_evaluation(run):
                     skipped.append(SkippedRun(name, "an evaluation of a saved model"))
                 elif run.info.status != "FINISHED" and DIVERGED_TAG not in run.data.tags:
-                    skipped.append(SkippedRun(name, run.info.status))
+                    why = run.data.tags.get(STOPPED_TAG) or run.data.tags.get("error")
+                    skipped.append(SkippedRun(name, f"{run.info.status} ({why})" if why else run.info.status))
                 else:
                     folders.append((run_id, self._download(run_id, Path(temporary) / run_id)))
             found = read_folders(folders, metric)

@@ -54,7 +54,7 @@ class SetupResult:
 @dataclass(frozen=True)
 class Block:
     """Setups that are compared with each other. `rows[0]` is the baseline; `baseline_note`: why it was chosen, if that
-    is not obvious; `family_wise`: whether its verdicts were corrected for their number."""
+    is not obvious; `corrected_for`: the number of verdicts that share one error, 0 if each has its own."""
 
     key: BlockKey
     title: str
@@ -62,7 +62,7 @@ class Block:
     margin: Margin
     baseline_note: str = ""
     flags: tuple[Flag, ...] = ()
-    family_wise: bool = False
+    corrected_for: int = 0
 
     @property
     def tests(self) -> dict[str, tuple[Verdict, Estimate]]:

@@ -84,8 +84,8 @@ class Run:
     `weights`: digest of the saved weights; `eval_rows`: number of evaluation rows, or of the groups they belong to;
     `row_metrics`: the metric of each of them, whose mean it is, where the run has kept that; `constant`: the metric of
     the best answer that is the same for every row; `design`: of the sweep, if it added seeds until its setups were
-    decided; `diverged`: which number is not finite; `metric` is NaN then. `order`: of two runs with the same setup and
-    seed, the greater is the newer.
+    decided; `raced`: the setups that began the race of the sweep, 0 without one; `diverged`: which number is not
+    finite; `metric` is NaN then. `order`: of two runs with the same setup and seed, the greater is the newer.
     """
 
     source: str
@@ -119,6 +119,7 @@ class Run:
     row_metrics: np.ndarray | None = field(default=None, repr=False, compare=False)
     constant: float | None = None
     design: Design | None = None
+    raced: int = 0
     diverged: str | None = None
     mlflow_run_id: str | None = None
     order: str = ""

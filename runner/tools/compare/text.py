@@ -142,12 +142,15 @@ def _sampling(block: Block) -> Iterator[str]:
 
 def _several_verdicts(block: Block) -> Iterator[str]:
     """The probability of a wrong one among several tests; it is less for tests that share a baseline (Šidák 1967)."""
-    if (count := len(block.tests)) < 2:
+    raced = block.corrected_for > (count := len(block.tests))
+    if raced and count:
+        yield f"The verdicts are Holm's for all {block.corrected_for + 1} setups of a race, which stopped the others."
+    if raced or count < 2:
         return
     if block.baseline.first.design is not None:
         yield f"The {count} verdicts share one error: at most 5% for any wrong one of a kind, over all looks."
         return
-    if block.family_wise:
+    if block.corrected_for:
         yield f"The {count} verdicts are Holm's: at most 5% for any wrong one of a kind. Intervals are not corrected."
         return
     any_wrong = 1 - DIFFERENCE_LEVEL**count

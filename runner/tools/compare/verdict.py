@@ -186,27 +186,33 @@ def too_few_rows(difference: Estimate, margin: float | None) -> str | None:
     return f"{difference.sampling.rows:,} evaluation rows are too few for a margin of {margin:g}, use {rows:,}"
 
 
-def by_holm(tests: Mapping[str, tuple[Verdict, Estimate]], margin: float | None) -> dict[str, Verdict]:
-    """The verdicts of several setups, of which a wrong one of each kind has a probability of at most 5% (Holm 1979)."""
+def by_holm(
+    tests: Mapping[str, tuple[Verdict, Estimate]], margin: float | None, number: int | None = None
+) -> dict[str, Verdict]:
+    """The verdicts of several setups, of which a wrong one of each kind has a probability of at most 5% (Holm 1979).
+
+    `number`: of the setups from which these were chosen by their results; by default there are no others.
+    """
+    number = number or len(tests)
     limit = math.inf if margin is None else margin  # without a margin only identical values are equivalent
     p_values = {
         DIFFERENT: {name: one.p_value(abs(one.value)) for name, (_, one) in tests.items()},
         # Two one-sided tests: half of the two-sided p value.
         EQUIVALENT: {name: one.p_value(limit - abs(one.value)) / 2 for name, (_, one) in tests.items()},
     }
-    kept = {kind: _rejected(values, 1 - DIFFERENCE_LEVEL) for kind, values in p_values.items()}
-    undecided = Verdict(UNDECIDED, f"not certain enough for one of {len(tests)} verdicts")
+    kept = {kind: _rejected(values, 1 - DIFFERENCE_LEVEL, number) for kind, values in p_values.items()}
+    undecided = Verdict(UNDECIDED, f"not certain enough for one of {number} verdicts")
     return {
         name: verdict if verdict.kind not in kept or name in kept[verdict.kind] else undecided
         for name, (verdict, _) in tests.items()
     }
 
 
-def _rejected(p_values: Mapping[str, float], alpha: float) -> set[str]:
-    """The hypotheses that Holm's step-down procedure rejects."""
+def _rejected(p_values: Mapping[str, float], alpha: float, number: int) -> set[str]:
+    """The hypotheses that Holm's step-down procedure rejects, of this number, where the p values of others are 1."""
     rejected: set[str] = set()
     for name in sorted(p_values, key=lambda name: p_values[name]):
-        if p_values[name] > alpha / (len(p_values) - len(rejected)):
+        if p_values[name] > alpha / (number - len(rejected)):
             break
         rejected.add(name)
     return rejected

@@ -222,6 +222,9 @@ def _close(sweep: Sweep, parent: ParentRun | None, status: str) -> None:
         if running:
             LOG.warning(f"still running on other machines, end them yourself: {'; '.join(running)}")
     mark_killed_jobs(folder)
+    for path in folder.iterdir():  # Hydra makes a folder for each launch of a job, also if it continues in another
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
     if parent is None:
         return
     try:

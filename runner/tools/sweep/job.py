@@ -34,15 +34,7 @@ from runner.run.job import announce, run
 from runner.run.resume import Resumption, continuation
 from runner.tools.sweep.progress import sweep_progress
 from runner.tools.sweep.slots import CORE, needed, taken
-from runner.tools.sweep.sweep import (
-    Sweep,
-    attempts,
-    finished_run,
-    job_name,
-    note_wanted,
-    share_to_train,
-    write_job,
-)
+from runner.tools.sweep.sweep import Rung, Sweep, attempts, finished_run, job_name, note_wanted, write_job
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord, user_tags
 from runner.track.names import setting_labels
@@ -78,12 +70,11 @@ def _run(cfg: DictConfig, sweep: Sweep, slots: contextlib.ExitStack) -> float | 
     overrides, devices = list(hydra.overrides.task), ""
     experiment: Experiment | None = None
     invalid: Exception | None = None
-    until = 1.0
+    rung = Rung.read(Path(sweep.folder))
     try:
         labels, typed = setting_labels(overrides, sweep.varied)
         experiment = prepare(settings(cfg), varied=labels, typed=typed)
-        until = share_to_train(Path(sweep.folder))
-        finished = finished_run(Path(sweep.folder), experiment.job_digest, until)
+        finished = finished_run(Path(sweep.folder), experiment.job_digest, rung.until)
         if finished is not None:
             note_wanted(finished, job_name(overrides))
             record = RunRecord.read(finished)
@@ -113,7 +104,8 @@ def _run(cfg: DictConfig, sweep: Sweep, slots: contextlib.ExitStack) -> float | 
             parent_key=sweep.key,
             at_once=sweep.at_once,
             design=None if sweep.design is None else dataclasses.asdict(sweep.design),
-            until=until,
+            until=rung.until,
+            raced=rung.setups,
             progress=lambda: sweep_progress(sweep),
         )
         try:

@@ -70,7 +70,7 @@ def prepare_sweep(options: HydraOptions, started_at: float) -> SweepRequest:
     if options.adds_seeds:
         grid = _with_seeds(grid, config)
     if config.decide.race:
-        _check_race(grid, configs)
+        _check_race(grid, configs, options.adds_seeds)
     if grid.overrides is None:
         for point in group_points(overrides):  # the sweeper can choose any
             composed(*point)
@@ -110,14 +110,18 @@ def _with_seeds(grid: Grid, config: Config) -> Grid:
         raise UserError("seed=auto needs setups that the command lists: leave out hydra/sweeper, or give seeds")
     if len(grid.overrides) < 2:
         raise UserError("seed=auto compares setups: vary something else, such as device=cpu,cpu2")
-    metric = config.evaluation.metric
-    if config.decide.margin is None and not has_default_margin(metric):
+    metric, margin = config.evaluation.metric, config.decide.margin
+    if margin is None and not has_default_margin(metric):
         raise UserError(f"decide.margin=null is invalid: {metric} has no default margin, give one in its unit")
+    narrow = margin is None or margin < 100 or not has_default_margin(metric)
+    require(narrow, "decide.margin", margin, f"everything would be equivalent in {metric}, a percentage")
     return dataclasses.replace(grid, varied=(*grid.varied, "seed"))
 
 
-def _check_race(grid: Grid, configs: Sequence[Config]) -> None:
+def _check_race(grid: Grid, configs: Sequence[Config], adds_seeds: bool) -> None:
     """Refuse a race without competitors, or of setups that a sweeper chooses. Raises UserError."""
+    if adds_seeds:
+        raise UserError("decide.race=true and seed=auto are given together: race first, then add seeds to what is left")
     if grid.overrides is None:
         raise UserError(
             "decide.race=true needs setups that the command lists, not those of an optimizing sweeper: leave out "

@@ -38,8 +38,12 @@ def seconds_left(states: Sequence[JobState], total: int | None, at_once: int) ->
     wall_s = [state.wall_s for state in states if state.status == FINISHED and state.wall_s]
     if total is None or not wall_s:
         return None
-    done = sum(state.share_done for state in states if state.status in (FINISHED, FAILED, STOPPED, RUNNING))
+    done = sum(_share_done(state) for state in states if state.status in (FINISHED, FAILED, STOPPED, RUNNING))
     return max(0.0, total - done) * statistics.mean(wall_s) / at_once
+
+
+def _share_done(state: JobState) -> float:
+    return 1.0 if state.error else state.share_done  # one that a race has stopped for good says why
 
 
 def duration(seconds: float) -> str:

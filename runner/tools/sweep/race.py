@@ -6,6 +6,7 @@ continues it, with the schedule of its whole length. `race.json` in the sweep's 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,14 +16,13 @@ from rich.console import Console
 
 from runner.config.choices import Goal
 from runner.config.schema import Evaluation
-from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json
-from runner.folder.record import STOPPED, amend
-from runner.tools.sweep.rungs import RUNGS, last_rank, ranks
-from runner.tools.sweep.sweep import RACE_FILE, JobState, Overrides, Sweep, job_name, setup_of
+from runner.folder.record import FINISHED, STOPPED, RunRecord, amend
+from runner.tools.sweep.rungs import RUNGS, going_on, last_rank, ranks
+from runner.tools.sweep.sweep import JobState, Overrides, Rung, Sweep, job_name, setup_of
 from runner.track.card import FILE_NAME as CARD_FILE
-from runner.track.card import TrackingRecord
+from runner.track.card import STOPPED_TAG, TrackingRecord
 
 
 class Race:
@@ -45,8 +45,7 @@ class Race:
                 return  # a job of each has failed
             if rung is not None and len(racing) == 1:
                 continue
-            share = 1.0 if rung is None else RUNGS[rung]
-            write_json(Path(self._sweep.folder) / RACE_FILE, {"until": share})
+            Rung(1.0 if rung is None else RUNGS[rung], len(self._jobs)).write(Path(self._sweep.folder))
             yield [job for setup in racing for job in self._jobs[setup]]
             if rung is not None:
                 racing = self._look(racing, rung)
@@ -61,19 +60,26 @@ class Race:
             return []
         sign = 1 if self._evaluation.goal is Goal.max else -1
         values = sign * np.array([curves[setup] for setup in known]).mean(axis=1)  # over seeds
-        own, last = ranks(values[:, -1]), last_rank(values)
-        left = [setup for setup, rank in zip(known, own, strict=True) if rank <= last]
+        own, goes_on = ranks(values[:, -1]), going_on(values, self._constant(jobs[known[0]], sign))
+        left = list(itertools.compress(known, goes_on))
         share, leader = f"{RUNGS[rung]:.4g} of training", self._shown(known[int(own.argmin())])
         self._console.print(f"after {share} {len(left)} of {len(known)} setups go on; {leader} leads", soft_wrap=True)
         for setup, rank in zip(known, own, strict=True):
-            if rank > last:
+            if setup not in left:
                 place = f"place {rank + 1} of {len(known)} by {self._evaluation.metric}"
-                why = f"stopped after {share}: {place}, and ranks still move by {last:.1f} at most; {leader} leads"
+                moves = f"ranks still move by {last_rank(values):.1f} at most"
+                why = f"stopped after {share}: {place}, and {moves}; {leader} leads"
                 self._console.print(f"  {self._shown(setup)}: {why}", soft_wrap=True, markup=False)
                 for state in jobs[setup]:
                     assert state is not None
                     _say_why(state, why)
         return left
+
+    def _constant(self, states: Sequence[JobState | None], sign: int) -> float:
+        """The metric of the best constant answer, negative if the metric should be low; -inf if it is not known."""
+        records = [RunRecord.read(state.folder) for state in states if state is not None]
+        known = [record.data.constant.get(self._evaluation.metric) for record in records if record is not None]
+        return -math.inf if not known or known[0] is None else sign * known[0]
 
     def _shown(self, setup: Overrides) -> str:
         return ", ".join(f"{key}={value}" for key, value in self._sweep.varied_by(setup).items() if key != "seed")
@@ -86,7 +92,9 @@ class Race:
         key = f"eval/{self._evaluation.metric}"
         logged = [metric for metric in MetricsReader(state.folder).read() if metric.key == key]
         rungs = [math.ceil(share * steps) for share in RUNGS[: rung + 1]]
-        found = [next((one.value for one in logged if one.step >= step), math.nan) for step in rungs]
+        # One that has finished may have done so earlier, by evaluation.patience.
+        last = logged[-1].value if logged and state.status == FINISHED else math.nan
+        found = [next((one.value for one in logged if one.step >= step), last) for step in rungs]
         return found if np.isfinite(found).all() else []
 
 
@@ -97,4 +105,4 @@ def _say_why(state: JobState, why: str) -> None:
     amend(state.folder, error=why)
     if (state.folder / CARD_FILE).exists():
         card = TrackingRecord.read(state.folder)
-        card.update(state.folder, last_tags={**card.last_tags, "stopped": why}, delivered=False)
+        card.update(state.folder, last_tags={**card.last_tags, STOPPED_TAG: why}, delivered=False)

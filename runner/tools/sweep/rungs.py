@@ -20,13 +20,24 @@ def share_trained(setups: int, movement: float) -> float:
     generator = np.random.default_rng(0)
     steps = generator.standard_normal((50, setups, len(RUNGS))) * movement * 0.5 ** (np.arange(len(RUNGS)) / 2)
     total = 0.0
-    for curves in generator.standard_normal((50, setups, 1)) + steps.cumsum(axis=2):
+    gain = np.arange(len(RUNGS))  # of all: it changes no rank
+    for curves in generator.standard_normal((50, setups, 1)) + steps.cumsum(axis=2) + gain:
         racing, before = curves, 0.0
         for rung, share in enumerate(RUNGS):
             total, before = total + len(racing) * (share - before), share
-            racing = racing[ranks(racing[:, rung]) <= last_rank(racing[:, : rung + 1])]
+            racing = racing[going_on(racing[:, : rung + 1])]
         total += len(racing) * (1 - before)
     return total / (50 * setups)
+
+
+def going_on(values: np.ndarray, constant: float = -np.inf) -> np.ndarray:
+    """The setups that go on after the last of these rungs, bool [setups]. `values`: as for `last_rank`.
+
+    `constant`: of the best answer that is the same for every row. A setup that is no better has not begun to learn, so
+    that its rank says nothing; it stops at the last rung only.
+    """
+    may_begin = (values[:, -1] <= constant) & (values.shape[1] < len(RUNGS))
+    return np.asarray((ranks(values[:, -1]) <= last_rank(values)) | may_begin)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -35,7 +46,9 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def last_rank(values: np.ndarray) -> float:
-    """The last rank from which a setup may still win; infinite at the first rung, where no movement is known.
+    """The last rank from which a setup may still win; infinite where no movement is known.
+
+    It is not at the first rung, nor if nothing was trained since the last, as with few steps or synchronisations.
 
     Ranks, since learning curves flatten: a distance in the metric shrinks towards the end, an order does not. Until the
     end ranks are taken to move as much as in the last doubling of training, in root mean square over the setups in the
@@ -44,7 +57,7 @@ def last_rank(values: np.ndarray) -> float:
     stochastic curtailment (Lan, Simon & Halperin 1982) with ranks, as in the race of Birattari et al. (2002).
     `values`: of the metric, the larger the better, [setups, rungs so far].
     """
-    if values.shape[1] < 2:
+    if values.shape[1] < 2 or np.array_equal(values[:, -2], values[:, -1]):
         return float("inf")
     before, now = ranks(values[:, -2]), ranks(values[:, -1])
     better_half = np.minimum(before, now) < len(values) / 2

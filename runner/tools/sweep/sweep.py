@@ -184,10 +184,21 @@ def latest(found: Iterable[JobState], jobs: Sequence[str] | None) -> list[JobSta
     return list(by_name.values())
 
 
-def share_to_train(sweep_folder: Path) -> float:
-    """The share of training after which jobs pause: 1 unless their setups are in a race."""
-    path = sweep_folder / RACE_FILE
-    return float(read_json(path)["until"]) if path.exists() else 1.0
+@dataclass(frozen=True)
+class Rung:
+    """Where a race lets jobs train to now. `until`: the share of training; `setups`: at the start of the race."""
+
+    until: float = 1.0
+    setups: int | None = None
+
+    def write(self, sweep_folder: Path) -> None:
+        write_json(sweep_folder / RACE_FILE, to_plain(self))
+
+    @staticmethod
+    def read(sweep_folder: Path) -> Rung:
+        """The end of training in a sweep without a race."""
+        path = sweep_folder / RACE_FILE
+        return Rung(**read_json(path)) if path.exists() else Rung()
 
 
 def finished_run(sweep_folder: Path, digest: str, until: float = 1.0) -> Path | None:

@@ -87,7 +87,7 @@ def test_a_run_of_a_busy_machine_is_one_by_its_diagnoses(jobs: list[Path]) -> No
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "failed": (lambda f: (f / "summary.json").write_text('{"status": "FAILED", "error": "x"}'), "FAILED"),
+    "failed": (lambda f: (f / "summary.json").write_text('{"status": "FAILED", "error": "x"}'), "FAILED (x)"),
     "still running": (lambda f: (f / "summary.json").unlink(), "no summary.json"),
     "of another tool": (lambda f: (f / "summary.json").write_text('{"score": 1}'), "no status"),
     "half written": (lambda f: (f / "summary.json").write_text('{"status": "FIN'), "cannot be read"),

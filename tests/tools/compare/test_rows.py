@@ -214,6 +214,20 @@ def test_holms_correction_keeps_the_error_of_all_setups() -> None:
     assert corrected < 0.08 * trials  # 5% and 2.7 standard deviations
 
 
+def test_the_best_of_many_is_judged_as_one_of_them() -> None:
+    """Of 12 setups like the baseline a race leaves the best: it is different in at most one of twenty comparisons."""
+    draw = np.random.default_rng(1)
+    trials, separate, corrected = 400, 0, 0
+    for _ in range(trials):
+        differences = draw.normal(80, 1, (12, 5)) - draw.normal(80, 1, 5)
+        best = mean_of(list(differences[differences.mean(axis=1).argmax()]))
+        tests = {"best": (decide(best, None, "max"), best)}
+        separate += tests["best"][0].kind == DIFFERENT
+        corrected += by_holm(tests, None, 12)["best"].kind == DIFFERENT
+    assert separate > 0.1 * trials
+    assert corrected < 0.05 * trials
+
+
 def test_what_holm_takes_back_is_undecided() -> None:
     """With four setups a p value of 0.035 is not enough, and the surer verdicts stay. Both tables say what holds."""
     base = [80.0, 81.0, 82.0]

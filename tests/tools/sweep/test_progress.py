@@ -30,6 +30,7 @@ class HalfDone(JobState):
 
 
 DONE, FAILED, RUNNING, KILLED = state("FINISHED", 60.0), state("FAILED", 1.0), state("RUNNING"), state("KILLED", 500.0)
+STOPPED = dataclasses.replace(state("STOPPED"), error="place 2 of 2")
 HALF = HalfDone(Path("nowhere"), ("half",), "half", 0.0, "RUNNING")
 
 
@@ -41,6 +42,7 @@ HALF = HalfDone(Path("nowhere"), ("half",), "half", 0.0, "RUNNING")
         ([DONE, FAILED, RUNNING], 4, 2, "2 of 4 jobs done, 1 failed, 1 running; about 60 s left"),
         ([DONE, HALF], 2, 1, "1 of 2 jobs done; about 30 s left"),
         ([FAILED], 2, 1, "1 of 2 jobs done, 1 failed"),
+        ([DONE, STOPPED], 2, 1, "1 of 2 jobs done, 1 stopped"),
         ([DONE], None, 1, "1 jobs done"),
     ],
 )

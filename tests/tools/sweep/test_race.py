@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from runner import cli
 from runner.folder.metrics_log import MetricsReader
+from runner.tools.compare.from_folders import read_folders
 from runner.tools.sweep import command, race
 from tests import runs
 from tests.runs import read, stored_runs
@@ -57,6 +58,13 @@ def test_losers_stop_and_say_why(here: Path) -> None:
     assert ends(here) == ENDED
     folder = runs.only_folder(here, "sweeps")
     assert "place 4 of 4 by loss" in read(folder / "0", "summary.json")["error"]
+    assert not (folder / "0" / "model").exists()
+    left_out = {
+        one.source: one.reason for one in read_folders([(name, folder / name) for name in "0123"], None).skipped
+    }
+    assert left_out.keys() == {"0", "1"}
+    assert "place 4 of 4 by loss" in left_out["0"]
+    assert read(folder / "3", "summary.json")["raced"] == 4
     family = stored_runs(here)
     assert sorted(run.info.status for run in family) == ["FINISHED", "FINISHED", "FINISHED", "KILLED", "KILLED"]
     assert sum("optimizer.lr=0.04 leads" in run.data.tags.get("stopped", "") for run in family) == 2
@@ -74,13 +82,16 @@ def test_an_interrupted_race_continues(here: Path, monkeypatch: pytest.MonkeyPat
     """At a look: what was trained is kept, also by a launcher that runs jobs in parallel; it stays a race."""
     with monkeypatch.context() as patch:
 
-        def interrupted(values: object) -> float:
+        def interrupted(values: object, constant: float) -> object:
             raise KeyboardInterrupt
 
-        patch.setattr(race, "last_rank", interrupted)
+        patch.setattr(race, "going_on", interrupted)
         assert sweep("tracking=none") == 130
     assert set(ends(here).values()) == {("STOPPED", 1)}
-    resumed = f"resume_sweep={runs.only_folder(here, 'sweeps').name}"
+    folder = runs.only_folder(here, "sweeps")
+    (folder / "3" / "summary.json").unlink()  # as if it had been killed after it had saved the rung
+    resumed = f"resume_sweep={folder.name}"
     assert cli.main(["-m", *LINE, RACE[0], resumed, "tracking=none"], time.time()) == 2
     assert sweep("tracking=none", resumed, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2") == 0
     assert ends(here) == ENDED
+    assert read(folder / "3", "summary.json")["resumed_after"] == [1, 1, 2, 4, 8]

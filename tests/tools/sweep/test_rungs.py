@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from runner.tools.sweep.rungs import RUNGS, last_rank, ranks, share_trained
+from runner.tools.sweep.rungs import RUNGS, going_on, last_rank, ranks, share_trained
 
 SETUPS = 16
 
@@ -16,16 +16,28 @@ def winner_is_stopped(values: np.ndarray) -> bool:
     """`values`: [setups, rungs and the end]."""
     racing = np.arange(len(values))
     for rung in range(len(RUNGS)):
-        so_far = values[racing, : rung + 1]
-        racing = racing[ranks(so_far[:, -1]) <= last_rank(so_far)]
+        racing = racing[going_on(values[racing, : rung + 1])]
     return values[:, -1].argmax() not in racing
 
 
 def test_ranks_that_do_not_move_leave_a_few() -> None:
     """At the first rung nothing is known about movement, and nothing stops."""
-    still = np.repeat(np.arange(SETUPS, dtype=float)[:, None], len(RUNGS), axis=1)
+    still = np.arange(SETUPS, dtype=float)[:, None] + np.arange(len(RUNGS))
     assert last_rank(still[:, :1]) == math.inf
     assert all(1 <= last_rank(still[:, : rung + 1]) < 2 for rung in range(1, len(RUNGS)))
+
+
+def test_rungs_without_training_between_them_stop_nothing() -> None:
+    """Such as those before the first synchronisation: the evaluations are the same ones."""
+    assert last_rank(np.arange(SETUPS, dtype=float)[:, None].repeat(2, axis=1)) == math.inf
+
+
+def test_setups_that_have_not_begun_to_learn_go_on_until_the_last_rung() -> None:
+    """Their metric is that of a constant answer; those that are worse than others, and better than that, stop."""
+    learnt = np.arange(SETUPS, dtype=float)[:, None] + np.arange(len(RUNGS))
+    learnt[:4] = 0.0
+    assert going_on(learnt[:, :3], 0.0).tolist() == [True] * 4 + [False] * (SETUPS - 6) + [True] * 2
+    assert going_on(learnt, 0.0).tolist() == [False] * (SETUPS - 2) + [True] * 2
 
 
 def test_setups_without_a_difference_go_on() -> None:
