@@ -133,8 +133,10 @@ def checked(records: Sequence[ProcessRecord], changed: bool) -> Iterator[Finding
         return abs(each * factor - 1) < noise and abs(scale * factor / batches - 1) < noise
 
     fully = batches > 1 and noise < 0.25 and (full(1) or (used < 1 and full(used)))
-    # A shorter one was clipped, or divided later.
-    if (fully and abs(used * scale - 1) > noise) or (used * scale > 1 + noise and not changed):
+    # A shorter one may have been clipped, or divided later, unless the optimizer used it as it was accumulated.
+    cleared = any(step.discarded for step in records[0].steps if step.step == checks[0].step)
+    short = scale < 1 - noise and abs(used - 1) < _ROUNDING and not (changed or cleared)
+    if (fully and abs(used * scale - 1) > noise) or (used * scale > 1 + noise and not changed) or short:
         seen += f" is {batches if fully else used * scale:.3g} times that of its samples in one batch"
         if fully:
             seen = f"{seen}, since the loss of each of its {batches} batches counts fully"
@@ -142,6 +144,9 @@ def checked(records: Sequence[ProcessRecord], changed: bool) -> Iterator[Finding
         elif workers > 1 and abs(used / workers - 1) < _ROUNDING:
             seen = f"{seen}, since gradients are summed over the {workers} processes"
             yield Finding("gradient", "summed over processes", seen, f"divide them by {workers}")
+        elif short:
+            why = f"losses are divided by more than the number of accumulated batches ({batches})"
+            yield Finding("gradient", "too small", seen, fits=(why,))
         else:
             fits = (
                 f"losses are not divided by the number of accumulated batches ({batches})",

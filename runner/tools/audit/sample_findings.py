@@ -99,9 +99,14 @@ def sample_findings(samples: Samples) -> Iterator[Finding]:
 
 def _repeated(samples: Samples) -> Iterator[Finding]:
     """Samples of which an epoch has several."""
-    if any(one.replacement for one in samples.facts):
-        return
     workers = len(samples.reads)
+    if any(one.replacement for one in samples.facts):
+        first, *others = samples.parts(min(samples.reads[0], default=0))
+        if others and len(set(first)) > 1 and all(part == first for part in others):
+            seen = f"all {workers} processes draw the same {len(first):,} samples in the same order, with replacement"
+            fix = "give each process's sampler a generator with a seed by rank"
+            yield Finding("coverage", "the same random state", seen, fix)
+        return
     for epoch in samples.whole or sorted(samples.reads[0])[:1]:  # what a part of one repeats is repeated all the same
         parts = samples.parts(epoch)
         counts = Counter(one for part in parts for one in part)

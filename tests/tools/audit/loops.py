@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 from runner.audit import Audit, Finding
 
@@ -146,6 +146,9 @@ def made_loader(case: str, data: Dataset[Any], rank: int) -> DataLoader[Any]:
         return DataLoader(data, shuffle=True, **batch)
     if case == "data set sharded by hand":
         return DataLoader(data, shuffle=True, **batch)
+    if case.startswith("weighted sampler"):
+        drawn = torch.Generator().manual_seed(rank if "by rank" in case else 0)
+        return DataLoader(data, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES // 2, generator=drawn), **batch)
     if case == "sampler by hand, seeded by rank":
         return DataLoader(data, sampler=Halves(rank, rank), **batch)
     if case == "sampler by hand, one part for all":
@@ -240,6 +243,7 @@ def plain(case: str, rank: int, folder: Path) -> Report:
                     dist.all_reduce(everywhere)
                     loss = loss * count * 2 / everywhere
                 divided = 1 if case == "loss not divided" or tail else accumulation
+                divided *= ACCUMULATION if case == "loss divided twice" else 1
                 (loss / divided).backward()
             if case == "clipping per micro-batch":
                 nn.utils.clip_grad_norm_(trained, 0.01)
