@@ -29,12 +29,19 @@ from runner.track.secrets import is_masked, masked
 #: behind a proxy that serves nothing else.
 _EXPERIMENTS = "/api/2.0/mlflow/experiments/search?max_results=1"
 #: Seconds that a tracking server has for its first response. MLflow's own retries would take minutes.
-ANSWER_WITHIN_S = 5.0
+ANSWER_WITHIN_S = 5
 #: A database's scheme -> the same with a driver, and the package of the driver.
 _DRIVERS = {
     "postgresql": ("postgresql+psycopg2", "psycopg2-binary"),
     "mysql": ("mysql+pymysql", "pymysql"),
     "mssql": ("mssql+pyodbc", "pyodbc"),
+}
+#: Drivers' names for the seconds that connecting may take.
+_TIME_LIMITS = {
+    **dict.fromkeys(("psycopg2", "psycopg", "pymysql", "mysqldb"), "connect_timeout"),
+    "pyodbc": "timeout",
+    "mysqlconnector": "connection_timeout",
+    "pymssql": "login_timeout",
 }
 _SCHEMES = ("", "file", "sqlite", "databricks", *_DRIVERS)
 _SQLITE = "sqlite:///"
@@ -112,11 +119,14 @@ def _artifacts_elsewhere(database: Path) -> str | None:
 
 def how_to_sync(folder: Path, store: str | None) -> str:
     """The command that sends what the `store` of the run in `folder` is missing."""
-    command = f"python -m runner.track sync {shlex.quote(str(folder))}"
-    known = (None, default_store(Path.cwd()), os.environ.get("MLFLOW_TRACKING_URI"))
-    if store in known or is_masked(masked(store)):  # a command is no place for credentials
-        return command
-    return f"{command} --tracking-uri {shlex.quote(store)}"
+    return f"python -m runner.track sync {shlex.quote(str(folder))}{_uri_option(store)}"
+
+
+def _uri_option(store: str | None) -> str:
+    """The option of a command on this store; empty if it is the command's default, or has credentials to be kept."""
+    if store in (None, store_of(Tracking(mlflow=True))) or is_masked(masked(store)):
+        return ""
+    return f" --tracking-uri {shlex.quote(store)}"
 
 
 def database_of(uri: str) -> Path | None:
@@ -151,22 +161,33 @@ def check_tracking(tracking: Tracking) -> None:
             f"{shown} names no file: write sqlite:///outputs/mlflow.db, or sqlite:////… for an absolute path"
         )
     elif scheme in _DRIVERS:
-        _check_driver(uri, scheme, shown)
+        _check_database_server(uri, scheme, shown)
     elif scheme in ("", "file"):
         check_folder("tracking.uri", uri.removeprefix("file:").removeprefix("//"))
 
 
-def _check_driver(uri: str, scheme: str, shown: str) -> None:
-    """Check that the driver of a database is installed; MLflow itself needs none. Raises UserError."""
-    from sqlalchemy.engine import make_url  # such stores only
+def _check_database_server(uri: str, scheme: str, shown: str) -> None:
+    """Check that the driver is installed, and that the database can be opened: MLflow would try for minutes.
+
+    Raises UserError.
+    """
+    from sqlalchemy import create_engine, make_url  # such stores only
     from sqlalchemy.exc import SQLAlchemyError  # as above
+    from sqlalchemy.pool import NullPool  # as above
 
     form, package = _DRIVERS[scheme]
     try:
-        make_url(uri).get_dialect().import_dbapi()
+        limit = _TIME_LIMITS.get(make_url(uri).get_driver_name())
+        connect_args = {} if limit is None else {limit: ANSWER_WITHIN_S}
+        engine = create_engine(uri, poolclass=NullPool, connect_args=connect_args)
     except (ImportError, SQLAlchemyError) as error:
         fix = f"pip install {package}, and begin the address with {form}://"
         raise UserError(f"{shown} has no usable driver ({masked(first_line(error))}): {fix}") from error
+    try:
+        engine.connect().close()
+    except Exception as error:  # drivers raise more than SQLAlchemy's errors
+        fix = "start the database, correct the address, user or password, or use tracking=none"
+        raise UserError(f"{shown} cannot be opened ({error_summary(error)}): {fix}") from error
 
 
 def check_installed(packages: Sequence[str]) -> None:
@@ -284,8 +305,9 @@ def how_to_open(uri: str, page: str) -> Sequence[str]:
     page = _with_training_menus(page)
     if uri.startswith(("http://", "https://")):
         return [f"  MLflow: {masked(uri).rstrip('/')}/{page}"]
-    store = "" if uri == store_of(Tracking(mlflow=True)) else f" --tracking-uri {shlex.quote(masked(uri))}"
-    return [f"  MLflow: {python_command()} -m runner.track ui{store}", f"  then open http://127.0.0.1:5000/{page}"]
+    by_environment = is_masked(masked(uri)) and uri != os.environ.get("MLFLOW_TRACKING_URI")
+    where = f", with MLFLOW_TRACKING_URI set to {masked(uri)}" if by_environment else _uri_option(uri)
+    return [f"  MLflow: {python_command()} -m runner.track ui{where}", f"  then open http://127.0.0.1:5000/{page}"]
 
 
 def python_command() -> str:

@@ -136,10 +136,8 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             check(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
-@pytest.mark.parametrize("uri", [None, "postgresql+psycopg2://me:pass@db/x", "file:///tmp/x", "mlruns", "databricks"])
-def test_other_stores_are_left_to_mlflow(uri: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database needs a driver; nothing else is looked at."""
-    monkeypatch.setitem(sys.modules, "psycopg2", ModuleType("psycopg2"))  # as if it were installed
+@pytest.mark.parametrize("uri", [None, "file:///tmp/x", "mlruns", "databricks"])
+def test_other_stores_are_left_to_mlflow(uri: str | None) -> None:
     check(uri)
 
 
@@ -159,6 +157,27 @@ def test_a_database_without_its_driver(uri: str, package: str, monkeypatch: pyte
         check(uri)
     assert package in str(caught.value)
     assert "pass@" not in str(caught.value)
+
+
+class Refused(Exception):
+    """What a driver raises."""
+
+
+def test_a_database_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow would try for minutes, and the run would end before it says why."""
+    limits = []
+
+    def connect(*_: object, connect_timeout: float, **__: object) -> None:
+        limits.append(connect_timeout)
+        raise Refused('FATAL: password authentication failed for user "me" (postgresql://me:secret@db/x)')
+
+    driver = ModuleType("psycopg2")  # as if it were installed
+    vars(driver).update(paramstyle="pyformat", Error=Refused, connect=connect, extras=ModuleType("psycopg2.extras"))
+    monkeypatch.setitem(sys.modules, "psycopg2", driver)
+    with pytest.raises(UserError, match="password authentication failed") as caught:
+        check("postgresql+psycopg2://me:secret@db/x")
+    assert "secret" not in str(caught.value)
+    assert limits == [store.ANSWER_WITHIN_S]
 
 
 def test_a_new_database_is_accepted_and_not_created(tmp_path: Path) -> None:

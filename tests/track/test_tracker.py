@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import threading
@@ -95,6 +96,9 @@ def test_how_to_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = how_to_open("https://me:word@host/x/", "experiments/1/runs/abc")
     assert "https://***@host/x/#/experiments/1/runs/abc" in line
     secret = "postgresql+psycopg2://me:word@db/x"
+    command, _ = how_to_open(secret, "experiments/1/runs/abc")
+    assert "MLFLOW_TRACKING_URI" in command  # a masked address opens nothing
+    assert not {"--tracking-uri", "word"} & set(re.split(r"[ :@]", command))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", secret)
     command, _ = how_to_open(secret, "experiments/1/runs/abc")
     assert command.endswith("-m runner.track ui")  # which reads the variable, too
