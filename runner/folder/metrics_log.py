@@ -6,7 +6,6 @@ A value that is not finite is one of the strings `NaN`, `Infinity` and `-Infinit
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from runner.errors import RunFailed
 from runner.folder.files import strict_json, write_text
 from runner.folder.lock import LOCK_FILE, inode
-from runner.folder.reading import opened
+from runner.folder.reading import opened, parse_json
 from runner.log import LOG
 
 FILE_NAME = "metrics.jsonl"
@@ -70,11 +69,10 @@ class MetricsLog:
         self._folder, self._lock = folder, inode(folder / LOCK_FILE)
         path = folder / FILE_NAME
         try:
-            if path.exists():  # remove a line that a crash has cut off
-                os.truncate(path, len(_complete(path.read_bytes())))
-            found = MetricsReader(folder).read()
             # Unbuffered: another process reads along, a crash must lose nothing, and what was not written is known.
-            self._file = path.open("ab", buffering=0)
+            self._file = opened(path, "ab", buffering=0)
+            self._file.truncate(len(_complete(path.read_bytes())))  # removes a line that a crash has cut off
+            found = MetricsReader(folder).read()
         except OSError as error:
             raise RunFailed(f"{path} cannot be opened ({error.strerror}): repair the folder") from error
         #: The latest step of each metric: of the earlier part of the run, and of this one.
@@ -148,7 +146,9 @@ class MetricsReader:
 def _metric(line: bytes) -> Metric | None:
     """None if a line is damaged: blank, or with zeros where a crash has lost a block of the file."""
     try:
-        content = json.loads(line)
-        return Metric(content["key"], float(content["value"]), int(content["step"]), int(content["timestamp"]))
-    except (ValueError, TypeError, KeyError):
+        content = parse_json(line)
+        key, step, timestamp = content["key"], int(content["step"]), int(content["timestamp"])
+        key.encode()  # half of a surrogate pair, which JSON can have, is no text
+        return Metric(key, float(content["value"]), step, timestamp) if max(step, timestamp) < 2**63 else None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None

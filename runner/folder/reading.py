@@ -5,6 +5,7 @@ Nothing read here decides where things are sent, which credentials go along, or 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,29 +21,31 @@ from runner.errors import UserError, first_line
 JSON_LIMIT, _SETTINGS_LIMIT = 2**26, 2**20
 #: Neither a link that has just been put there is followed, nor is the other end of a pipe waited for.
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
-
-
 #: Where W&B keeps its log in a run's folder.
 _WANDB = "wandb"
 
 
 def opened(path: Path, mode: str = "rb", **options: Any) -> IO[Any]:
-    """Open a regular file of a run's folder. Raises UserError for a link, a pipe or a device, and OSError as `open`."""
-    if path.is_symlink():
-        raise _link(path)
-    file = open(path, mode, opener=lambda name, flags: os.open(name, flags | _FLAGS, 0o666), **options)  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    """Open a regular file of a run's folder. Raises UserError for anything else there, and OSError as `open`."""
+    with contextlib.suppress(FileNotFoundError):
+        links = _of_a_run(path).st_nlink
+        if links > 1 and "r" not in mode:
+            raise UserError(f"{path} has {links} names (hard links), and all would change: put a copy in its place")
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | _FLAGS, 0o666), **options)
+
+
+def _of_a_run(path: Path, folder: bool = False) -> os.stat_result:
+    """The state of a regular file, with `folder` also of a folder. Raises UserError for a link, a pipe or a device."""
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode):
+        raise UserError(f"{path} is a link, which is not followed in a run's folder: put what it leads to in its place")
+    if not (stat.S_ISREG(state.st_mode) or (folder and stat.S_ISDIR(state.st_mode))):
         raise UserError(f"{path} is not a regular file: remove it")
-    return file
-
-
-def _link(path: Path) -> UserError:
-    return UserError(f"{path} is a link, which is not followed in a run's folder: put what it leads to in its place")
+    return state
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and in those below it, sorted. Raises UserError for a link among them.
+    """All files in a folder and in those below it, sorted. Raises UserError for a link, a pipe or a device among them.
 
     Without those of W&B, which makes links there; the runner removes that folder, and reads nothing in it.
     """
@@ -51,8 +54,7 @@ def files_below(folder: Path) -> list[Path]:
         if Path(root) == folder and _WANDB in folders and not (folder / _WANDB).is_symlink():
             folders.remove(_WANDB)
         for name in (*folders, *names):
-            if (path := Path(root, name)).is_symlink():
-                raise _link(path)
+            _of_a_run(Path(root, name), folder=True)
         found += [Path(root, name) for name in names]
     return sorted(found)
 

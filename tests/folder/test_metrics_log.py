@@ -93,9 +93,29 @@ def test_a_line_cut_off_by_a_crash_is_removed(tmp_path: Path) -> None:
     assert [(m.key, m.value) for m in MetricsReader(tmp_path).read()] == [("a", 1.0), ("c", 3.0)]
 
 
-@pytest.mark.parametrize("damage", ["\n", "\0" * 512 + "\n", '{"key": "b", "va\n', '{"key": "b"}\n', "3\n"])
+DAMAGED = {
+    "blank": "",
+    "zeros": "\0" * 512,
+    "cut off": '{"key": "b", "va',
+    "without a value": '{"key": "b"}',
+    "a number": "3",
+    "deep": "[" * 100_000,
+    **{
+        what: json.dumps({"key": "b", "value": 1.0, "step": 1, "timestamp": 1} | change)
+        for what, change in {
+            "infinite step": {"step": float("inf")},
+            "large step": {"step": 10**30},
+            "large value": {"value": 10**400},
+            "no name": {"key": 3},
+            "no text": {"key": "\ud800"},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
-    (tmp_path / FILE_NAME).write_text(line("a", 1.0) + damage + line("c", 2.0))
+    (tmp_path / FILE_NAME).write_text(line("a", 1.0) + damage + "\n" + line("c", 2.0))
     assert damaged_lines(tmp_path) == 1
     assert MetricsReader(tmp_path).read() == [Metric("a", 1.0, 1, 5), Metric("c", 2.0, 1, 5)]
     cut_metrics(tmp_path, 1)

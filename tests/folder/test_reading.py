@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +76,37 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert secret.read_bytes() == before
 
 
-def test_a_pipe_does_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "summary.json")
-    with pytest.raises(UserError, match="not a regular file"):
-        opened(tmp_path / "summary.json")
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)],
+    ids=["pipe", "folder", "socket"],
+)
+def test_only_regular_files_are_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A pipe would block for ever."""
+    make(tmp_path / ".lock")
+    for action in (
+        lambda: opened(tmp_path / ".lock"),
+        lambda: read_json(tmp_path / ".lock"),
+        lambda: locked(tmp_path).__enter__(),
+        lambda: is_locked(tmp_path),
+    ):
+        with pytest.raises(UserError, match="not a regular file"):
+            action()
+    if not (tmp_path / ".lock").is_dir():
+        with pytest.raises(UserError, match="not a regular file"):
+            files_below(tmp_path)
+
+
+def test_a_file_with_two_names_is_read_and_not_written(tmp_path: Path) -> None:
+    """The other name may lie outside of the run's folder."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other").write_text("kept")
+    os.link(tmp_path / "other", tmp_path / "run" / ".lock")
+    with opened(tmp_path / "run" / ".lock") as file:
+        assert file.read() == b"kept"
+    with pytest.raises(UserError, match="hard links"):
+        locked(tmp_path / "run").__enter__()
+    assert (tmp_path / "other").read_text() == "kept"
 
 
 def test_files_below_a_folder(tmp_path: Path) -> None:
