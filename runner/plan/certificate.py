@@ -17,12 +17,13 @@ from runner.plan.properties import BY_WORKER, CertifiedProperty, compare
 class Certificate:
     """`level`: identical, equivalent, comparable or not comparable. The ledger is checked separately, after the run.
 
-    `properties`: of the last segment; the level is the worst of all segments.
+    `properties`: of the last segment; the level is the worst of all segments. `withdrawn`: why it no longer holds.
     """
 
     level: str
     properties: tuple[CertifiedProperty, ...]
     segments: tuple[Segment, ...] = ()
+    withdrawn: str | None = None
 
     @property
     def differs(self) -> tuple[str, ...]:
@@ -36,6 +37,7 @@ class Certificate:
             "segments": [dataclasses.asdict(segment) for segment in self.segments],
             "equal": [dataclasses.asdict(item) for item in self.properties if item.equal],
             "different": [dataclasses.asdict(item) for item in self.properties if not item.equal],
+            **({"withdrawn": self.withdrawn} if self.withdrawn else {}),
         }
 
 

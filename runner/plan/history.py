@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runner.config.schema import Sync
 from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL, worst
@@ -57,10 +56,6 @@ class Segment:
             differs=tuple(dict.fromkeys((*self.differs, "accumulation_steps"))),
         )
         return dataclasses.replace(self, until_step=after_step), then
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Segment:
-        return Segment(**{**data, "differs": tuple(data["differs"])})
 
 
 def split_at(segments: tuple[Segment, ...], after_step: int, accumulation_steps: int) -> tuple[Segment, ...]:

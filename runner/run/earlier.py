@@ -15,6 +15,7 @@ from runner.folder.lock import is_locked
 from runner.folder.reading import literal, read_json, read_settings
 from runner.folder.record import FINISHED, status_of
 from runner.plan import Plan
+from runner.plan.certificate import Certificate
 from runner.plan.plan import digest_of_numbers
 from runner.track.card import FILE_NAME as CARD_FILE
 
@@ -75,6 +76,16 @@ def plan_of_run(folder: Path, refuse_changed: bool = True) -> Plan:
         return from_plain(Plan, content)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} does not hold the plan of a run ({first_line(error)}): restore it") from error
+
+
+def certificate_of_run(folder: Path) -> Certificate:
+    """The certificate in a run's folder. Raises UserError."""
+    file = folder / "certificate.json"
+    content = read_json(file)
+    try:
+        return from_plain(Certificate, {**content, "properties": [*content["equal"], *content["different"]]})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} does not hold the certificate of a run ({first_line(error)}): restore it") from error
 
 
 def saved_settings(folder: Path) -> tuple[dict[str, Any], list[str]]:

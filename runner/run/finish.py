@@ -24,6 +24,7 @@ from runner.plan.experiment import Experiment
 from runner.plan.history import Outcome, ended_at, split_at
 from runner.plan.levels import NOT_COMPARABLE
 from runner.run.context import RunContext
+from runner.run.earlier import certificate_of_run
 from runner.speed.figures import speed_metrics, with_speed
 from runner.speed.run_numbers import Restarts
 from runner.track.description import NOTE_TAG, run_description
@@ -103,11 +104,12 @@ class RunCloser:
 
     def _ledger_is_sound(self) -> bool:
         """Check that the ledger, as far as it was written, has the planned samples; else withdraw the certificate."""
-        ledger, certificate = self.folder / "ledger.json", self.folder / "certificate.json"
+        ledger = self.folder / "ledger.json"
         if not ledger.exists() or read_json(ledger)["sound"]:
             return True
         reason = "the ledger does not match the plan"
-        write_json(certificate, {**read_json(certificate), "level": NOT_COMPARABLE, "withdrawn": reason})
+        withdrawn = dataclasses.replace(certificate_of_run(self.folder), level=NOT_COMPARABLE, withdrawn=reason)
+        write_json(self.folder / "certificate.json", withdrawn.as_json())
         self.tracker.tag("certificate", NOT_COMPARABLE)
         self.context.console.print(
             "[bold red]The ledger does not match the plan[/]: see ledger.json; this run is not comparable."

@@ -23,7 +23,7 @@ from runner.folder.files import check_folder
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import cut_metrics, damage_of_metrics
 from runner.folder.phase_progress import FILE_NAME as PROGRESS_FILE
-from runner.folder.reading import files_below, read_json
+from runner.folder.reading import files_below
 from runner.folder.record import FINISHED, status_of
 from runner.log import LOG
 from runner.measure.fitting import with_fitting_micro_batches
@@ -31,8 +31,8 @@ from runner.plan import Plan
 from runner.plan.checks import check_profile
 from runner.plan.describe_sync import sync_name
 from runner.plan.experiment import Experiment, prepare_resumed
-from runner.plan.history import PROCESSOR, Segment
-from runner.run.earlier import find_run, plan_of_run, saved_settings
+from runner.plan.history import PROCESSOR
+from runner.run.earlier import certificate_of_run, find_run, plan_of_run, saved_settings
 from runner.run.environment import FILE_NAME as ENVIRONMENT
 from runner.run.environment import earlier_environments
 from runner.run.preflight import reading_data
@@ -147,7 +147,7 @@ def _resumption(experiment: Experiment, folder: Path, saved: Saved | None, damag
     if saved is not None:
         _refuse_other_experiment(saved, experiment.config, experiment.plan)
         _refuse_other_data_or_workers(saved, experiment)
-        earlier = tuple(map(Segment.from_json, read_json(folder / "certificate.json").get("segments", ())))
+        earlier = certificate_of_run(folder).segments
         experiment = experiment.resumed_after(earlier, saved.step, _changes(experiment, saved))
     return Resumption(experiment, folder, saved, damaged)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config.plain import from_plain
 from runner.errors import UserError, first_line
 from runner.folder.files import write_json
 from runner.folder.reading import read_json
@@ -96,12 +97,8 @@ class TrackingRecord:
     def read(folder: Path) -> TrackingRecord:
         """The card in a folder. Raises UserError if the file is missing or invalid."""
         try:
-            card = TrackingRecord(**read_json(folder / FILE_NAME))
-            for name, kind in (("experiment", str), ("run_name", str), ("key", str), ("params", dict), ("tags", dict)):
-                if not isinstance(getattr(card, name), kind):
-                    raise TypeError(f"{name} is no {kind.__name__}")
-            return card
-        except (UserError, TypeError) as error:
+            return from_plain(TrackingRecord, read_json(folder / FILE_NAME))
+        except (UserError, ValueError) as error:
             raise UserError(f"{folder / FILE_NAME} is not a valid {FILE_NAME} ({first_line(error)})") from error
 
 

@@ -18,7 +18,9 @@ from runner.folder.files import digest_of, started_ms
 from runner.folder.metrics_log import MetricsReader
 from runner.folder.reading import read_json, read_settings
 from runner.folder.record import FINISHED, RunRecord
+from runner.plan.certificate import Certificate
 from runner.plan.levels import EQUIVALENT, IDENTICAL
+from runner.run.earlier import certificate_of_run
 from runner.tools.compare.design import Design
 from runner.tools.compare.runs import (
     ACCUMULATION,
@@ -80,7 +82,7 @@ def read_folders(folders: Sequence[tuple[str, Path]], metric: str | None) -> Fou
             skipped.append(SkippedRun(source, str(reason)))
         except UserError as error:
             skipped.append(SkippedRun(source, f"it cannot be read as a run ({first_line(error)})"))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             problem = f"{type(error).__name__}: {first_line(error)}"
             skipped.append(SkippedRun(source, f"the files are not those of a run of this runner ({problem})"))
     if metric is not None and measured and metric not in measured:
@@ -102,7 +104,7 @@ def _record(path: Path) -> RunRecord:
 def _run(source: str, path: Path, record: RunRecord, chosen_metric: str | None) -> Run:
     """Raises _NotARun without the metric, UserError for damaged files, and other exceptions for another tool's."""
     config, plan, result = read_settings(path / "config.yaml"), read_json(path / "plan.json"), record.result
-    certificate = read_json(path / "certificate.json") if (path / "certificate.json").exists() else {}
+    certificate = certificate_of_run(path) if (path / "certificate.json").exists() else None
     if record.setup is None or record.setup_digest is None or record.metric is None:
         raise _NotARun("no setup, digest or metric in summary.json: it is of an early version of the runner")
     metric, goal = record.metric, record.goal or "max"
@@ -136,8 +138,8 @@ def _run(source: str, path: Path, record: RunRecord, chosen_metric: str | None) 
         busy=any(cause.kind == "busy" for cause in record.diagnoses),
         varied={key: value for key, value in record.varied.items() if key != "seed"},
         values=_flat({**settings, "plan": {key: value for key, value in plan.items() if key != "digest"}}),
-        certificate=_properties(certificate) or None,
-        withdrawn=certificate.get("withdrawn"),
+        certificate=None if certificate is None else _properties(certificate) or None,
+        withdrawn=None if certificate is None else certificate.withdrawn,
         phases=_phases(record, seconds),
         curve=_curve(path),
         tokens_per_s=record.speed.tokens_per_s,
@@ -182,15 +184,14 @@ def _phases(record: RunRecord, training: float | None) -> Phases | None:
     return Phases(result.first_step_s, training, wall, result.comm_stall_s, result.step_s, result.evaluation_s)
 
 
-def _properties(certificate: Mapping[str, Any]) -> dict[str, CertificateProperty]:
+def _properties(certificate: Certificate) -> dict[str, CertificateProperty]:
     """The properties by name: those of a resumed run's last segment: another one may have had other bits."""
-    same_bits = all(segment["level"] == IDENTICAL for segment in certificate.get("segments", [])[:-1])
-    rows = [*certificate.get("equal", []), *certificate.get("different", [])]
+    same_bits = all(segment.level == IDENTICAL for segment in certificate.segments[:-1])
     return {
-        str(row["name"]): CertificateProperty(
-            row["value"], EQUIVALENT if row["allows"] == IDENTICAL and not same_bits else str(row["allows"])
+        one.name: CertificateProperty(
+            one.value, EQUIVALENT if one.allows == IDENTICAL and not same_bits else one.allows
         )
-        for row in rows
+        for one in certificate.properties
     }
 
 

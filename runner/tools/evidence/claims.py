@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runner.backends.memory import available_memory
 from runner.config.choices import AccumulationMode
 from runner.config.compose import compose, settings
 from runner.config.schema import Accumulation, Config
@@ -21,16 +22,18 @@ from runner.folder.record import FILE_NAME as SUMMARY
 from runner.folder.record import RunRecord
 from runner.plan import Plan, make_plan
 from runner.plan.baseline import RunSetup, baseline_of
-from runner.plan.certificate import certify, worst_level
+from runner.plan.certificate import Certificate, certify, worst_level
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
-from runner.run.earlier import plan_of_run, saved_settings
+from runner.run.earlier import certificate_of_run, plan_of_run, saved_settings
 from runner.train.ledger import digest_of_epochs, merge
 
 VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
 
 #: Relative difference of two computations of the same formula in float64.
 _ARITHMETIC = 1e-12
+#: Memory, at most, to compute the digest of an epoch.
+_BYTES_PER_SAMPLE = 200
 #: Properties of a certificate that the settings do not give: the data's digest is part of the first one.
 _NOT_IN_SETTINGS = ("recipe", "versions", "processor")
 
@@ -77,7 +80,7 @@ class Recorded:
     folder: Path
     config: Config
     plan: Plan
-    certificate: Mapping[str, Any]
+    certificate: Certificate
     ledger: Mapping[str, Any]
     record: RunRecord
     steps: int
@@ -97,57 +100,63 @@ class Recorded:
         for metric in MetricsReader(folder).read():
             metrics.setdefault(metric.key, {})[metric.step] = metric.value
         plan = plan_of_run(folder, refuse_changed=False)
-        certificate, ledger = (read_json(folder / name) for name in ("certificate.json", "ledger.json"))
+        certificate, ledger = certificate_of_run(folder), read_json(folder / "ledger.json")
         config = settings(compose([], (), saved))
         return Recorded(folder, config, plan, certificate, ledger, record, steps, train_samples, metrics)
-
-    @property
-    def segments(self) -> Sequence[Mapping[str, Any]]:
-        """The parts of the run on one set of workers each."""
-        found: Sequence[Mapping[str, Any]] = self.certificate["segments"]
-        return found
 
 
 def arithmetic(run: Recorded) -> Iterator[Finding]:
     """Recompute what follows from the settings, the size of the data and the seed."""
-    yield _plan(run)
-    yield _certificate(run)
-    yield _ledger(run)
-    yield _learning_rates(run)
-    yield _logged_metrics(run)
+    checks = {"plan": _plan, "certificate": _certificate, "ledger": _ledger, "learning rate": _learning_rates}
+    yield from _checked(run, {**checks, "logged metrics": _logged_metrics})
+
+
+def only_recorded(run: Recorded) -> Iterator[Finding]:
+    """Claims that the run has recorded, and nobody can compute again."""
+    has_environment = (run.folder / "environment.json").exists()
+    yield from _checked(run, {**({"environment": _environment} if has_environment else {}), "speed": _speed})
+
+
+def _checked(run: Recorded, checks: Mapping[str, Callable[[Recorded], Finding]]) -> Iterator[Finding]:
+    """The findings of `checks`, by claim. Anybody can write a bundle: its numbers need not be ones to compute with."""
+    for claim, check in checks.items():
+        try:
+            yield check(run)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError) as error:
+            yield Finding(claim, DIFFERENT, f"no run records what it would follow from ({first_line(error)})")
 
 
 def _plan(run: Recorded) -> Finding:
-    first, given, plan = run.segments[0], run.config, run.plan
-    if len(run.segments) > 1:
+    first, given, plan = run.certificate.segments[0], run.config, run.plan
+    if len(run.certificate.segments) > 1:
         return Finding("plan", CLAIMED, "the run was resumed, and its settings are those of its last part")
     if given.accumulation.mode is AccumulationMode.fit:  # which the machine's memory decided
-        steps = Accumulation(AccumulationMode.fixed, steps=first["accumulation_steps"])
+        steps = Accumulation(AccumulationMode.fixed, steps=first.accumulation_steps)
         given = dataclasses.replace(given, accumulation=steps)
     try:
-        expected = make_plan(given, run.train_samples, first["workers"])
+        expected = make_plan(given, run.train_samples, first.workers)
     except UserError as error:
         return Finding("plan", DIFFERENT, f"the settings give none ({first_line(error)})")
     why = (
         f"global batch {plan.global_batch:,}, learning rate {plan.lr:.4g}, {plan.optimizer_steps:,} steps follow from "
-        f"the settings, {run.train_samples:,} training samples and {first['workers']} worker(s)"
+        f"the settings, {run.train_samples:,} training samples and {first.workers} worker(s)"
     )
     return compared("plan", dataclasses.asdict(plan), dataclasses.asdict(expected), why)
 
 
 def _certificate(run: Recorded) -> Finding:
     """Compute it again from the settings, with what only the run could know: dropout, device, batch normalisation."""
-    rows = {one["name"]: one for one in (*run.certificate["equal"], *run.certificate["different"])}
+    rows = {one.name: one for one in run.certificate.properties}
     setup = RunSetup(
         config=run.config,
         plan=run.plan,
         data="",
-        has_dropout=rows["dropout"]["value"] != "none in the model",
-        device_type=rows["device"]["value"],
-        rehearsed=rows["rehearsed"]["value"],
+        has_dropout=rows["dropout"].value != "none in the model",
+        device_type=rows["device"].value,
+        rehearsed=rows["rehearsed"].value,
         versions={},
         processor="",
-        batch_statistics=rows["batch_statistics"]["value"] != "none",
+        batch_statistics=rows["batch_statistics"].value != "none",
     )
     expected = {one.name: one for one in certify(setup, baseline_of(setup)).properties}
     if other := sorted(rows.keys() ^ expected.keys()):  # made by another version, or changed
@@ -155,19 +164,22 @@ def _certificate(run: Recorded) -> Finding:
         return Finding("certificate", CLAIMED, why)
     left_out = (*_NOT_IN_SETTINGS, *(["samples_seen"] if run.record.result.stopped_early else []))
     names = [name for name in rows if name not in left_out]
-    differs = [name for name, one in rows.items() if not one["equal"]]
-    levels = [expected[name].allows for name in differs] + [segment["level"] for segment in run.segments]
+    differs = run.certificate.differs
+    levels = [expected[name].allows for name in differs] + [segment.level for segment in run.certificate.segments]
     level = worst_level(levels, tuple(expected.values()))
-    found = {name: rows[name]["value"] for name in names} | {f"equal: {name}": rows[name]["equal"] for name in names}
+    found = {name: rows[name].value for name in names} | {f"equal: {name}": rows[name].equal for name in names}
     follows = {name: expected[name].value for name in names} | {f"equal: {one}": expected[one].equal for one in names}
-    if not run.certificate.get("withdrawn"):
-        found["level"], follows["level"] = run.certificate["level"], level
+    if not run.certificate.withdrawn:
+        found["level"], follows["level"] = run.certificate.level, level
     which = f"; different: {', '.join(differs)}" if differs else ""
     return compared("certificate", found, follows, f"{level} to one fp32 worker{which}")
 
 
 def _ledger(run: Recorded) -> Finding:
     """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
+    needed, free = _BYTES_PER_SAMPLE * run.plan.samples_per_epoch, available_memory("cpu", 1)
+    if free is not None and needed > free:
+        return Finding("ledger", CLAIMED, f"its digest takes {needed:,} bytes of memory, and {free:,} are free here")
     order, epochs = DataOrder(run.plan, run.config.seed, 0, None), run.ledger["epochs"]
     digests: dict[str, str] = {}
     for number, epoch in enumerate(epochs):
@@ -207,7 +219,7 @@ def _learning_rates(run: Recorded) -> Finding:
         for name, values in logged.items()
     }
     follows: dict[str, Any] = dict.fromkeys(found, (steps, steps))
-    for step in range(1, steps + 1):
+    for step in range(1, len(logged["train/lr"]) + 1):  # however many steps the summary claims
         before = plan.samples_before(step - 1)
         lr = plan.lr * lr_multiplier(schedule, before / plan.total_samples)
         for name, value in (("train/lr", lr), ("train/samples_seen", plan.samples_before(step))):
@@ -228,15 +240,15 @@ def _logged_metrics(run: Recorded) -> Finding:
     return compared("logged metrics", result.eval, logged, f"the result is what was logged at step {step:,}")
 
 
-def only_recorded(run: Recorded) -> Iterator[Finding]:
-    """Claims that the run has recorded, and nobody can compute again."""
-    path = run.folder / "environment.json"
-    if path.exists():
-        found = read_json(path, list)[-1]
-        packages = found["packages"]
-        commit = f", commit {found['commit'][:12]} of the runner" if found["commit"] else ""
-        why = f"python {found['python']}, torch {packages.get('torch')}, {len(packages)} packages{commit}"
-        yield Finding("environment", CLAIMED, why)
+def _environment(run: Recorded) -> Finding:
+    found = read_json(run.folder / "environment.json", list)[-1]
+    packages = found["packages"]
+    commit = f", commit {found['commit'][:12]} of the runner" if found["commit"] else ""
+    why = f"python {found['python']}, torch {packages.get('torch')}, {len(packages)} packages{commit}"
+    return Finding("environment", CLAIMED, why)
+
+
+def _speed(run: Recorded) -> Finding:
     speed = run.record.result.samples_per_s
     shown = f"{speed:,.0f} {run.ledger['unit']}/s" if speed else "too short to measure"
-    yield Finding("speed", CLAIMED, f"{shown}, on {run.record.result.machine}")
+    return Finding("speed", CLAIMED, f"{shown}, on {run.record.result.machine}")

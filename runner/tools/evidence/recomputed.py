@@ -14,12 +14,13 @@ from runner.data.cache import Cache
 from runner.data.recipe import Recipe
 from runner.errors import RunFailed, UserError, first_line
 from runner.folder.files import Checksums, damage
-from runner.folder.reading import read_json
 from runner.launch.local import WorkerFailed
 from runner.run.earlier import saved_settings
 from runner.tools.evaluate.command import launch_evaluation
 from runner.tools.evaluate.prepared import prepare
 from runner.tools.evidence.claims import CLAIMED, DIFFERENT, VERIFIED, Finding, Recorded, compared
+from runner.track.card import FILE_NAME as CARD_FILE
+from runner.track.card import TrackingRecord
 
 #: Relative differences of metrics, from the same weights, that rounding explains: in fp32 and fp64, and in others.
 _ROUNDING = 1e-4
@@ -54,8 +55,8 @@ def recomputed(
 
 
 def _data(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str]) -> Finding:
-    path = run.folder / "tracking.json"
-    digest = str(((read_json(path) if path.exists() else {}).get("dataset") or {}).get("digest", ""))
+    dataset = TrackingRecord.read(run.folder).dataset if (run.folder / CARD_FILE).exists() else None
+    digest = str((dataset or {}).get("digest", ""))
     if len(digest) < _DIGITS:
         return Finding("data", CLAIMED, "the run has not recorded their digest (it has no tracking.json)")
     saved, _ = saved_settings(run.folder)

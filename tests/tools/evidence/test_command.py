@@ -250,6 +250,40 @@ def test_a_summary_that_claims_nothing(
     assert words in line
 
 
+MALFORMED: dict[str, tuple[str | None, Callable[[Path], None]]] = {
+    "epochs that are none": ("ledger", change("ledger.json", lambda one: one.update(epochs="NaN"))),
+    "a ledger without a unit": ("speed", change("ledger.json", lambda one: one.pop("unit"))),
+    "a negative learning rate": ("certificate", change("plan.json", lambda one: one.update(lr=-1.0))),
+    "properties left out": ("certificate", change("certificate.json", lambda one: one.update(equal=[]))),
+    "no environment": ("environment", lambda run: (run / "environment.json").write_text("[]") and None),
+    "steps that would take for ever": (
+        "learning rate",
+        change("summary.json", lambda one: one.update(optimizer_steps=10**15)),
+    ),
+    "no properties": (None, change("certificate.json", lambda one: one.update(equal=None))),
+    "segments that are none": (None, change("certificate.json", lambda one: one.update(segments=[{}]))),
+    "a data set that is none": (None, change("tracking.json", lambda one: one.update(dataset=[1]))),
+}
+
+
+@pytest.mark.parametrize(("claim", "forge"), MALFORMED.values(), ids=MALFORMED)
+def test_content_that_no_run_has_is_no_traceback(
+    trained: Path, tmp_path: Path, claim: str | None, forge: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anybody can write a bundle: a claim does not hold, or the file is refused in a sentence."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    forge(folder)
+    make_bundle([folder], tmp_path / "forged.zip", with_models=False)
+    if claim is not None:
+        code, found = findings(tmp_path / "forged.zip")
+        assert (code, found[claim][0]) == (3, "different")
+    else:
+        assert cli.run_tool("evidence", ["verify", str(tmp_path / "forged.zip")]) == cli.EXIT_USER_ERROR
+        (line,) = capsys.readouterr().err.splitlines()
+        assert ".json" in line
+
+
 def test_a_link_is_not_packed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
