@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from runner.errors import RunFailed
 from runner.folder.files import strict_json, write_text
@@ -18,6 +20,8 @@ from runner.folder.reading import opened, parse_json
 from runner.log import LOG
 
 FILE_NAME = "metrics.jsonl"
+#: Bytes of the longest line that is read: a hundred times what the runner writes.
+_LINE_LIMIT = 2**16
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,18 @@ def cut_metrics(folder: Path, step: int) -> None:
     """Remove what was logged after optimizer step `step`, from which the run continues, and lines that are damaged."""
     path = folder / FILE_NAME
     if path.exists():
-        lines = _complete(path.read_bytes()).splitlines()
-        kept = [line.decode() + "\n" for line in lines if (metric := _metric(line)) is not None and metric.step <= step]
-        write_text(path, "".join(kept))
+        with opened(path) as file:
+            lines = [line for line, _ in _lines(file) if (metric := _metric(line)) is not None and metric.step <= step]
+        write_text(path, b"".join(lines).decode())
 
 
 def damaged_lines(folder: Path) -> int:
     """The number of lines of a run that are no metrics, and are left out."""
     path = folder / FILE_NAME
-    return list(map(_metric, _complete(path.read_bytes()).splitlines())).count(None) if path.exists() else 0
+    if not path.exists():
+        return 0
+    with opened(path) as file:
+        return sum(_metric(line) is None for line, _ in _lines(file))
 
 
 def damage_of_metrics(folder: Path) -> str | None:
@@ -51,9 +58,17 @@ def damage_of_metrics(folder: Path) -> str | None:
     return f"{FILE_NAME} has {damaged} damaged line{'s' * (damaged != 1)}, left out" if damaged else None
 
 
-def _complete(content: bytes) -> bytes:
-    """The content without a last line that is not complete: it is being written, or a crash has cut it off."""
-    return content[: content.rfind(b"\n") + 1]
+def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Complete lines, and where in the file each ends; of one that is too long the beginning.
+
+    A last line that is not complete is being written, or a crash has cut it off.
+    """
+    while line := (piece := file.readline(_LINE_LIMIT)):
+        while piece and not piece.endswith(b"\n"):
+            piece = file.readline(_LINE_LIMIT)
+            line = (line + piece)[:_LINE_LIMIT]
+        if piece:
+            yield line, file.tell()
 
 
 class MetricsLog:
@@ -71,7 +86,9 @@ class MetricsLog:
         try:
             # Unbuffered: another process reads along, a crash must lose nothing, and what was not written is known.
             self._file = opened(path, "ab", buffering=0)
-            self._file.truncate(len(_complete(path.read_bytes())))  # removes a line that a crash has cut off
+            with opened(path) as written:
+                end = max((end for _, end in _lines(written)), default=0)
+            self._file.truncate(end)  # removes a line that a crash has cut off
             found = MetricsReader(folder).read()
         except OSError as error:
             raise RunFailed(f"{path} cannot be opened ({error.strerror}): repair the folder") from error
@@ -138,9 +155,11 @@ class MetricsReader:
                 self._offset = 0
             self._inode = inode
             file.seek(self._offset)
-            data = _complete(file.read())
-        self._offset += len(data)
-        return [metric for metric in map(_metric, data.splitlines()) if metric is not None]
+            found = []
+            for line, self._offset in _lines(file):
+                if (metric := _metric(line)) is not None:
+                    found.append(metric)
+        return found
 
 
 def _metric(line: bytes) -> Metric | None:

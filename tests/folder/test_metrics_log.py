@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,22 @@ def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
     assert MetricsReader(tmp_path).read() == [Metric("a", 1.0, 1, 5), Metric("c", 2.0, 1, 5)]
     cut_metrics(tmp_path, 1)
     assert (tmp_path / FILE_NAME).read_text() == line("a", 1.0) + line("c", 2.0)
+
+
+def test_a_line_of_any_length_takes_little_memory(tmp_path: Path) -> None:
+    size = 2**28
+    with (tmp_path / FILE_NAME).open("wb") as file:
+        file.truncate(size)  # zeros that take no room on the disk
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write("\n" + line("a", 1.0))
+    tracemalloc.start()
+    try:
+        assert MetricsReader(tmp_path).read() == [Metric("a", 1.0, 1, 5)]
+        cut_metrics(tmp_path, 1)
+        assert tracemalloc.get_traced_memory()[1] < size / 100
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / FILE_NAME).read_text() == line("a", 1.0)
 
 
 def test_bare_nan_of_older_versions(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _CHUNK = 2**20
 #: What reading a file that is no bundle raises, also one that is encrypted or cut off.
 _NO_BUNDLE = (
     *(OSError, zipfile.BadZipFile, zlib.error, RuntimeError),
-    *(KeyError, ValueError, TypeError, AttributeError),
+    *(KeyError, ValueError, TypeError, AttributeError, OverflowError),
 )
 
 
@@ -107,13 +107,14 @@ def unpack(file: Path, folder: Path) -> Bundle:
                 manifest = parse_json(packed.read(JSON_LIMIT + 1))
             digest = manifest.pop("digest")
             runs, files = manifest["runs"], _checksums(manifest["files"])
-            weights = {name: _checksums(found) for name, found in manifest["weights"].items()}
+            weights = {name: _checksums(manifest["weights"][name]) for name in runs}
             if manifest["format"] != _FORMAT:
                 raise UserError(f"{file} has the format {manifest['format']} of another version: update the runner")
             _require_safe(file, folder, runs, files)
             for name, (size, _) in files.items():
                 if archive.getinfo(name).file_size != size:
                     raise _changed(file, name, "it has another size")
+            for name in files:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(name) as source, target.open("wb") as copy:
@@ -132,8 +133,8 @@ def unpack(file: Path, folder: Path) -> Bundle:
 
 def _require_safe(file: Path, folder: Path, runs: Sequence[str], files: Checksums) -> None:
     """Refuse a bundle that lists files outside of its folder, or more bytes than it can honestly hold."""
-    if not all(Path(name).name == name and f"{name}/config.yaml" in files for name in runs):
-        raise UserError(f"{file} lists runs that it does not contain: do not trust it")
+    if not runs or not all(Path(name).name == name and f"{name}/config.yaml" in files for name in runs):
+        raise UserError(f"{file} lists no run, or one that it does not contain: do not trust it")
     for name in files:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{file} contains {name}, which is outside of the bundle: do not trust it")

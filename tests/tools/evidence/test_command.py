@@ -204,7 +204,14 @@ def test_a_changed_bundle(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
     changed = {
         "another size": ("run/ledger.json", b"{}", "size"),
         "the same size": ("run/ledger.json", ledger.replace(b"true", b"fals", 1), "has changed"),
-        "another list of runs": ("manifest.json", json.dumps({**manifest, "runs": []}).encode(), "digest"),
+        "another list of runs": ("manifest.json", json.dumps({**manifest, "runs": ["run"] * 2}).encode(), "digest"),
+        "no runs": ("manifest.json", json.dumps({**manifest, "runs": []}).encode(), "lists no run"),
+        "no weights": ("manifest.json", json.dumps({**manifest, "weights": {}}).encode(), "not a bundle"),
+        "an infinite size": (
+            "manifest.json",
+            json.dumps({**manifest, "files": {"a": [1e999, ""]}}).encode(),
+            "infinity",
+        ),
         "a path that leads out": ("manifest.json", json.dumps({**manifest, "files": outside}).encode(), "outside"),
         "another format": ("manifest.json", json.dumps({**manifest, "format": 7}).encode(), "format 7"),
         "no manifest": ("manifest.json", b"[1]", "not a bundle"),
@@ -218,7 +225,7 @@ def test_a_changed_bundle(trained: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_bundle_that_would_fill_memory_or_disk(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few kilobytes that unpack to a large manifest, or to large files."""
     bundle, file = tmp_path / "bundle.zip", tmp_path / "bomb.zip"
@@ -226,14 +233,26 @@ def test_a_bundle_that_would_fill_memory_or_disk(
     with zipfile.ZipFile(bundle) as archive:
         manifest = json.loads(archive.read("manifest.json"))
     zeros = 2**24
-    large = {**manifest, "files": {**manifest["files"], "run/zeros": [zeros, "0" * 64]}}
-    for content, words in ((b" " * (JSON_LIMIT + 1), "bytes"), (json.dumps(large).encode(), "times as large")):
+    files = {"run/zeros": [zeros, "0" * 64], **manifest["files"]}
+    large = {**manifest, "files": files}
+    negative = {**manifest, "files": {**files, "run/plan.json": [-zeros, "0" * 64]}}  # all sizes add up to little
+    unpacked: list[str] = []
+    monkeypatch.setattr(shutil, "copyfileobj", lambda source, *_: unpacked.append(source.name))
+    for content, words in (
+        (b" " * (JSON_LIMIT + 1), "bytes"),
+        (json.dumps(large).encode(), "times as large"),
+        (json.dumps(negative).encode(), "another size"),
+    ):
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("manifest.json", content)
             archive.writestr("run/zeros", bytes(zeros))
+            archive.writestr("run/plan.json", b"{}")
+            for name in manifest["files"].keys() - {"run/plan.json"}:
+                archive.writestr(name, bytes(manifest["files"][name][0]))
         assert file.stat().st_size < 2**18
         assert cli.run_tool("evidence", ["verify", str(file)]) == cli.EXIT_USER_ERROR
         assert words in capsys.readouterr().err
+    assert unpacked == []
 
 
 @pytest.mark.parametrize(("value", "words"), [(None, "does not say"), ("many", "optimizer_steps is 'many'")])
