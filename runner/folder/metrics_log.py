@@ -66,7 +66,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
     while line := (piece := file.readline(_LINE_LIMIT)):
         while piece and not piece.endswith(b"\n"):
             piece = file.readline(_LINE_LIMIT)
-            line = (line + piece)[:_LINE_LIMIT]
+            line += piece[: _LINE_LIMIT - len(line)]
         if piece:
             yield line, file.tell()
 

@@ -149,9 +149,10 @@ def checked(records: Sequence[ProcessRecord], changed: bool) -> Iterator[Finding
             yield Finding("gradient", "too small", seen, fits=(why,))
         else:
             fits = (
-                f"losses are not divided by the number of accumulated batches ({batches})",
+                *([f"losses are not divided by the number of accumulated batches ({batches})"] if batches > 1 else []),
+                "losses are sums over samples, not means",
                 "they are multiplied (by Trainer, for a model that takes num_items_in_batch and ignores it)",
-                "gradients are summed over processes",
+                *(["gradients are summed over processes"] if workers > 1 else []),
             )
             seen = f"{seen}, and the loss of its last batch counts {each:.3g} times"
             yield Finding("gradient", "too large", seen, fits=fits)

@@ -258,9 +258,9 @@ def discarded_batches(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
 def left_early(records: Sequence[ProcessRecord]) -> Iterator[Finding]:
     """Batches that were made and not trained on."""
     for epoch, batches in records[0].sampler.left_early[:1]:
-        seen = f"{batches} batches of epoch {epoch} were made and not trained on"
+        seen = f"{batches} batch{'es' * (batches > 1)} of epoch {epoch} were made and not trained on"
         fits = (
             "the loop left the epoch early",
-            "it skipped its first batches, and then the samples listed for its steps are earlier ones",
+            "it skipped batches, such as one that is not full, and the samples listed for later steps are earlier ones",
         )
         yield Finding("coverage", "left early", seen, fits=fits)

@@ -323,6 +323,39 @@ def test_a_loss_that_is_not_divided_is_named_with_a_grad_scaler_and_clipping(tmp
         assert "is 2 times" in finding.seen
 
 
+def test_a_loss_that_is_a_sum(tmp_path: Path) -> None:
+    """Causes that fit are those of one process that accumulates nothing."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), batch_size=4, shuffle=True)
+    audit = Audit(model, optimizer, loader, tmp_path, gradient_step=2, loss=square_error)
+    for batch in loader:
+        nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (finding,) = audit.finish()
+    assert (finding.name, len(finding.fits)) == ("too large", 2)
+    assert "sums over samples" in finding.fits[0]
+
+
+def test_a_loop_that_skips_a_batch(tmp_path: Path) -> None:
+    """This may be on purpose: what was seen is said, with causes that fit."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(42, 4), torch.randn(42, 1)), batch_size=4, shuffle=True)
+    audit = Audit(model, optimizer, loader, tmp_path)
+    for batch in itertools.chain(loader, loader):
+        if len(batch[0]) == 4:
+            square_error(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (finding,) = audit.finish()
+    assert finding.name == "left early"
+    assert "1 batch of epoch 0" in finding.seen
+
+
 def test_samples_that_are_no_indices(tmp_path: Path) -> None:
     """As of a sampler that yields an index and a size."""
 
