@@ -239,6 +239,21 @@ class Pretrained:
                 digest.update(one.name.encode() + b"\0" + one.read_bytes())
         return digest.hexdigest()
 
+    def weights_identity(self) -> str:
+        """A string that changes whenever the weights do; random ones differ in every run. Raises Unavailable."""
+        folder = self._folder
+        if folder is None:
+            return f"{self.name} at {self._config_file().parent.name} ({self.init})"
+        digest = hashlib.sha256(self.init.encode())
+        for one in sorted(folder.iterdir()):
+            if one.suffix in (".bin", ".safetensors") or one.name in ("config.json", _ADAPTER_CONFIG):
+                digest.update(one.name.encode() + b"\0")
+                with one.open("rb") as file:
+                    while part := file.read(2**24):
+                        digest.update(part)
+        base = self._base
+        return digest.hexdigest() + (f" on {Pretrained(base).weights_identity()}" if base is not None else "")
+
     def tokenizer(self, texts: Sequence[str]) -> Any:
         from transformers import AutoTokenizer
 

@@ -87,7 +87,7 @@ class ConversationFiles(Source):
 def _wrong(row: Mapping[str, Any], columns: Mapping[str, str], answered: bool) -> str | None:
     """What is wrong with a row, in words. `columns`: in the file; `answered`: whether there has to be an answer."""
     if "messages" in row:
-        return _wrong_messages(row["messages"], next(iter(columns)), answered)
+        return wrong_messages(row["messages"], next(iter(columns)), answered)
     for column, name in columns.items():
         if (answered or name == "prompt") and (wrong := wrong_text(row[name])) is not None:
             return f"has {wrong} in '{column}'"
@@ -117,7 +117,8 @@ def _from_alpaca(rows: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     return {"messages": messages}
 
 
-def _wrong_messages(messages: Any, column: str, answered: bool) -> str | None:
+def wrong_messages(messages: Any, column: str, answered: bool) -> str | None:
+    """What is wrong with a conversation, after "has" or as a verb; None if it can be trained on."""
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         return f"has no list of messages, each with 'role' and 'content', in '{column}'"
     for number, message in enumerate(messages, 1):

@@ -130,20 +130,11 @@ class Chat(TextGeneration[Conversations]):
             )
 
     def tokenised_by(self) -> dict[str, Any]:
-        template = self._own_template()
+        template = own_template(self.chat_template)
         return {"max_length": self.max_length, "train_on": self.train_on, "chat_template": template}
 
-    def _own_template(self) -> str | None:
-        if self.chat_template is None:
-            return None
-        try:
-            return Path(self.chat_template).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            rule = f"it cannot be read ({first_line(error)}); give a file with a chat template in Jinja"
-            raise UserError(f"recipe.chat_template={self.chat_template} is invalid: {rule}") from error
-
     def tokenise(self, splits: Conversations, tokenizer: Any, progress: Progress) -> Tokenised:
-        if (template := self._own_template()) is not None:
+        if (template := own_template(self.chat_template)) is not None:
             tokenizer.chat_template = template
         writer = ChatTokenizer(tokenizer, self.train_on)
         train = self._columns(writer, splits.train, "training", progress)
@@ -375,6 +366,17 @@ class ChatTokenizer:
         return ChatTokens(
             np.asarray(ids, dtype=np.int32), is_target, np.asarray(start, dtype=np.int32), (prompt, completion)
         )
+
+
+def own_template(file: str | None) -> str | None:
+    """The chat template in the file that `recipe.chat_template` names; None without one. Raises UserError."""
+    if file is None:
+        return None
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        rule = f"it cannot be read ({first_line(error)}); give a file with a chat template in Jinja"
+        raise UserError(f"recipe.chat_template={file} is invalid: {rule}") from error
 
 
 class _Refused(Exception):

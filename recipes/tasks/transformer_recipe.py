@@ -65,6 +65,10 @@ class ModelSource(Protocol):
         """A string that changes whenever the tokenizer does, apart from the texts it is trained on."""
         ...
 
+    def weights_identity(self) -> str:
+        """A string that changes whenever the weights do, for tasks that cache what the model computes."""
+        raise UserError(f"{type(self).__name__} does not tell its weights apart: implement weights_identity")
+
     def tokenizer(self, texts: Sequence[str]) -> Any:
         """A transformers tokenizer with a pad token; `texts`: the training set, for tokenizers trained on it."""
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,28 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from runner.errors import UserError
-from runner.exact.stream import keep_mask, keep_mask_of_tokens, sample_keys
+from runner.exact.stream import keep_mask, keep_mask_of_tokens, row_keys, sample_keys
 from runner.kernels.attention import AttentionOptions, DropoutFactors, unpadded_attention, with_factors
 from runner.kernels.unpadded import current_layout
 
 #: (optimizer step from 0, row numbers of the micro-batch, device) -> context manager for the forward pass.
 DropoutStreams = Callable[[int, np.ndarray, torch.device], AbstractContextManager[object]]
+
+#: Rows that a batch has for each sample.
+_rows: ContextVar[int] = ContextVar("rows of a sample", default=1)
+
+
+@contextlib.contextmanager
+def rows_per_sample(rows: int) -> Iterator[None]:
+    """A forward pass within it has so many rows for each sample, such as the two texts of a pair.
+
+    They follow each other: those of the first sample, those of the second and so on. Each has masks of its own.
+    """
+    before = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(before)
 
 
 def standard_streams(step: int, ids: np.ndarray, device: torch.device) -> AbstractContextManager[object]:
@@ -47,8 +65,14 @@ class ExactDropout(TorchFunctionMode):
 
     def __init__(self, keys: Tensor) -> None:
         super().__init__()
-        self._keys = keys
+        self._samples = keys
         self._site = 0
+
+    @property
+    def _keys(self) -> Tensor:
+        """One key for each row of the batch."""
+        rows = _rows.get()
+        return self._samples if rows == 1 else row_keys(self._samples, rows)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = _HANDLERS.get(func)
@@ -58,15 +82,15 @@ class ExactDropout(TorchFunctionMode):
 
     def mask(self, values: Tensor, p: float) -> Tensor:
         """The mask of the next call site: 0 where an element is dropped, else 1 / (1 - p), in the dtype of `values`."""
-        shape, layout = tuple(values.shape), current_layout()
+        shape, layout, keys = tuple(values.shape), current_layout(), self._keys
         site = self._next_site(p)
-        if shape[:1] == (len(self._keys),):
-            keep = keep_mask(self._keys, site, shape, p)
+        if shape[:1] == (len(keys),):
+            keep = keep_mask(keys, site, shape, p)
         elif layout is not None and shape[:2] == (1, len(layout.places)):  # a model's layer that computes no padding
-            keep = keep_mask_of_tokens(self._keys, site, *layout.row_and_position(), shape[2:], p).unsqueeze(0)
+            keep = keep_mask_of_tokens(keys, site, *layout.row_and_position(), shape[2:], p).unsqueeze(0)
         else:
             raise not_exact(
-                f"dropout is applied to a tensor of shape {list(shape)} in a micro-batch of {len(self._keys)}, "
+                f"dropout is applied to a tensor of shape {list(shape)} in a micro-batch of {len(keys)}, "
                 "so its first dimension is not the sample"
             )
         return _factors(keep, p, values.dtype)
@@ -79,10 +103,10 @@ class ExactDropout(TorchFunctionMode):
 
     def factors_of_samples(self, p: float) -> DropoutFactors:
         """The mask of the next call site, for some samples at a time."""
-        site = self._next_site(p)
+        site, keys = self._next_site(p), self._keys
 
         def factors(samples: slice, values: Tensor) -> Tensor:
-            return _factors(keep_mask(self._keys[samples], site, tuple(values.shape), p), p, values.dtype)
+            return _factors(keep_mask(keys[samples], site, tuple(values.shape), p), p, values.dtype)
 
         return factors
 

@@ -39,6 +39,11 @@ def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
     return key
 
 
+def row_keys(keys: Tensor, rows: int) -> Tensor:
+    """The keys of several rows of each sample, sample after sample; int64 of shape [samples × rows]."""
+    return _fold(keys.unsqueeze(-1), torch.arange(rows, dtype=torch.int64, device=keys.device)).flatten()
+
+
 def keep_mask(keys: Tensor, site: int, shape: tuple[int, ...], p: float) -> Tensor:
     """Draw the elements of a tensor that survive dropout with probability `p`; bool of `shape`.
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from runner.data.loader import FILLER
 from runner.errors import UserError
-from runner.exact import ExactDropout, exact_streams, standard_streams
-from runner.exact.stream import keep_mask
+from runner.exact import ExactDropout, exact_streams, rows_per_sample, standard_streams
+from runner.exact.stream import keep_mask, sample_keys
 from tests.exact.draws import CPU, KEYS, drawn, noise
 
 #: Every way to call torch's dropout: (input, p, whether it is on) -> output.
@@ -137,3 +137,16 @@ def test_other_random_functions_are_unchanged() -> None:
     torch.manual_seed(0)
     with standard_streams(0, np.arange(4), CPU):
         assert torch.equal(functional.dropout(x, 0.5), outside)
+
+
+def test_rows_of_a_sample_have_masks_of_their_own() -> None:
+    """Different ones, which depend on the sample and not on the batch."""
+    keys = sample_keys(0, 0, np.arange(3))
+    with ExactDropout(keys), rows_per_sample(2):
+        pairs = functional.dropout(torch.ones(6, 200), 0.5).view(3, 2, 200)
+    with ExactDropout(keys[1:2]), rows_per_sample(2):
+        alone = functional.dropout(torch.ones(2, 200), 0.5)
+    assert torch.equal(pairs[1], alone)
+    assert len({tuple(row.tolist()) for row in pairs.flatten(0, 1)}) == 6
+    with ExactDropout(keys), pytest.raises(UserError, match="first dimension is not the sample"):
+        functional.dropout(torch.ones(6, 200), 0.5)

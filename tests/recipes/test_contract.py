@@ -45,6 +45,8 @@ def write_cases(folder: Path) -> dict[str, list[str]]:
         (folder / f"lines-{part}.txt").write_text("\n".join(uneven_lines(count, count)))
         writers.write_rows(folder / f"chats-{part}.jsonl", writers.chats(count, turns=3))
         writers.write_rows(folder / f"texts-{part}.jsonl", writers.pairs(count))
+        writers.write_rows(folder / f"preferences-{part}.jsonl", writers.preferences(count))
+        writers.write_rows(folder / f"preferred-chats-{part}.jsonl", writers.preferred_chats(count))
 
     def of(recipe: str, files: str, model: str, *more: str) -> list[str]:
         data = [f"recipe.data.{part}={folder / files.format(part)}" for part in ("train", "eval")]
@@ -60,6 +62,9 @@ def write_cases(folder: Path) -> dict[str, list[str]]:
         "chat": of("chat", "chats-{}.jsonl", "llama", "max_length=120", *generating),
         "t5": of("seq2seq", "texts-{}.jsonl", "t5", "max_source_length=60", *columns, *generating),
         "bart": of("seq2seq", "texts-{}.jsonl", "bart", "max_source_length=60", *columns),
+        "preference": of("preference", "preferences-{}.jsonl", "llama", "max_length=60"),
+        "ipo": of("preference", "preferred-chats-{}.jsonl", "llama", "max_length=120", "objective=ipo"),
+        "reward": of("reward", "preferred-chats-{}.jsonl", "llama", "max_length=120"),
         "acceptability": [
             *("recipe=acceptability", "recipe.data.train_samples=37", "recipe.data.eval_samples=12"),
             *("recipe.model.hidden_size=16", "recipe.model.feed_forward_size=16", "recipe.model.layers=1"),
@@ -70,7 +75,7 @@ def write_cases(folder: Path) -> dict[str, list[str]]:
 
 CASES = (
     *("text_classification", "multi_label", "text_regression", "token_classification", "squad", "blocks", "documents"),
-    *("chat", "t5", "bart", "acceptability", "linear"),
+    *("chat", "t5", "bart", "preference", "ipo", "reward", "acceptability", "linear"),
 )
 #: Recipes of transformers models on files.
 ON_FILES = tuple(name for name in CASES if name not in ("acceptability", "linear"))
@@ -212,8 +217,8 @@ def test_fillers_count_nowhere(case: Case) -> None:
 
 def test_the_loss_is_that_of_transformers(case: Case) -> None:
     """Sum ÷ count is the mean that the model computes by itself, with its own targets."""
-    if case.name in ("squad", "linear"):
-        pytest.skip("transformers counts padding, or has no such model")
+    if case.name in ("squad", "linear", "preference", "ipo", "reward"):
+        pytest.skip("transformers counts padding, or has no such model or loss")
     batch = case.batch(range(6))
     loss_sum, count = case.recipe.loss(case.model, batch)
     labels = batch["labels"].double() if case.name in ("multi_label", "text_regression") else batch["labels"]
@@ -339,6 +344,12 @@ ASKED: dict[str, tuple[Any, str, Any]] = {
     "documents": ({"text": "a b c"}, "tokens", 4),
     "chat": ({"messages": [{"role": "user", "content": "Where?"}]}, "input", "Where?"),
     "t5": ({"translation": {"en": "The newt lives."}}, "input", "The newt lives."),
+    "preference": ({"prompt": "Where?", "chosen": " In the pond."}, "chosen", " In the pond."),
+    "reward": (
+        {"chosen": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "There."}]},
+        "chosen",
+        "There.",
+    ),
 }
 
 
@@ -372,6 +383,8 @@ WRONG = [
         ("blocks", "block_size", 1), ("blocks", "block_size", 65), ("blocks", "packing", "block"),
         ("chat", "max_length", 1), ("chat", "max_length", 3), ("chat", "max_length", 257),
         ("chat", "max_new_tokens", 999), ("chat", "train_on", "most"), ("chat", "chat_template", "nowhere"),
+        ("preference", "max_length", 1), ("preference", "objective", "kto"), ("preference", "beta", 0),
+        ("preference", "reference", "/nowhere"), ("reward", "chat_template", "nowhere"),
         ("t5", "max_source_length", 0), ("t5", "max_target_length", 1), ("t5", "num_beams", 0),
         ("bart", "max_source_length", 129), ("bart", "max_target_length", 129), ("t5", "model.name", "GPT2"),
         ("text_classification", "padding", "longets"), ("chat", "padding", "max_length"),
@@ -382,6 +395,7 @@ WRONG = [
     *((name, f"recipe.data.{column}=nowhere") for name, column in (
         ("text_classification", "text_column"), ("text_classification", "label_column"),
         ("token_classification", "tags_column"), ("t5", "source_column"), ("bart", "target_column"),
+        ("preference", "chosen_column"), ("reward", "rejected_column"),
     )),
 ]  # fmt: skip
 
@@ -416,7 +430,8 @@ LORA = ["adapter=lora", "adapter.rank=2"]
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [*((name, []) for name in ON_FILES), ("multi_label", LORA), ("token_classification", LORA)]
+    ("name", "more"),
+    [*((name, []) for name in ON_FILES), ("multi_label", LORA), ("token_classification", LORA), ("preference", LORA)],
 )
 def test_workers(pool: WorkerPool, overrides: dict[str, list[str]], name: str, more: list[str]) -> None:
     """Weights, metrics and ledger are one worker's, with accumulation, filler rows and dropout by sample."""

@@ -69,6 +69,29 @@ def pairs(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def preferences(count: int) -> list[dict[str, Any]]:
+    """A prompt and two answers of different lengths, as texts."""
+    return [
+        {
+            "prompt": f"{'Please. ' * (number % 3)}Where does the {ANIMALS[number % 8]} live?",
+            "chosen": f" In the {PLACES[(number // 8 + number) % 8]}.",
+            "rejected": f" By day it sleeps in a hole{', it does' * (number % 4)}.",
+        }
+        for number in range(count)
+    ]
+
+
+def preferred_chats(count: int) -> list[dict[str, Any]]:
+    """The same as conversations, each with the whole of both."""
+    rows = []
+    for row in preferences(count):
+        before = [{"role": "user", "content": row["prompt"]}]
+        rows.append(
+            {name: [*before, {"role": "assistant", "content": row[name].strip()}] for name in ("chosen", "rejected")}
+        )
+    return rows
+
+
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

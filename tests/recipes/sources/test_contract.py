@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from recipes.sources.conversations import ConversationFiles
 from recipes.sources.plain_text import PlainText
+from recipes.sources.preferences import PreferenceFiles
 from recipes.sources.source import Source
 from recipes.sources.squad_files import SquadData
 from recipes.sources.tagged_words import TaggedWords
@@ -68,6 +69,12 @@ CASES = {
          for chat, text in zip(chats(40), TEXTS, strict=True)],
         lambda part: [row["messages"][-1]["content"] for row in part.rows],
         "messages",
+    ),
+    "preferences": Case(
+        PreferenceFiles,
+        [{"prompt": text, "chosen": text[-2:], "rejected": "no"} for text in TEXTS],
+        lambda part: [row["prompt"] for row in part.chosen.rows],
+        "chosen",
     ),
     "questions": Case(SquadData, questions(), lambda part: [one.id for one in part.questions], "context"),
 }  # fmt: skip
