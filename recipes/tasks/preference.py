@@ -214,7 +214,7 @@ _LOSSES: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 @dataclass(frozen=True)
 class Preference(Pairwise):
-    """Direct preference optimisation (Rafailov et al. 2023); with `loss=ipo` that of Azar et al. 2023.
+    """Direct preference optimisation (Rafailov et al. 2023); with `objective=ipo` that of Azar et al. 2023.
 
     The reward of an answer is `beta` × (its log-probability − that by the reference model): the model that training
     starts from, or `reference`, a folder or a name on the Hub with the same tokenizer. The reference's
