@@ -28,6 +28,7 @@ def offline_recipes(folder: Path) -> dict[str, list[str]]:
     lines = given(folder / "lines.txt", folder / "lines.txt", save_gpt2(folder / "gpt2", positions=128))
     squad = given(*zoo.write(folder))
     chat_model, pair_model = writers.save_llama(folder / "llama", positions=1024), writers.save_t5(folder / "t5")
+    preferences = writers.write_rows(folder / "preferences.jsonl", writers.preferences(20))
     return {
         **dict.fromkeys(("cola", "forum_thread"), acceptable),
         **dict.fromkeys(("mnli", "text_classification"), pairs),
@@ -37,6 +38,8 @@ def offline_recipes(folder: Path) -> dict[str, list[str]]:
             *given(*2 * [writers.write_rows(folder / "pairs.jsonl", writers.pairs(20))], pair_model),
             *("recipe.data.source_column=translation.en", "recipe.data.target_column=translation.de"),
         ],
+        "preference": given(*2 * [preferences], chat_model),
+        "reward": given(*2 * [preferences], chat_model),
         "squad": squad,
         **labelled.write(folder),
     }

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from runner.config.compose import compose, settings
+from runner.config.plain import from_plain
 from runner.errors import UserError
 from runner.plan.checks import check_profile
 from runner.plan.experiment import Experiment, prepare, prepare_resumed
@@ -111,4 +112,4 @@ def test_the_certificate_lists_the_segments() -> None:
         experiment("device=cpu", "sync.k=2", "scaling=none").setup_digest,
     )
     assert other.history.began_after == other.with_accumulation_steps(2).history.began_after == 3
-    assert Segment.from_json(other.certificate.as_json()["segments"][0]) == first
+    assert from_plain(Segment, other.certificate.as_json()["segments"][0]) == first

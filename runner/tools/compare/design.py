@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runner.tools.compare.statistics import Estimate
+if TYPE_CHECKING:  # imports scipy
+    from runner.tools.compare.statistics import Estimate
 
 #: Simulated sequences of seeds. One of 1,000 levels of 0.25% is then known to 5% of itself.
 _SEQUENCES = 200_000
