@@ -41,7 +41,7 @@ class WorkerPool:
     `device_type`: of the workers' backend, `cpu` or `xla`. `timeout_s`: for each worker's result.
     """
 
-    def __init__(self, device_type: str = "cpu", timeout_s: float = 120) -> None:
+    def __init__(self, device_type: str = "cpu", timeout_s: float = 300) -> None:
         self._device_type = device_type
         self._timeout_s = timeout_s
         self._context = multiprocessing.get_context("forkserver")
