@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,9 @@ def train_in_parts(
 
 def train_paused(backend: Backend, overrides: list[str], rungs: Sequence[int]) -> dict[str, Any]:
     """Pause at these optimizer steps as a race does, which evaluates the run there and ends it; continue each time."""
-    folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
-    job, log = tiny_job(overrides, backend.world_size, folder), _Log()
-    identity = {"sync": sync_digest(job.config.sync, job.config.sharding)}
-    try:
+    with _shared_folder(backend) as folder:
+        job, log = tiny_job(overrides, backend.world_size, folder), _Log()
+        identity = {"sync": sync_digest(job.config.sync, job.config.sharding)}
         for rung in rungs:
             pauses_after = dataclasses.replace(job, pause_after=rung).pauses_after
             checkpoints = Checkpoints(folder, Checkpoint(keep=1), backend, identity, pauses_after=pauses_after)
@@ -103,20 +103,13 @@ def train_paused(backend: Backend, overrides: list[str], rungs: Sequence[int]) -
             log.update(before)  # without the evaluation of the race
             loop.policy.close()
             backend.all_gather_object(None)  # until worker 0 has completed the checkpoint
-        loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
-        loop.train()
-        return _finished(loop, log)
-    finally:
-        backend.all_gather_object(None)
-        if backend.rank == 0:
-            shutil.rmtree(folder)
+        return _to_its_end(job, backend, log)
 
 
 def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tuple[str, int]]) -> dict[str, Any]:
     """Ask the last worker to make room at these moments, `("step", n)` or `("evaluation", n)`; continue each time."""
-    folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
-    job, log = tiny_job(overrides, backend.world_size, folder), _Log()
-    try:
+    with _shared_folder(backend) as folder:
+        job, log = tiny_job(overrides, backend.world_size, folder), _Log()
         for when, after in moments:
             loops: list[Loop] = []
 
@@ -143,13 +136,7 @@ def train_preempted(backend: Backend, overrides: list[str], moments: Sequence[tu
             assert loop.optimizer_step >= after
             loop.policy.close()
             backend.all_gather_object(None)  # until worker 0 has completed the checkpoint
-        loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
-        loop.train()
-        return _finished(loop, log)
-    finally:
-        backend.all_gather_object(None)
-        if backend.rank == 0:
-            shutil.rmtree(folder)
+        return _to_its_end(job, backend, log)
 
 
 def train_part(backend: Backend, overrides: list[str], folder: Path, until: int | None) -> dict[str, Any]:
@@ -195,6 +182,25 @@ def _save(loop: Loop, backend: Backend, folder: Path) -> None:
     checkpoints.wait()
     assert checkpoints.warning() is None, checkpoints.warning()
     backend.all_gather_object(None)  # until worker 0 has completed it
+
+
+@contextlib.contextmanager
+def _shared_folder(backend: Backend) -> Iterator[Path]:
+    """A temporary folder of all workers. A collective at its begin and end."""
+    folder = Path(backend.broadcast_object(tempfile.mkdtemp()))
+    try:
+        yield folder
+    finally:
+        backend.all_gather_object(None)
+        if backend.rank == 0:
+            shutil.rmtree(folder)
+
+
+def _to_its_end(job: Job, backend: Backend, log: _Log) -> dict[str, Any]:
+    """Continue a run from its newest checkpoint to its end; everything in which two runs can be compared."""
+    loop = build_loop(_from_newest(job), backend, Hooks(log=log.write))
+    loop.train()
+    return _finished(loop, log)
 
 
 def _from_newest(job: Job) -> Job:

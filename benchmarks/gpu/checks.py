@@ -75,7 +75,7 @@ def without_padding(bench: Bench) -> str:
 
 
 def resumed_on_a_cpu(bench: Bench) -> str:
-    """A run that is ended after a checkpoint goes on on a CPU, with the losses of one that stays on the device."""
+    """A run that is preempted on the device resumes on a CPU, with the losses of one that stays on the device."""
     whole = ("max_steps=60", "log_every=1", "checkpoint.every_steps=10")
     folder = bench.new_folder()
     first = ["-m", "runner", bench.runner_device, *whole, "tracking=none", f"hydra.run.dir={folder}"]

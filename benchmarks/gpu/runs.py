@@ -48,7 +48,7 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        """Of every logged step."""
+        """The loss of each logged step."""
         return [float.fromhex(value) for _, value in fingerprint(self.folder)["losses"]]
 
     @property

@@ -98,7 +98,7 @@ def halving(values: np.ndarray, setups: int) -> np.ndarray:
 
 
 def raced(values: np.ndarray, keep: Keep) -> tuple[float, float]:
-    """By how much the race's best final value falls short of the grid's, and the share of its training that it took.
+    """The gap between the best final values of grid and race, and the share of the grid's training that it took.
 
     `values`: [setups, rungs and the end].
     """

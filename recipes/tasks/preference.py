@@ -40,6 +40,8 @@ from runner.errors import UserError, require
 from runner.exact import rows_per_sample
 
 _ANSWERS = ("chosen", "rejected")
+#: Columns of the cached rows.
+_TOKENS = tuple(f"{name}_{kind}" for name in _ANSWERS for kind in ("ids", "targets"))
 
 #: Tokens, with padding, of which log-probabilities of the reference model are computed together.
 _REFERENCE_TOKENS = 4096
@@ -159,11 +161,7 @@ class Pairwise(TransformerRecipe[Preferences]):
     def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Prepared, length: int | None = None) -> Batch:
         if length is None:
             length = int(max(rows["length"]))
-        batch: Batch = {}
-        for name in _ANSWERS:
-            text = text_batch({"input_ids": rows[f"{name}_ids"]}, prepared.properties["pad_id"], length)
-            text["targets"] = padded(rows[f"{name}_targets"], 0, length)
-            batch |= {f"{name}_{key}": tensor for key, tensor in text.items()}
+        batch = _pair_batch(rows, prepared.properties["pad_id"], length)
         # The number of the better answer, which is the first.
         counted = torch.from_numpy(np.array(rows["label_count"], dtype=np.int64))
         batch["labels"] = torch.where(counted > 0, 0, IGNORED_LABEL)
@@ -205,7 +203,7 @@ class Pairwise(TransformerRecipe[Preferences]):
         return {"reward": self.rewards(predictions)[:, place]}
 
 
-#: loss -> the loss of each pair, from the difference of rewards ÷ beta, by answer and by token, and beta.
+#: objective -> the loss of each pair, from the difference of rewards ÷ beta, by answer and by token, and beta.
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "dpo": lambda whole, by_token, beta: -logsigmoid(beta * whole),
     "ipo": lambda whole, by_token, beta: (by_token - 1 / (2 * beta)) ** 2,
@@ -325,6 +323,16 @@ class Reward(Pairwise):
         return predictions
 
 
+def _pair_batch(rows: Mapping[str, Sequence[Any]], pad_id: int, length: int) -> Batch:
+    """The tokens, attention mask and targets of both answers of each pair, each [pairs, length]."""
+    batch: Batch = {}
+    for name in _ANSWERS:
+        text = text_batch({"input_ids": rows[f"{name}_ids"]}, pad_id, length)
+        text["targets"] = padded(rows[f"{name}_targets"], 0, length)
+        batch |= {f"{name}_{key}": tensor for key, tensor in text.items()}
+    return batch
+
+
 def _answers(batch: Batch) -> Batch:
     """Tensors of [2 × pairs, length]: the chosen and the rejected answer of the first pair, and so on."""
     names = ("input_ids", "attention_mask", "targets")
@@ -354,11 +362,8 @@ def _reference_columns(
         longest = columns["length"][order[-1]]
         some = order[-max(1, _REFERENCE_TOKENS // (2 * longest)) :]
         del order[-len(some) :]
-        batch: Batch = {}
-        for name in _ANSWERS:
-            text = text_batch({"input_ids": [columns[f"{name}_ids"][row] for row in some]}, pad_id, longest)
-            text["targets"] = padded([columns[f"{name}_targets"][row] for row in some], 0, longest)
-            batch |= {f"{name}_{key}": tensor.to(device) for key, tensor in text.items()}
+        rows = {name: [columns[name][row] for row in some] for name in _TOKENS}
+        batch = {name: tensor.to(device) for name, tensor in _pair_batch(rows, pad_id, longest).items()}
         found[some] = answer_log_probs(model, batch)[0].cpu().double()
         progress(len(found) - len(order), len(found))
     return {f"{name}_reference": found[:, place].tolist() for place, name in enumerate(_ANSWERS)}
