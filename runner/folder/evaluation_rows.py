@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,3 +58,16 @@ def read_rows(folder: Path) -> dict[str, np.ndarray]:
         return load(content)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read ({first_line(error)}): remove it") from error
+
+
+def standard_errors(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The standard error of the mean of each metric over its rows, which are of shape [rows].
+
+    Without those of which the rows say nothing: all are equal, as with an accuracy of 100%, or not finite.
+    """
+    found: dict[str, float] = {}
+    for name, values in metrics.items():
+        if values.ndim == 1 and len(values) > 1:
+            error = float(values.std(ddof=1, dtype=np.float64)) / math.sqrt(len(values))
+            found |= {name: error} if 0 < error < math.inf else {}
+    return found

@@ -16,7 +16,7 @@ from runner.errors import Diverged, RunFailed, UserError, first_line
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsLog, MetricsReader
 from runner.folder.reading import read_json
-from runner.folder.record import FAILED, FILE_NAME, STOPPED, DataSize, RunRecord, RunResult, amend
+from runner.folder.record import FAILED, FILE_NAME, FINISHED, STOPPED, DataSize, RunRecord, RunResult, amend
 from runner.launch.local import WorkerFailed
 from runner.log import LOG
 from runner.measure.scores import prediction_metrics, scored
@@ -25,6 +25,7 @@ from runner.plan.history import Outcome, ended_at, split_at
 from runner.plan.levels import NOT_COMPARABLE
 from runner.run.context import RunContext
 from runner.run.earlier import certificate_of_run
+from runner.run.model_card import write_model_card
 from runner.speed.figures import speed_metrics, with_speed
 from runner.speed.run_numbers import Restarts
 from runner.track.description import NOTE_TAG, run_description
@@ -43,9 +44,10 @@ class RunCloser:
     restarts: Restarts
 
     def close(self, status: str, result: RunResult | None, failure: Exception | None) -> RunRecord:
-        """Write `summary.json` and return its content. `result`: None if training did not reach its end.
+        """Write `summary.json` and the card of a finished run's model, and return the record.
 
-        `failure`: why it failed. Raises RunFailed if the disk does not take the file.
+        `result`: None if training did not reach its end. `failure`: why it failed. Raises RunFailed if the disk does
+        not take the files.
         """
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
@@ -56,6 +58,8 @@ class RunCloser:
         record = dataclasses.replace(record, prediction=scored(experiment, record, self.context.started_at))
         self._tag(record, experiment)
         self._log_speed(record)
+        if status == FINISHED:
+            write_model_card(self.folder, record)
         record.write(self.folder)
         return record
 

@@ -143,7 +143,7 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
     return {
         "recipe": config.recipe["name"],
         "model": experiment.model_name,
-        **_data_params(config.recipe),
+        **data_params(config.recipe),
         "train_samples": experiment.facts.train_samples,
         "device": experiment.placement.label,
         "world_size": plan.world_size,
@@ -172,14 +172,14 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _data_params(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def data_params(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The names of the data files, or of the data on the Hub, and the length of a row in tokens."""
     found: dict[str, Any] = {name: recipe[name] for name in ("max_length", "block_size") if name in recipe}
     data = recipe.get("data")
     if isinstance(data, Mapping):
         for split in ("train", "eval"):
             if data.get(split):
-                found[f"{split}_data"] = os.path.basename(str(data[split]))
+                found[f"{split}_data"] = os.path.basename(str(data[split]).rstrip("/"))
             elif data.get("hub_name"):
                 found[f"{split}_data"] = f"{data['hub_name']} {data.get(f'hub_{split}') or ''}".strip()
     return found

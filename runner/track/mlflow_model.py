@@ -35,7 +35,7 @@ def save_mlflow_model(model: Path, folder: Path, config: Path) -> bool:
 
     `config`: the `config.yaml` of its run. Raises UserError if the task needs the recipe's settings and it is damaged.
     """
-    task = _task_of(model)
+    task = task_of(model)
     names = _SETTINGS.get(task, ()) if task is not None else ()
     recipe = read_settings(config).get("recipe", {}) if names else {}
     if task is None or not all(name in recipe for name in names):
@@ -57,7 +57,8 @@ def save_mlflow_model(model: Path, folder: Path, config: Path) -> bool:
     return True
 
 
-def _task_of(model: Path) -> str | None:
+def task_of(model: Path) -> str | None:
+    """transformers' name of the task of the model in a folder; None if it is not known. Raises UserError."""
     kinds: list[str] = []
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
         if (model / name).exists():

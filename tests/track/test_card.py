@@ -132,7 +132,7 @@ def test_params_are_as_typed() -> None:
     shown = {name: card.params[name] for name in ("lr", "base_lr", "max_length", "clip_norm", "compile")}
     assert shown == {"lr": "0.00015", "base_lr": "5e-05", "max_length": "32", "clip_norm": "1", "compile": "false"}
     files = {"data": {"train": "/mine/in_domain_train.tsv", "eval": None, "hub_name": "glue", "hub_eval": "dev"}}
-    assert module._data_params(files) == {"train_data": "in_domain_train.tsv", "eval_data": "glue dev"}
+    assert module.data_params(files) == {"train_data": "in_domain_train.tsv", "eval_data": "glue dev"}
 
 
 def test_tags_of_a_rehearsal() -> None:

@@ -17,6 +17,7 @@ from runner.folder.lock import is_locked
 from runner.folder.reading import JSON_LIMIT, files_below, parse_json
 from runner.folder.record import FINISHED, status_of
 from runner.run.earlier import plan_of_run
+from runner.run.model_card import FILE_NAME as MODEL_CARD
 
 MANIFEST, _FORMAT = "manifest.json", 1
 #: A bundle unpacks to at most this many times its bytes: its text packs to a tenth or so.
@@ -55,7 +56,8 @@ def make_bundle(runs: Sequence[Path], output: Path, with_models: bool) -> str:
         _check(run)
         name = names[number] if names.count(names[number]) == 1 else f"{number}-{names[number]}"
         packed |= {f"{name}/{file}": run / file for file in (*_FILES, *_OPTIONAL) if (run / file).exists()}
-        model = [path for path in sorted((run / "model").rglob("*")) if path.is_file()]
+        # Without the card, in which people write.
+        model = [path for path in sorted((run / "model").rglob("*")) if path.is_file() and path.name != MODEL_CARD]
         weights[name] = checksums(run / "model", model)
         if with_models:
             packed |= {f"{name}/model/{path.relative_to(run / 'model').as_posix()}": path for path in model}

@@ -45,9 +45,11 @@ def findings(bundle: Path, *arguments: str) -> tuple[int, dict[str, tuple[str, s
 
 
 def test_all_that_can_be_verified(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the model; and a second bundle of the run has the same bytes."""
+    """With the model; and a second bundle of the run has the same bytes, whatever was written into the model's card."""
     one, two = tmp_path / "one.zip", tmp_path / "two.zip"
     for bundle in (one, two):
+        with (trained / "model" / "README.md").open("a") as card:
+            card.write("Licence: MIT\n")
         assert cli.run_tool("evidence", [str(trained), "-o", str(bundle), "--with-models"]) == 0
     assert one.read_bytes() == two.read_bytes()
     code, found = findings(one)
