@@ -63,11 +63,12 @@ def read_rows(folder: Path) -> dict[str, np.ndarray]:
 def standard_errors(metrics: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The standard error of the mean of each metric over its rows, which are of shape [rows].
 
-    Without those of which the rows say nothing: all are equal, as with an accuracy of 100%, or not finite.
+    Metrics are left out if their rows give no error: all are equal, as with an accuracy of 100%, or not finite.
     """
     found: dict[str, float] = {}
     for name, values in metrics.items():
         if values.ndim == 1 and len(values) > 1:
             error = float(values.std(ddof=1, dtype=np.float64)) / math.sqrt(len(values))
-            found |= {name: error} if 0 < error < math.inf else {}
+            if 0 < error < math.inf:
+                found[name] = error
     return found

@@ -18,7 +18,7 @@ from runner.plan import Plan
 from runner.plan.certificate import Certificate
 from runner.plan.levels import COMPARABLE, EQUIVALENT, IDENTICAL
 from runner.run.earlier import certificate_of_run, plan_of_run
-from runner.track.card import data_params
+from runner.track.card import data_params, last_part
 from runner.track.mlflow_model import task_of
 from runner.track.secrets import masked
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
 FILE_NAME = "README.md"
-#: The line of the example that says where the model is, until it is published.
-HERE = 'name = "."  # this folder'
 
 #: Task -> the class of transformers that loads a model for it.
 _CLASSES = {
@@ -66,9 +64,14 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run's folder says. `recipe`: its settings; `errors`: standard errors of metrics over evaluation rows."""
+    """Holds what a run's folder says.
+
+    `task`: in transformers' words, if known. `recipe`: its settings. `errors`: standard errors of metrics over
+    evaluation rows.
+    """
 
     model: Path
+    task: str | None
     record: RunRecord
     plan: Plan
     certificate: Certificate
@@ -89,7 +92,7 @@ class _Run:
     def model_name(self) -> str:
         """The name that the model was loaded by, without the folders above it; else the class that builds it."""
         name = self._given.get("name")
-        return hub_name(name) or _last_part(name or str(self._given.get("_target_")).rpartition(".")[2])
+        return _hub_name(name) or last_part(name or str(self._given.get("_target_")).rpartition(".")[2])
 
     @property
     def is_pretrained(self) -> bool:
@@ -98,7 +101,7 @@ class _Run:
     @property
     def base_model(self) -> str | None:
         """The name on the Hub of the model that was trained further."""
-        return hub_name(self._given["name"]) if self.is_pretrained else None
+        return _hub_name(self._given["name"]) if self.is_pretrained else None
 
     @property
     def _given(self) -> Mapping[str, Any]:
@@ -107,9 +110,9 @@ class _Run:
 
     def hub_data(self, split: str) -> str | None:
         """The name of the data set on the Hub that `train` or `eval` data are from."""
-        return None if self.data.get(split) else hub_name(self.data.get("hub_name"))
+        return None if self.data.get(split) else _hub_name(self.data.get("hub_name"))
 
-    def property(self, name: str) -> str:
+    def value_of(self, name: str) -> str:
         """The value of a property of the certificate in words; `none` without it."""
         value = next((item.value for item in self.certificate.properties if item.name == name), "none")
         return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -134,6 +137,7 @@ def model_card(folder: Path, record: RunRecord) -> str:
     """
     run = _Run(
         model=folder / "model",
+        task=task_of(folder / "model"),
         record=record,
         plan=plan_of_run(folder, refuse_changed=False),
         certificate=certificate_of_run(folder),
@@ -145,7 +149,7 @@ def model_card(folder: Path, record: RunRecord) -> str:
     return printable(masked("\n\n".join(parts))) + "\n"
 
 
-def hub_name(name: object, hidden_by_files: bool = True) -> str | None:
+def _hub_name(name: object) -> str | None:
     """`name` if the Hub can have something of this name; a file or folder of this name here hides it."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -154,21 +158,21 @@ def hub_name(name: object, hidden_by_files: bool = True) -> str | None:
         validate_repo_id(str(name or ""))
     except HFValidationError:
         return None
-    return None if hidden_by_files and os.path.exists(str(name)) else str(name)
+    return None if os.path.exists(str(name)) else str(name)
 
 
 def _metadata(run: _Run) -> ModelCardData:
     from huggingface_hub import ModelCardData
 
-    task, recipe = task_of(run.model), str(run.recipe.get("name"))
-    results = [] if task is None else list(_results(run, task))
-    transformers = None if task is None else "transformers"
+    recipe = str(run.recipe.get("name"))
+    results = [] if run.task is None else list(_results(run, run.task))
+    transformers = None if run.task is None else "transformers"
     train = run.hub_data("train")
     return ModelCardData(
         base_model=run.base_model,
         datasets=None if train is None else [train],
         library_name="peft" if run.is_adapter else transformers,
-        pipeline_tag=task,
+        pipeline_tag=run.task,
         metrics=[result.metric_type for result in results if result.metric_type != "loss"] or None,
         tags=["finetune-runner", recipe, *(["lora"] if run.is_adapter else [])],
         model_name=recipe,
@@ -201,7 +205,7 @@ def _summary(run: _Run) -> Iterator[str]:
     local = " (a local folder)" if run.is_pretrained and run.base_model is None else ""
     trained = "fine-tuned" if run.is_pretrained else "trained from random weights"
     model = f"A LoRA adapter for `{run.model_name}`{local}" if run.is_adapter else f"`{run.model_name}`{local}"
-    yield f"# {run.recipe.get('name')}: {run.model_name.rpartition('/')[2]}"
+    yield f"# {run.recipe.get('name')}: {last_part(run.model_name)}"
     yield f"{model}, {trained} on {run.data_name('train')} ({data.train_samples or 0:,} {unit})."
     rows = []
     for name, value in sorted(record.result.eval.items(), key=lambda item: item[0] != record.metric):
@@ -218,13 +222,13 @@ def _summary(run: _Run) -> Iterator[str]:
 def _use(run: _Run) -> Iterator[str]:
     """How to load the model, as code that runs in its folder."""
     yield "## Use"
-    auto = _CLASSES.get(task_of(run.model) or "")
+    auto = _CLASSES.get(run.task or "")
     if auto is not None:
         needs = "transformers and peft" if run.is_adapter else "transformers"
         lines = [
             f"from transformers import {auto}, AutoTokenizer  # needs {needs}",
             "",
-            HERE,
+            'name = "."  # this folder',
             "tokenizer = AutoTokenizer.from_pretrained(name)",
             f"model = {auto}.from_pretrained(name)",
         ]
@@ -249,7 +253,7 @@ def _training(run: _Run) -> Iterator[str]:
         "data": f"{run.data_name('train')}, {seen:,} {unit} seen ({epochs:.3g} epochs)",
         "optimizer steps": f"{result.optimizer_steps or 0:,}",
         "global batch": f"{plan.global_batch:,} ({split})",
-        **{label: run.property(name) for label, name in _SETTINGS.items()},
+        **{label: run.value_of(name) for label, name in _SETTINGS.items()},
         "trained parameters": f"{result.trained_parameters or 0:,} of {result.parameters or 0:,}",
         "device": f"{' → '.join(devices)}{rehearsed}, {result.machine}",
     }
@@ -269,7 +273,7 @@ def _reproduction(run: _Run) -> Iterator[str]:
         yield _table(("different", "here", "one worker", "effect"), rows)
     sound = "exactly the planned samples were trained on" if ledger["sound"] else "it does not match the plan"
     yield f"Ledger: {sound}. Digest of which samples were in which step: `{ledger['digest']}`."
-    yield f"Versions: {run.property('versions')}."
+    yield f"Versions: {run.value_of('versions')}."
     yield (
         "Licence: not stated. Those of the base model and of the data apply; set `license` in the metadata of this "
         "page if you share the model."
@@ -281,7 +285,3 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     cells = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
-def _last_part(path: object) -> str:
-    return os.path.basename(str(path).rstrip("/"))

@@ -172,6 +172,11 @@ def run_params(experiment: Experiment) -> dict[str, Any]:
     }
 
 
+def last_part(path: object) -> str:
+    """The name of a file or folder, without the folders above it."""
+    return os.path.basename(str(path).rstrip("/"))
+
+
 def data_params(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The names of the data files, or of the data on the Hub, and the length of a row in tokens."""
     found: dict[str, Any] = {name: recipe[name] for name in ("max_length", "block_size") if name in recipe}
@@ -179,7 +184,7 @@ def data_params(recipe: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data, Mapping):
         for split in ("train", "eval"):
             if data.get(split):
-                found[f"{split}_data"] = os.path.basename(str(data[split]).rstrip("/"))
+                found[f"{split}_data"] = last_part(data[split])
             elif data.get("hub_name"):
                 found[f"{split}_data"] = f"{data['hub_name']} {data.get(f'hub_{split}') or ''}".strip()
     return found
