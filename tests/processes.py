@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-#: Generous, since a busy machine can be slow: a command that works never takes that long.
-TIMEOUT_S = 180.0
+#: Generous, since a busy machine can be ten times slower: a command that works never takes that long.
+TIMEOUT_S = 480.0
 
 _started: list[subprocess.Popen[bytes]] = []
 

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from runner import cli
-from tests.processes import BIN, children, left_of_session, output, processes_of_session, start, wait_for, wait_until
+from tests.processes import (
+    BIN,
+    TIMEOUT_S,
+    children,
+    left_of_session,
+    output,
+    processes_of_session,
+    start,
+    wait_for,
+    wait_until,
+)
 from tests.runs import QUICK, TRACKED, only_folder, read, statuses
 
 ENDLESS = ["-m", "runner", *TRACKED, "device=cpu2", "epochs=100000"]
@@ -28,7 +38,7 @@ def default_sighup() -> Iterator[None]:
 
 
 def assert_ended(root: Path, process: subprocess.Popen[bytes], status: str = "KILLED", code: int = 130) -> None:
-    assert process.wait(timeout=60) == code, output(root)
+    assert process.wait(timeout=TIMEOUT_S) == code, output(root)
     assert "Traceback" not in output(root)
     summary = read(only_folder(root), "summary.json")
     assert summary["status"] == status
@@ -97,7 +107,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.Mo
         assert len(processes_of_session(process.pid)) > 2
         assert list(Path(temporary).glob(".runner-*"))
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=TIMEOUT_S)
         assert left_of_session(process.pid) == []
         assert not list(Path(temporary).glob(".runner-*"))
 
@@ -108,7 +118,7 @@ def test_signals_during_start_up(tmp_path: Path, number: signal.Signals, code: i
     process = start(tmp_path, "-m", "runner", *QUICK)
     wait_until(lambda: len(processes_of_session(process.pid)) > 1, "the forkserver never starts")
     os.killpg(process.pid, number)
-    assert process.wait(timeout=60) == code, output(tmp_path)
+    assert process.wait(timeout=TIMEOUT_S) == code, output(tmp_path)
     assert "Traceback" not in output(tmp_path)
     assert left_of_session(process.pid) == []
 
@@ -116,7 +126,7 @@ def test_signals_during_start_up(tmp_path: Path, number: signal.Signals, code: i
 def torchrun(root: Path, *overrides: str) -> tuple[int, str]:
     """The exit code and the output of `torchrun` with two processes."""
     process = start(root, str(BIN / "torchrun"), "--nproc-per-node=2", "-m", "runner", *TRACKED, *overrides)
-    return process.wait(timeout=180), output(root)
+    return process.wait(timeout=TIMEOUT_S), output(root)
 
 
 @pytest.mark.long
@@ -139,7 +149,7 @@ def test_torchrun_starts_workers_again(tmp_path: Path) -> None:
     )
     wait_for(tmp_path, "outputs/*/*/checkpoints/step-*", process)
     os.kill(next(pid for pid in children(process.pid)), signal.SIGKILL)
-    assert process.wait(timeout=180) == 0, output(tmp_path)
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(tmp_path)
     summary = read(only_folder(tmp_path), "summary.json")
     assert (summary["status"], summary["optimizer_steps"]) == ("FINISHED", 200)
     assert len(summary["resumed_after"]) == 1
@@ -188,7 +198,7 @@ def test_hydra_shows_the_configuration(
 def test_help(tmp_path: Path) -> None:
     """Groups, choices and settings; a pager that ends early is no error."""
     process = start(tmp_path, "sh", "-c", f"{BIN / 'runner'} --help; {BIN / 'runner'} --help | true")
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=TIMEOUT_S) == 0
     for text in ("device: auto, cpu, cpu2", "optimizer.lr=1e-4", "recipe: acceptability, causal_lm, chat, cola"):
         assert output(tmp_path).count(text) == 1
     assert "BrokenPipe" not in output(tmp_path)
@@ -198,5 +208,5 @@ def test_console_script_beside_a_module_of_its_name(tmp_path: Path) -> None:
     """The user's module is imported neither by the command nor by its workers."""
     (tmp_path / "runner.py").write_text("raise AssertionError")
     process = start(tmp_path, str(BIN / "runner"), *QUICK, "max_steps=1")
-    assert process.wait(timeout=120) == 0, output(tmp_path)
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(tmp_path)
     assert "Error" not in output(tmp_path)

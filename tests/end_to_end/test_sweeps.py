@@ -27,7 +27,7 @@ from runner.tools.sweep.grid import Launcher
 from runner.tools.sweep.preflight import prepare_sweep
 from runner.track.delivery import stored_key
 from tests import processes, runs
-from tests.processes import left_of_session, output, wait_until
+from tests.processes import TIMEOUT_S, left_of_session, output, wait_until
 from tests.replicas import TINY
 from tests.runs import read, store, stored_runs
 from tests.tools.sweep.gated import GATED, begun, hold, release
@@ -238,7 +238,7 @@ def test_interrupted_sweep_is_resumed(end: str, here: Path, capsys: pytest.Captu
     assert sweep(*resume) == cli.EXIT_USER_ERROR
     assert "still running" in capsys.readouterr().err
     os.killpg(process.pid, signal.SIGINT if end == "interrupted" else signal.SIGKILL)
-    code = process.wait(timeout=60)
+    code = process.wait(timeout=TIMEOUT_S)
     assert left_of_session(process.pid) == []
     assert not (only_sweep(here) / "2").exists()
     parent, _ = family(here)
@@ -398,7 +398,7 @@ def test_joblib(here: Path) -> None:
     """Two jobs at a time, the first two at the same step: neither metrics nor lines are mixed up."""
     (here / "meet").touch()  # the first two jobs wait for each other
     process = start(here, *JOBLIB, "epochs=100", "seed=0,1,2")
-    assert process.wait(timeout=180) == 0, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(here)
     assert "locked" not in output(here)
     assert "Traceback" not in output(here)
     assert statuses(here) == ("FINISHED", ["FINISHED"] * 3)
@@ -429,7 +429,7 @@ def test_jobs_that_divide_the_cores(here: Path, two_cores: None) -> None:
     """As many at a time as fit, each with its own cores, and with the results of jobs one after the other."""
     grid = ["device=cpu,cpu2", "seed=0,1,2", "tracking=none"]
     process = start(here, "hydra/launcher=joblib", *grid)
-    assert process.wait(timeout=300) == 0, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(here)
     assert "2 at a time, which share 2 cores" in " ".join(output(here).split())
     side_by_side = only_sweep(here).rename(here / "side_by_side")
     found = []
@@ -464,7 +464,7 @@ def test_joblib_is_interrupted(here: Path) -> None:
     """Ctrl-C while two jobs train: both KILLED, no process left; another launcher can resume the sweep."""
     process = start_two_held(here, *JOBLIB, "seed=0,1,2")
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == 130, output(here)
     assert left_of_session(process.pid) == []
     assert [status for _, status in attempts(here)] == ["KILLED", "KILLED"]
     assert statuses(here) == ("KILLED", ["KILLED", "KILLED"])
@@ -484,7 +484,7 @@ def test_submitit_is_interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here / 'outputs' / 'mlflow.db'}?some_token=hunter2")
     process = start_two_held(here, *SUBMITIT)
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=90) == 130, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == 130, output(here)
     assert left_of_session(process.pid) == []
     assert [status for _, status in attempts(here)] == ["PREEMPTED", "PREEMPTED"]
     files = [path for path in (here / "outputs").rglob("*") if path.is_file() and path.suffix != ".db"]
@@ -517,7 +517,7 @@ def test_job_process_that_is_killed(here: Path) -> None:
     wait_until(lambda: (victim / "summary.json").exists(), "the job does not end")
     for job in (0, 1):
         (here / f"hold-{job}-2").unlink(missing_ok=True)
-    assert process.wait(timeout=90) == EXIT_PREEMPTED, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == EXIT_PREEMPTED, output(here)
     assert sorted(status for _, status in attempts(here)) == ["FINISHED", "PREEMPTED"]
     assert "1 of 2 jobs finished" in output(here)
     assert "resume_sweep=" in output(here)

@@ -27,7 +27,7 @@ from runner.track.card import TrackingRecord
 from runner.track.delivery import stored_key
 from runner.track.tracker import Tracker
 from tests import processes
-from tests.processes import BIN, kill, output, wait_for_gate, wait_until
+from tests.processes import BIN, TIMEOUT_S, kill, output, wait_for_gate, wait_until
 from tests.runs import read
 from tests.tools.sweep.gated import GATED, hold, release
 
@@ -172,7 +172,7 @@ def test_server_that_dies_and_comes_back(here: Path, server: Server) -> None:
     wait_until(lambda: "MLflow" in output(here), "the missing server is not reported")
     server.ensure_running()
     release(here, HELD_AGAIN)
-    assert process.wait(timeout=120) == 0, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(here)
     (folder,) = here.glob("outputs/linear/*")
     ((run_id, status, _, _),) = runs_of(server, here.name)
     assert (run_id, status) == (read(folder, "summary.json")["mlflow_run_id"], "FINISHED")
@@ -191,7 +191,7 @@ def test_sweep_whose_server_stays_away(here: Path, server: Server) -> None:
     wait_for_gate(here, HELD, process)
     server.die()
     release(here, HELD)
-    code = process.wait(timeout=180)
+    code = process.wait(timeout=TIMEOUT_S)
     server.ensure_running()
     assert "2 of 2 jobs done" in output(here)
     assert "Traceback" not in output(here)

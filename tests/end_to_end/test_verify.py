@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli import run_tool
-from tests.processes import left_of_session, output, start, wait_for
+from tests.processes import TIMEOUT_S, left_of_session, output, start, wait_for
 from tests.replicas import TINY
 
 EXACT = [*TINY, "equivalence=exact", "recipe.model.dropout=0.1"]
@@ -83,7 +83,7 @@ def test_interrupted(here: Path) -> None:
     process = start(here, "-m", "runner.verify", *EXACT, *setups)
     wait_for(here, "runner-verify-*/progress", process)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130, output(here)
+    assert process.wait(timeout=TIMEOUT_S) == 130, output(here)
     assert "Traceback" not in output(here)
     assert not list(here.glob("runner-verify-*"))
     assert left_of_session(process.pid) == []

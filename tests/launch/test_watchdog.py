@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.launch.watchdog import Heartbeat, waited_for
-from tests.processes import children, output, start, wait_for, wait_until
+from tests.processes import TIMEOUT_S, children, output, start, wait_for, wait_until
 from tests.runs import TRACKED, only_folder, read
 
 
@@ -50,7 +50,7 @@ def test_a_stopped_worker_is_named_and_replaced(tmp_path: Path) -> None:
     os.kill(children(forkserver)[1], signal.SIGSTOP)
     wait_until(lambda: "warning: worker 1 did not answer" in output(tmp_path), "no warning", 30)
     wait_until(lambda: "restart 1 of 1" in output(tmp_path), "no restart", 30)
-    assert process.wait(timeout=120) == 0, output(tmp_path)
+    assert process.wait(timeout=TIMEOUT_S) == 0, output(tmp_path)
     summary = read(only_folder(tmp_path), "summary.json")
     assert summary["status"] == "FINISHED"
     assert any("worker 1 did not answer" in note for note in summary["notes"])
@@ -72,7 +72,7 @@ loop = SimpleNamespace(
     policy=SimpleNamespace(collective_forward=False),
     optimizer_step=3,
 )
-with Watchdog(loop, dist.HashStore(), 2.0, give_up):
+with Watchdog(loop, dist.HashStore(), 5.0, give_up):
     print("watching", flush=True)
     for _ in range(10):
         time.sleep(0.1)
@@ -87,9 +87,9 @@ def test_a_pause_of_the_process_does_not_count(tmp_path: Path) -> None:
     process = start(tmp_path, "-c", WATCHED)
     wait_for(tmp_path, "output.txt", process)
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(6)
     os.kill(process.pid, signal.SIGCONT)
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=TIMEOUT_S) == 1
     lines = output(tmp_path).splitlines()
     assert lines[:2] == ["watching", "a step"]
     assert lines[-1].startswith("worker 1 did not answer in step 4")

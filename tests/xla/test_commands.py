@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.processes import BIN, left_of_session, output, processes_of_session, start, wait_for
+from tests.processes import BIN, TIMEOUT_S, left_of_session, output, processes_of_session, start, wait_for
 from tests.runs import QUICK, TRACKED, only_folder, read, statuses, stored_runs
 
 TPU = ["device=tpu8", "device.workers=2", "sync.k=4"]
@@ -19,7 +19,7 @@ TPU = ["device=tpu8", "device.workers=2", "sync.k=4"]
 
 def complete(root: Path, *command: str) -> str:
     """Run a command that must succeed; its output."""
-    code = start(root, *command, COLUMNS="200").wait(timeout=300)
+    code = start(root, *command, COLUMNS="200").wait(timeout=TIMEOUT_S)
     assert code == 0, output(root)
     return output(root)
 
@@ -94,7 +94,7 @@ def running(tmp_path: Path) -> subprocess.Popen[bytes]:
 def test_ctrl_c(running: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """Exit code 130, KILLED in folder and store, no process left."""
     os.killpg(running.pid, signal.SIGINT)
-    assert running.wait(timeout=60) == 130, output(tmp_path)
+    assert running.wait(timeout=TIMEOUT_S) == 130, output(tmp_path)
     assert "Traceback" not in output(tmp_path)
     assert read(only_folder(tmp_path), "summary.json")["status"] == "KILLED"
     assert statuses(tmp_path) == ["KILLED"]
@@ -107,7 +107,7 @@ def test_killed_worker(running: subprocess.Popen[bytes], tmp_path: Path) -> None
     workers = [pid for pid in processes_of_session(running.pid) if _parent(pid) in helpers]  # of the forkserver
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    assert running.wait(timeout=60) == 1, output(tmp_path)
+    assert running.wait(timeout=TIMEOUT_S) == 1, output(tmp_path)
     assert "signal 9" in output(tmp_path) or "failed" in output(tmp_path)
     assert read(only_folder(tmp_path), "summary.json")["status"] == "FAILED"
     assert statuses(tmp_path) == ["FAILED"]

@@ -22,7 +22,7 @@ GATED = [
     "batch.micro_batch=8",
     "device=cpu",
 ]
-_TIMEOUT_S = 240.0
+_TIMEOUT_S = 600.0
 
 
 def hold(root: Path, step: int, job: int = 0) -> None:
