@@ -55,6 +55,7 @@ _TOOLS = {
     "evidence": _Tool("runner.tools.evidence.command", "evidence", starts_workers=True),
     "plan": _Tool("runner.tools.plan.command", "plan"),
     "predict": _Tool("runner.tools.evaluate.command", "predict", starts_workers=True),
+    "publish": _Tool("runner.tools.publish.command", "publish"),
     "scale": _Tool("runner.tools.scale.command", "scale", starts_workers=True, several_jobs=True),
     "track": _Tool("runner.track.command", "track"),
     "verify": _Tool("runner.tools.verify.command", "verify", starts_workers=True),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: Each package may import from itself and from those below it. Those of one line do not know each other.
 TOOLS = (
     ("tools.evidence",),
-    ("tools.evaluate", "tools.plan", "tools.scale", "tools.verify"),
+    ("tools.evaluate", "tools.plan", "tools.publish", "tools.scale", "tools.verify"),
     ("tools.sweep",),
     ("tools.compare",),
 )
@@ -36,7 +36,7 @@ CORE = (
     ("errors",),
 )
 #: Modules that only run a tool, or name what users import.
-ENTRIES = ("compare", "evaluate", "evidence", "predict", "scale", "verify")
+ENTRIES = ("compare", "evaluate", "evidence", "predict", "publish", "scale", "verify")
 LAYERS = ((*ENTRIES, "api"), ("cli", "audit"), ("tools.audit",), *TOOLS, *CORE)
 LEVEL = {name: len(LAYERS) - number for number, names in enumerate(LAYERS) for name in names}
 #: Packages below one that it does not know all the same.

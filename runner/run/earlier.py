@@ -12,8 +12,8 @@ from runner.config.schema import REMOVED_SYNC_SETTINGS
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.lock import is_locked
-from runner.folder.reading import literal, read_json, read_settings
-from runner.folder.record import FINISHED, status_of
+from runner.folder.reading import files_below, literal, read_json, read_settings
+from runner.folder.record import FINISHED, KILLED, status_of
 from runner.plan import Plan
 from runner.plan.certificate import Certificate
 from runner.plan.plan import digest_of_numbers
@@ -61,6 +61,19 @@ def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:
             if read_json(card).get("run_id") == run_id:
                 return card.parent
     return None
+
+
+def saved_model(folder: Path) -> Path:
+    """The folder of the model that a run has saved. Raises UserError if it has none, or a link in its folder."""
+    files_below(folder)  # refuses links: what they lead to would be read, or written
+    status, running = status_of(folder), is_locked(folder)
+    if status != FINISHED or running:
+        state = "is still running" if running else f"has ended as {status or KILLED}"
+        raise UserError(f"{folder} {state}, so it has no saved model: give a run that has finished")
+    model = folder / "model"
+    if not model.is_dir():
+        raise UserError(f"{folder} has no saved model: its folder model/ is missing; train it again")
+    return model
 
 
 def plan_of_run(folder: Path, refuse_changed: bool = True) -> Plan:

@@ -19,12 +19,9 @@ from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import UserError
 from runner.folder.files import check_folder
-from runner.folder.lock import is_locked
-from runner.folder.reading import files_below
-from runner.folder.record import FINISHED, KILLED, status_of
 from runner.plan.experiment import placement_of
 from runner.plan.placement import Placement
-from runner.run.earlier import folder_of_mlflow_run, saved_settings
+from runner.run.earlier import folder_of_mlflow_run, saved_model, saved_settings
 from runner.run.preflight import reading_data, refuse_used_folder
 from runner.tools.compare.from_mlflow import RUN_ID
 from runner.track.card import FILE_NAME as CARD_FILE
@@ -112,7 +109,7 @@ def _find_target(given: str) -> Target:
     path = Path(given).expanduser()
     if path.is_dir():
         if (path / "config.yaml").is_file():
-            return _target_of_run(path)
+            return Target(str(saved_model(path)), path)
         if (path / "sweep.json").is_file():
             raise UserError(f"{given} is the folder of a sweep: give that of one of its jobs")
         if any((path / name).is_file() for name in ("config.json", "adapter_config.json", "model.safetensors")):
@@ -130,20 +127,7 @@ def _find_target(given: str) -> Target:
         raise UserError(
             f"{given} is not the MLflow run id of a run below {Path('outputs').absolute()}: give its folder"
         )
-    return _target_of_run(run)
-
-
-def _target_of_run(folder: Path) -> Target:
-    """Raises UserError if the run has saved no model."""
-    files_below(folder)  # refuses links: the result would be written, and the model read, through them
-    status, running = status_of(folder), is_locked(folder)
-    if status != FINISHED or running:
-        state = "is still running" if running else f"has ended as {status or KILLED}"
-        raise UserError(f"{folder} {state}, so it has no saved model: give a run that has finished")
-    model = folder / "model"
-    if not model.is_dir():
-        raise UserError(f"{folder} has no saved model: its folder model/ is missing; train it again")
-    return Target(str(model), folder)
+    return Target(str(saved_model(run)), run)
 
 
 def _compose(target: Target, overrides: Sequence[str], config_dirs: Sequence[str]) -> DictConfig:

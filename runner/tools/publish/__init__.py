@@ -1,0 +1,1 @@
+"""`runner.publish`: upload the model of a run to the Hugging Face Hub."""
