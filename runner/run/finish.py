@@ -58,9 +58,9 @@ class RunCloser:
         record = dataclasses.replace(record, prediction=scored(experiment, record, self.context.started_at))
         self._tag(record, experiment)
         self._log_speed(record)
+        record.write(self.folder)
         if status == FINISHED:
             write_model_card(self.folder, record)
-        record.write(self.folder)
         return record
 
     def _record(self, status: str, experiment: Experiment, result: RunResult) -> RunRecord:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
 FILE_NAME = "README.md"
+#: The line of the example that says where the model is.
+HERE = 'name = "."  # this folder'
 
 #: Task -> the class of transformers that loads a model for it.
 _CLASSES = {
@@ -92,7 +94,7 @@ class _Run:
     def model_name(self) -> str:
         """The name that the model was loaded by, without the folders above it; else the class that builds it."""
         name = self._given.get("name")
-        return _hub_name(name) or last_part(name or str(self._given.get("_target_")).rpartition(".")[2])
+        return hub_name(name) or last_part(name or str(self._given.get("_target_")).rpartition(".")[2])
 
     @property
     def is_pretrained(self) -> bool:
@@ -101,7 +103,7 @@ class _Run:
     @property
     def base_model(self) -> str | None:
         """The name on the Hub of the model that was trained further."""
-        return _hub_name(self._given["name"]) if self.is_pretrained else None
+        return hub_name(self._given["name"]) if self.is_pretrained else None
 
     @property
     def _given(self) -> Mapping[str, Any]:
@@ -110,7 +112,7 @@ class _Run:
 
     def hub_data(self, split: str) -> str | None:
         """The name of the data set on the Hub that `train` or `eval` data are from."""
-        return None if self.data.get(split) else _hub_name(self.data.get("hub_name"))
+        return None if self.data.get(split) else hub_name(self.data.get("hub_name"))
 
     def value_of(self, name: str) -> str:
         """The value of a property of the certificate in words; `none` without it."""
@@ -149,7 +151,7 @@ def model_card(folder: Path, record: RunRecord) -> str:
     return printable(masked("\n\n".join(parts))) + "\n"
 
 
-def _hub_name(name: object) -> str | None:
+def hub_name(name: object) -> str | None:
     """`name` if the Hub can have something of this name; a file or folder of this name here hides it."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -228,7 +230,7 @@ def _use(run: _Run) -> Iterator[str]:
         lines = [
             f"from transformers import {auto}, AutoTokenizer  # needs {needs}",
             "",
-            'name = "."  # this folder',
+            HERE,
             "tokenizer = AutoTokenizer.from_pretrained(name)",
             f"model = {auto}.from_pretrained(name)",
         ]
