@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.recipes import labelled, writers, zoo
+from tests.recipes import labelled, pictures, writers, zoo
 from tests.recipes.letters import save_gpt2
 from tests.tiny_models import save_bert
 
@@ -29,6 +29,7 @@ def offline_recipes(folder: Path) -> dict[str, list[str]]:
     squad = given(*zoo.write(folder))
     chat_model, pair_model = writers.save_llama(folder / "llama", positions=1024), writers.save_t5(folder / "t5")
     preferences = writers.write_rows(folder / "preferences.jsonl", writers.preferences(20))
+    images = pictures.write_folder(folder / "pictures", 30)
     return {
         **dict.fromkeys(("cola", "forum_thread"), acceptable),
         **dict.fromkeys(("mnli", "text_classification"), pairs),
@@ -41,5 +42,6 @@ def offline_recipes(folder: Path) -> dict[str, list[str]]:
         "preference": given(*2 * [preferences], chat_model),
         "reward": given(*2 * [preferences], chat_model),
         "squad": squad,
+        "image_classification": given(images, images, pictures.save_vit(folder / "vit")),
         **labelled.write(folder),
     }

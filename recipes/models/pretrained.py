@@ -1,4 +1,7 @@
-"""Models and tokenizers from a local folder or the Hugging Face Hub, with their weights or, for timing, random ones."""
+"""Models, tokenizers and image processors from a local folder or the Hugging Face Hub.
+
+With their weights or, for timing, random ones.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,14 @@ from runner.errors import Unavailable, UserError, first_line, require
 
 #: By which a folder with an adapter is known, as PEFT writes it. It names the model that the adapter belongs to.
 _ADAPTER_CONFIG = "adapter_config.json"
-#: What a local folder must contain, as file patterns; for random weights no weights.
+#: What a local folder must contain, as file patterns; for random weights no weights. And what makes its inputs.
 _MODEL_FILES = {
     "a configuration": ("config.json", _ADAPTER_CONFIG),
     "weights": ("*.safetensors", "pytorch_model*.bin"),
+}
+_PROCESSOR_FILES = {
     "a tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
+    "an image processor": ("preprocessor_config.json", "processor_config.json"),
 }
 #: The weights of a whole model, and the index of those in several files: the second only without the first.
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
@@ -104,10 +110,14 @@ class Pretrained:
     def model_type(self) -> str | None:
         return self._known().get("model_type")
 
-    def check(self) -> None:
+    def check(self, processor: str = "a tokenizer") -> None:
+        """Check the files of a folder, and that a name is known. `processor`: what makes inputs, "an image processor".
+
+        Raises UserError, Unavailable.
+        """
         folder = self._folder
         if folder is not None:
-            for what, patterns in _MODEL_FILES.items():
+            for what, patterns in {**_MODEL_FILES, processor: _PROCESSOR_FILES[processor]}.items():
                 if not (self._random and what == "weights") and _first(folder, patterns) is None:
                     raise UserError(
                         f"recipe.model.name={self.name} is a folder without {what} "
@@ -115,7 +125,7 @@ class Pretrained:
                     )
             if not self._random:
                 self._check_weights(folder)
-                self._check_base()
+                self._check_base(processor)
         elif Path(self.name).is_absolute() or self.name.startswith((".", "~")) or self.name.count("/") > 1:
             raise UserError(f"recipe.model.name={self.name} does not exist: check the path")
         else:
@@ -139,11 +149,11 @@ class Pretrained:
             ) from error
         return content
 
-    def _check_base(self) -> None:
+    def _check_base(self, processor: str) -> None:
         base = self._base
         if base is not None:
             try:
-                Pretrained(base).check()
+                Pretrained(base).check(processor)
             except UserError as error:
                 of_base = str(error).removeprefix("recipe.model.name=")
                 raise type(error)(
@@ -164,11 +174,16 @@ class Pretrained:
             ok = type(self._config()) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
             rule = f"a {config.get('model_type')} model has no encoder and decoder; use one such as google-t5/t5-small"
             require(ok, "recipe.model.name", self.name, rule)
-        names, saved = config.get("id2label"), (config.get("architectures") or [""])[0]
-        has_head = bool(names) and saved.endswith(f"For{head}") and not self._random
-        ok = classes is None or not has_head or len(names or ()) == classes
-        rule = f"its classification head has {len(names or ())} classes, and these data have {classes}"
+        saved = self.classes(head)
+        ok = classes is None or saved in (None, classes)
+        rule = f"its classification head has {saved} classes, and these data have {classes}"
         require(ok, "recipe.model.name", self.name, f"{rule}; give a model without this head, or other data")
+
+    def classes(self, head: str) -> int | None:
+        """How many classes the head of this kind has that the weights are saved with; None if there is none."""
+        config = self._known()
+        names, saved = config.get("id2label"), (config.get("architectures") or [""])[0]
+        return len(names) if names and saved.endswith(f"For{head}") and not self._random else None
 
     def _check_weights(self, folder: Path) -> None:
         """Read the headers of the weights, which must be complete. Raises UserError."""
@@ -271,6 +286,21 @@ class Pretrained:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
+    def image_processor(self) -> Any:
+        """The transformers image processor. Raises UserError.
+
+        It is always the one that uses Pillow, so that images have the same pixels with and without torchvision.
+        """
+        from transformers import AutoImageProcessor
+
+        if self._folder is None:
+            go_offline_if_unreachable()
+        try:
+            return AutoImageProcessor.from_pretrained(self._location, backend="pil", trust_remote_code=False)
+        except Exception as error:
+            name = f"recipe.model.name={self.name}"
+            raise UserError(f"{name} has no usable image processor: {first_line(error)}") from error
+
     @property
     def _location(self) -> str:
         return str(self._folder or self.name)
@@ -309,8 +339,14 @@ class Pretrained:
         found: str | None = self._config().problem_type
         return found
 
-    def build_model(self, head: str, vocabulary: int, pad_id: int, **settings: Any) -> nn.Module:
-        """A transformers model with this head in fp32; `settings` go into its configuration. Raises UserError."""
+    def build_model(
+        self, head: str, vocabulary: int = 0, pad_id: int | None = None, new_head: bool = False, **settings: Any
+    ) -> nn.Module:
+        """A transformers model with this head in fp32; `settings` go into its configuration. Raises UserError.
+
+        `vocabulary`, `pad_id`: of the tokenizer, if it reads text. `new_head`: one for another number of classes than
+        `num_labels` is replaced by a new one.
+        """
         import transformers
 
         auto = getattr(transformers, f"AutoModelFor{head}")
@@ -321,7 +357,7 @@ class Pretrained:
                 model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
                 model.name_or_path = ""  # where the configuration is from, which has not these weights
             else:
-                model = self._load(auto, head, **settings)
+                model = self._load(auto, head, new_head, **settings)
         except UserError:
             raise
         except Exception as error:
@@ -335,11 +371,12 @@ class Pretrained:
                 "use the model's own tokenizer"
             )
         # Classifiers that read the state of the last token find it by the pad token.
-        model.config.pad_token_id = pad_id
+        if pad_id is not None:
+            model.config.pad_token_id = pad_id
         module: nn.Module = model
         return module
 
-    def _load(self, auto: Any, head: str, **settings: Any) -> nn.Module:
+    def _load(self, auto: Any, head: str, new_head: bool, **settings: Any) -> nn.Module:
         """The model with its saved weights. An adapter is merged into them, unless the model is to be complete."""
         base = self._base
         if base is not None:
@@ -360,7 +397,11 @@ class Pretrained:
         missing, mismatched = sorted(loading["missing_keys"]), sorted(loading["mismatched_keys"])
         if base is not None:
             model, missing, mismatched = self._with_adapter(head, model, missing, mismatched)
+        classes = settings.get("num_labels")
         for key, found, wanted in mismatched:
+            if new_head and wanted[0] == classes and list(found[1:]) == list(wanted[1:]):
+                missing.append(key)
+                continue
             raise UserError(
                 f"recipe.model.name={self.name} has weights of another shape: {key} has {list(found)}, "
                 f"not {list(wanted)}; give the configuration of these weights"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runner.errors import UserError, did_you_mean
+from runner.errors import UserError, did_you_mean, require
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -214,6 +214,17 @@ def flags_as_sets(cells: DataFrame, classes: Mapping[str, str], where: str) -> l
             if flag:
                 row.append(name)
     return rows
+
+
+def check_label_names(names: Any) -> None:
+    """Check `recipe.data.label_names`. Raises UserError."""
+    # YAML reads a bare yes or no as a boolean.
+    ok = names is None or (is_list_of_text(names) and len(set(names)) == len(names) >= 2)
+    require(ok, "recipe.data.label_names", names, "list two or more different names, in quotes if need be")
+
+
+def is_list_of_text(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value)
 
 
 def as_text(label: Any) -> str:

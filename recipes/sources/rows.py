@@ -89,7 +89,7 @@ def read_texts(name: str, setting: str) -> Iterator[str]:
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{setting} is a folder: give a file")
     for file in _files(name, setting):
-        with _reading(setting if file == os.path.expanduser(name) else f"{setting} ({file})", "text"):
+        with reading(setting if file == os.path.expanduser(name) else f"{setting} ({file})", "text"):
             yield Path(file).read_text(encoding="utf-8-sig")
 
 
@@ -110,13 +110,34 @@ def file_rows(name: str, setting: str, header: bool = True) -> Rows:
     if suffix in _UNREAD:
         raise UserError(f"{setting} is a {suffix} file, which is not read: convert it to .csv, .jsonl or .parquet")
     reader = _READERS.get(suffix, "csv")
-    with _reading(setting, suffix if suffix in _READERS else "tab-separated"):
+    with reading(setting, suffix if suffix in _READERS else "tab-separated"):
         if reader == "json":
             return Rows(_json(files, setting), setting)
         if reader != "csv":
             return Rows(_read(reader, files), setting)
         tables = [_table(file, setting, suffix == ".csv", header) for file in files]
         return tables[0] if len(tables) == 1 else Rows(concatenate_datasets([one.dataset for one in tables]), setting)
+
+
+def is_saved(name: str) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
+    folder = Path(name).expanduser()
+    return any((folder / file).is_file() for file in ("state.json", "dataset_dict.json"))
+
+
+def streamed_rows(name: str, setting: str) -> Rows:
+    """As `file_rows`, of a folder by `save_to_disk`, or of `.parquet` or `.arrow` files, whatever their size.
+
+    Rows are read whenever they are iterated over, within `reading`; their number is not known. Raises UserError.
+    """
+    suffix = Path(name).suffix.lower()
+    if os.path.isdir(os.path.expanduser(name)):
+        return Rows(_saved(Path(name).expanduser(), setting), setting)
+    files = _files(name, setting)
+    if suffix not in (".parquet", ".arrow"):
+        raise UserError(f"{setting} is neither a folder nor a .parquet or .arrow file: give one of these")
+    with reading(setting, suffix):
+        return Rows(_streamed(_READERS[suffix], files), setting)
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None = None) -> Rows:
@@ -164,7 +185,7 @@ def _files(name: str, setting: str) -> list[str]:
 def _saved(folder: Path, setting: str) -> Dataset:
     from datasets import DatasetDict, load_from_disk
 
-    with _reading(setting, "saved"):
+    with reading(setting, "saved"):
         try:
             found = load_from_disk(str(folder))
         except FileNotFoundError as error:
@@ -177,15 +198,21 @@ def _saved(folder: Path, setting: str) -> Dataset:
 
 
 def _read(reader: str, files: Sequence[str], **options: Any) -> Dataset:
-    """All rows, in memory. Streaming reads the files themselves, not a copy of them in a cache, which may be old."""
+    """All rows, in memory."""
     import pyarrow
-    from datasets import Dataset, load_dataset
+    from datasets import Dataset
+
+    tables = list(_streamed(reader, files, **options).with_format("arrow").iter(_CHUNK))
+    return Dataset(pyarrow.concat_tables(tables)) if tables else Dataset.from_dict({})
+
+
+def _streamed(reader: str, files: Sequence[str], **options: Any) -> Any:
+    """An IterableDataset. It reads the files themselves, not a copy of them in a cache, which may be old."""
+    from datasets import load_dataset
 
     _lock_threads_only()
     names = {"train": [glob.escape(file) for file in files]}
-    found = load_dataset(reader, data_files=names, split="train", streaming=True, **options)
-    tables = list(found.with_format("arrow").iter(_CHUNK))
-    return Dataset(pyarrow.concat_tables(tables)) if tables else Dataset.from_dict({})
+    return load_dataset(reader, data_files=names, split="train", streaming=True, **options)
 
 
 def _lock_threads_only() -> None:
@@ -264,7 +291,7 @@ def _separator(file: str) -> str:
 
 
 @contextlib.contextmanager
-def _reading(setting: str, kind: str) -> Iterator[None]:
+def reading(setting: str, kind: str) -> Iterator[None]:
     """Turn the errors of reading files into a UserError, and keep `datasets` from printing them, too."""
     from datasets.utils import logging
 

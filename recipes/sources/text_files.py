@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recipes.sources.columns import infer_columns, is_header
-from recipes.sources.labels import Classes, ClassSets, LabelCells, LabelKind, Numbers, flags_as_sets
+from recipes.sources.labels import (
+    Classes,
+    ClassSets,
+    LabelCells,
+    LabelKind,
+    Numbers,
+    check_label_names,
+    flags_as_sets,
+    is_list_of_text,
+)
 from recipes.sources.rows import Rows, check_columns, is_table
 from recipes.sources.source import Part, Source, wrong_text
 from recipes.tasks.classification import Corpus, LabelledText
@@ -63,13 +72,9 @@ class TextFiles(Source):
                 require(ok, "recipe.data.columns", None, f"{setting}={column} is a position: set it")
                 rule = f"use a position from 0 to recipe.data.columns={self.columns} - 1"
                 require(0 <= column < (self.columns or 0), setting, column, rule)
-        names = self.label_names
-        if names is not None:
-            # YAML reads a bare yes or no as a boolean.
-            ok = _is_list_of_text(names) and len(set(names)) == len(names) >= 2
-            require(ok, "recipe.data.label_names", names, "list two or more different names, in quotes if need be")
+        check_label_names(self.label_names)
         rule = "list labels, such as ['-'], or [] for none"
-        require(_is_list_of_text(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
+        require(is_list_of_text(self.skip_labels), "recipe.data.skip_labels", self.skip_labels, rule)
 
     def _check_problem(self) -> None:
         """Check the settings of labels that not every problem has. Raises UserError."""
@@ -299,7 +304,3 @@ def _samples(part: LabelledText) -> Iterable[Hashable]:
 
 def _no_rows(setting: str, why: str = "") -> UserError:
     return UserError(f"{setting} has no rows{why}: give a file with labelled texts")
-
-
-def _is_list_of_text(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(item, str) and item for item in value)

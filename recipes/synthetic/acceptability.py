@@ -11,7 +11,7 @@ from torch import nn
 from recipes.sources.text_files import TextFiles
 from recipes.synthetic.grammar import generate
 from recipes.tasks.classification import Corpus, LabelledText
-from recipes.tasks.transformer_recipe import ModelSource
+from recipes.tasks.pretrained_recipe import ModelSource
 from runner.errors import UserError, require
 
 #: Positions of the small model; the longest sentence of the grammar has 14 tokens.

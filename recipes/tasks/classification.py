@@ -12,21 +12,23 @@ import numpy as np
 from torch import Tensor, nn
 
 from recipes.models.pretrained import Pretrained
+from recipes.tasks.pretrained_recipe import (
+    at_least_fp32,
+    evaluation_reader,
+    evaluation_source,
+    saved_label_names,
+    set_label_names,
+)
+from recipes.tasks.problem_recipe import ProblemRecipe
 from recipes.tasks.problems import PROBLEMS, Labels, Problem
 from recipes.tasks.splits import Splits
 from recipes.tasks.transformer_recipe import (
     Tokenised,
     TransformerRecipe,
-    at_least_fp32,
-    check_metrics_shown,
     check_room,
     chunks,
     count_truncated,
-    evaluation_reader,
-    evaluation_source,
     outputs,
-    saved_label_names,
-    set_label_names,
     text_batch,
     truncation,
 )
@@ -89,7 +91,7 @@ class TextSource(Protocol):
 
 
 @dataclass(frozen=True)
-class SequenceClassification(TransformerRecipe[Corpus]):
+class SequenceClassification(ProblemRecipe, TransformerRecipe[Corpus]):
     """Classes of, or a number for, each text or pair of texts.
 
     `problem`: `single_label` (one of several classes), `multi_label` (any number of them) or `regression` (a number).
@@ -114,37 +116,22 @@ class SequenceClassification(TransformerRecipe[Corpus]):
         of_data = getattr(self.data, "problem", self.problem)
         rule = f"it must be recipe.problem={self.problem}; choose the recipe multi_label or text_regression instead"
         require(of_data == self.problem, "recipe.data.problem", of_data, rule)
-        check_metrics_shown(self.metrics_shown, self._problem.metrics, f" of recipe.problem={self.problem}")
+        self.check_metrics_shown()
 
     @property
-    def _problem(self) -> Problem:
+    def targets(self) -> Problem:
         return PROBLEMS[self.problem]
-
-    @property
-    def metric_names(self) -> Sequence[str]:
-        return self._metric_names(classes=2)
-
-    def metrics_of(self, facts: DataFacts) -> Sequence[str]:
-        return self._metric_names(len(facts.label_names))
-
-    def _metric_names(self, classes: int) -> list[str]:
-        shown = self._problem.fitting(classes) if self.metrics_shown is None else self.metrics_shown
-        return [*dict.fromkeys([*shown, "loss"])]
-
-    @property
-    def minimised(self) -> Sequence[str]:
-        return self._problem.minimised
 
     def facts(self, cache: Cache) -> DataFacts:
         corpus = self.data.read()
-        self._check_metrics(corpus)
+        self.check_metrics(corpus.label_names, corpus.eval.labels)
         check_room(
             "recipe.max_length",
             self.max_length,
             lambda: self.model.tokenizer(corpus.train_texts()),
             pair=corpus.eval.pairs is not None,
         )
-        self.model.check_head(self.head, self._problem.outputs(corpus.label_names))
+        self.model.check_head(self.head, self.targets.outputs(corpus.label_names))
         return DataFacts(
             len(corpus.train),
             len(corpus.eval),
@@ -152,13 +139,8 @@ class SequenceClassification(TransformerRecipe[Corpus]):
             corpus.source,
             label_names=corpus.label_names,
             notes=corpus.notes,
-            constant=self._problem.constant(corpus.eval.labels),
+            constant=self.targets.constant(corpus.eval.labels),
         )
-
-    def _check_metrics(self, corpus: Corpus) -> None:
-        names = corpus.label_names
-        why = self._problem.undefined(self._metric_names(len(names)), names, corpus.eval.labels)
-        require(why is None, "recipe.metrics_shown", self.metrics_shown, why or "")
 
     def tokenised_by(self) -> dict[str, Any]:
         return {"max_length": self.max_length, "problem": self.problem}
@@ -188,13 +170,13 @@ class SequenceClassification(TransformerRecipe[Corpus]):
                 if name in encoded:
                     columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in encoded[name])
         lengths = [len(row) for row in columns.get("input_ids", ())]
-        return {**columns, **self._problem.columns(part.labels, len(part), names), "length": lengths}
+        return {**columns, **self.targets.columns(part.labels, len(part), names), "length": lengths}
 
     def build_model(self, prepared: Prepared) -> nn.Module:
         names = prepared.properties["label_names"]
-        model = self.built(prepared, num_labels=self._problem.outputs(names))
+        model = self.built(prepared, num_labels=self.targets.outputs(names))
         config: Any = model.config
-        config.problem_type = self._problem.problem_type
+        config.problem_type = self.targets.problem_type
         if names:
             set_label_names(config, names)
         return self.unpad(model, prepared)
@@ -203,33 +185,17 @@ class SequenceClassification(TransformerRecipe[Corpus]):
         if self.padding == "max_length":
             length = self.max_length
         batch = text_batch(rows, prepared.properties["pad_id"], length)
-        return {**batch, "labels": self._problem.tensor(rows["label"])}
+        return {**batch, "labels": self.targets.tensor(rows["label"])}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self._problem.loss(at_least_fp32(outputs(model, batch).logits), batch["labels"])
+        return self.targets.loss(at_least_fp32(outputs(model, batch).logits), batch["labels"])
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits, [samples, classes], or [samples, 1] of numbers."""
         return at_least_fp32(outputs(model, batch).logits)
 
-    def metrics(self, predictions: Tensor, table: Table) -> dict[str, float]:
-        labels = self._problem.tensor(table[range(len(table))]["label"])
-        shown = self._metric_names(predictions.shape[-1])
-        return {name: self._problem.metrics[name](predictions, labels) for name in shown}
-
-    def row_metrics(self, predictions: Tensor, table: Table) -> dict[str, Tensor]:
-        labels = self._problem.tensor(table[range(len(table))]["label"])
-        shown = self._metric_names(predictions.shape[-1])
-        found = self._problem.row_metrics(predictions, labels)
-        return {name: values for name, values in found.items() if name in shown}
-
     def evaluation_data(self, model: Pretrained, file: str | None) -> Corpus:
-        saved = model.problem_type()
-        if saved not in (None, self._problem.problem_type):
-            rule = (
-                f"{model.name} was trained for {saved}, by its config.json; choose the recipe that it was trained with"
-            )
-            raise UserError(f"recipe.problem={self.problem} is invalid: {rule}")
+        self.check_saved(model)
         names = () if self.problem == "regression" else saved_label_names(model, self.data)
         read_part = evaluation_reader(self.data, "read_part")
         part: LabelledText = read_part("eval", file, None if file is not None else names)
@@ -243,5 +209,5 @@ class SequenceClassification(TransformerRecipe[Corpus]):
         return {
             "text": part.texts,
             **({} if part.pairs is None else {"pair": part.pairs}),
-            **self._problem.predictions(predictions, part.labels, corpus.label_names),
+            **self.targets.predictions(predictions, part.labels, corpus.label_names),
         }

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from recipes.tasks.pretrained_recipe import SplitsType
 from recipes.tasks.row_metrics import OF_LOSS, ratio, row_metrics
-from recipes.tasks.transformer_recipe import SplitsType, TransformerRecipe
+from recipes.tasks.transformer_recipe import TransformerRecipe
 from runner.data.recipe import IGNORED_LABEL, Batch
 from runner.data.table import Table
 from runner.errors import require

@@ -14,9 +14,10 @@ from torch.nn.functional import pad
 
 from recipes.models.pretrained import NOT_CAUSAL
 from recipes.tasks.generation import token_losses
+from recipes.tasks.pretrained_recipe import at_least_fp32
 from recipes.tasks.row_metrics import OF_LOSS, row_metrics
 from recipes.tasks.splits import DataSource, Splits
-from recipes.tasks.transformer_recipe import Tokenised, TransformerRecipe, at_least_fp32, chunks, outputs, text_batch
+from recipes.tasks.transformer_recipe import Tokenised, TransformerRecipe, chunks, outputs, text_batch
 from runner.data.cache import Cache, Progress, silent
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared

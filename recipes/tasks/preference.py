@@ -21,17 +21,10 @@ from recipes.models.pretrained import Pretrained
 from recipes.tasks.chat import Chats, ChatTokenizer, own_template
 from recipes.tasks.generation import token_losses
 from recipes.tasks.language_model import checked_causal, next_labels, next_token_logits
+from recipes.tasks.pretrained_recipe import ModelSource, at_least_fp32
 from recipes.tasks.row_metrics import ratio, row_metrics
 from recipes.tasks.splits import DataSource, Splits
-from recipes.tasks.transformer_recipe import (
-    ModelSource,
-    Tokenised,
-    TransformerRecipe,
-    at_least_fp32,
-    outputs,
-    text_batch,
-    truncation,
-)
+from recipes.tasks.transformer_recipe import Tokenised, TransformerRecipe, outputs, text_batch, truncation
 from runner.data.cache import Cache, Progress
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared, Recipe

@@ -14,16 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from recipes.tasks.pretrained_recipe import at_least_fp32
 from recipes.tasks.splits import DataSource, Splits
-from recipes.tasks.transformer_recipe import (
-    Tokenised,
-    TransformerRecipe,
-    at_least_fp32,
-    chunks,
-    outputs,
-    text_batch,
-    truncation,
-)
+from recipes.tasks.transformer_recipe import Tokenised, TransformerRecipe, chunks, outputs, text_batch, truncation
 from runner.data.cache import Cache, Progress, silent
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared
 from runner.data.table import Table

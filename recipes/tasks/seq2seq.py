@@ -11,16 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from recipes.tasks.generation import TextGeneration, texts_file
+from recipes.tasks.pretrained_recipe import at_least_fp32
 from recipes.tasks.splits import DataSource, Splits
-from recipes.tasks.transformer_recipe import (
-    Tokenised,
-    at_least_fp32,
-    check_room,
-    chunks,
-    outputs,
-    text_batch,
-    truncation,
-)
+from recipes.tasks.transformer_recipe import Tokenised, check_room, chunks, outputs, text_batch, truncation
 from runner.data.cache import Cache, Progress
 from runner.data.layout import padded
 from runner.data.recipe import IGNORED_LABEL, Batch, DataFacts, Prepared

@@ -15,21 +15,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from recipes.models.pretrained import Pretrained
+from recipes.tasks.pretrained_recipe import (
+    at_least_fp32,
+    check_metrics_shown,
+    evaluation_reader,
+    evaluation_source,
+    saved_label_names,
+    set_label_names,
+)
 from recipes.tasks.row_metrics import ratio, row_metrics
 from recipes.tasks.splits import Splits
 from recipes.tasks.transformer_recipe import (
     Tokenised,
     TransformerRecipe,
-    at_least_fp32,
-    check_metrics_shown,
     check_room,
     chunks,
     count_truncated,
-    evaluation_reader,
-    evaluation_source,
     outputs,
-    saved_label_names,
-    set_label_names,
     text_batch,
     truncation,
 )

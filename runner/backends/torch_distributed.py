@@ -23,7 +23,7 @@ from runner.backends.protocol import Backend, Event, World
 from runner.config.schema import Launch
 from runner.data.recipe import Batch
 
-#: Time in which workers wait for one that tokenises a whole data set, and in training. The launcher notices at once if
+#: Time in which workers wait for one that prepares a whole data set, and in training. The launcher notices at once if
 #: it dies, and the watchdog if a worker makes no progress in training.
 _LONG = datetime.timedelta(days=1)
 

@@ -1,4 +1,4 @@
-"""Tokenised data on disk: built once per content, reused by every later run, and built again if it was damaged."""
+"""Prepared data on disk: built once per content, reused by every later run, and built again if it was damaged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Cache:
         except Exception as error:
             if isinstance(error, UserError) or not is_from_disk(error, self.root):
                 raise
-            reason = f"cache_dir={self.root} does not take the tokenised data ({first_line(error)})"
+            reason = f"cache_dir={self.root} does not take the prepared data ({first_line(error)})"
             raise UserError(f"{reason}: free space there, or set another cache_dir") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)

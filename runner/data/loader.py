@@ -8,7 +8,7 @@ import numpy as np
 
 from runner.data.layout import Layout
 from runner.data.recipe import Batch, Prepared, Recipe, without_targets
-from runner.data.table import ROW, Table
+from runner.data.table import ROW, SEED, Table
 from runner.kernels.unpadded import with_places
 
 #: In place of a row number: a row that only completes the batch's shape and is counted nowhere.
@@ -16,13 +16,18 @@ FILLER = -1
 
 
 def batches(
-    table: Table, ids: Iterable[Sequence[int] | np.ndarray], recipe: Recipe, prepared: Prepared, layout: Layout
+    table: Table,
+    ids: Iterable[Sequence[int] | np.ndarray],
+    recipe: Recipe,
+    prepared: Prepared,
+    layout: Layout,
+    seeds: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """One collated CPU batch per list of row numbers, in order, with its row numbers, `FILLER` among them.
 
-    An empty list becomes a batch of fillers only: models crash on batches of size 0. Rows are already tokenised and
-    memory-mapped, so fetching one costs microseconds and no loader process is needed. Models that compute no padding
-    need `known_places` for their forward pass.
+    `seeds`: in training, the column `SEED` of the whole table. An empty list becomes a batch of fillers only: models
+    crash on batches of size 0. Rows are memory-mapped, so fetching one costs microseconds and no loader process is
+    needed. Models that compute no padding need `known_places` for their forward pass.
     """
     unpads = not (recipe.computes_padding or prepared.compiles)
     lengths = np.asarray(table.column("length"))
@@ -32,6 +37,8 @@ def batches(
         wanted[: len(samples)] = samples
         is_filler = np.arange(len(wanted)) >= len(samples)
         rows = table[wanted.tolist()]
+        if seeds is not None:
+            rows[SEED] = seeds[rows[ROW]]
         batch = recipe.collate(rows, prepared, layout.length(int(lengths[wanted].max())))
         batch = without_targets(batch, is_filler)
         yield np.where(is_filler, FILLER, rows[ROW]), with_places(batch) if unpads else batch

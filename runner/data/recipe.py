@@ -27,8 +27,8 @@ Batch = dict[str, Tensor]
 class DataFacts:
     """Facts about the data that are known before a worker starts.
 
-    `train_samples`, `eval_samples`: rows of the two tables, the unit of batch sizes. `digest`: over every text and
-    label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
+    `train_samples`, `eval_samples`: rows of the two tables, the unit of batch sizes. `digest`: over every sample
+    and label, in order. `source`: where the data came from, for people. `unit`: what a row is, in the plural. `groups`:
     what rows are grouped by, in the plural, and the numbers of groups, if the tables have a column `group`.
     `label_names`: of the classes, in the order of their numbers, if rows have classes. `notes`: sentences to show with
     a run's results, such as what was inferred from the data. `constant`: by metric, its value for the best answer that
@@ -50,7 +50,9 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tokenised data on disk, memory-mapped by every worker. `properties`: what the model must know of them.
+    """Data on disk as the recipe has prepared them, memory-mapped by every worker.
+
+    `properties`: what the model must know of them.
 
     `train` is empty if a saved model is only evaluated. `compiles`: whether the device compiles a program for every
     shape of a batch.
@@ -72,9 +74,10 @@ class Prepared:
 class Recipe(ABC):
     """A model, its data, its loss and its metrics. Workers, batches, precision and synchronisation are not its concern.
 
-    Both tables have a column `length` (tokens of the row, for sorting and padding statistics) and `label_count`
-    (targets of the row that carry a loss: 1 for a labelled sample, the labelled tokens for a token-level loss). If
-    several rows belong together, such as the windows of a question, a column `group` numbers the groups from 0.
+    Both tables have a column `length` (tokens of the row, for sorting and padding statistics; 1 where all rows have one
+    shape) and `label_count` (targets of the row that carry a loss: 1 for a labelled sample, the labelled tokens for a
+    token-level loss). If several rows belong together, such as the windows of a question, a column `group` numbers the
+    groups from 0.
     """
 
     @property
@@ -113,7 +116,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def facts(self, cache: Cache) -> DataFacts:
-        """Read and check the raw data; tokenise them only if the number of rows depends on it.
+        """Read and check the raw data; prepare them only if the number of rows, or what is wrong, is known only then.
 
         Called in the parent, before a run's folder exists. Raises UserError, and Unavailable for data or a tokenizer
         that are not on this machine.
@@ -125,7 +128,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def prepare(self, cache: Cache, facts: DataFacts) -> Path:
-        """Tokenise the data, or find them tokenised in the cache. Called on one worker of each machine.
+        """Make the tables, such as of token ids, or find them in the cache. Called on one worker of each machine.
 
         `properties.json` may say under `truncated` what was truncated, which is reported at the end of a run:
         {"what": "texts", "setting": "recipe.max_length", "tokens": 128, "train": [12, 8551], "eval": [0, 1043]}, where
@@ -144,7 +147,8 @@ class Recipe(ABC):
         """Rows as CPU tensors, padded to `length` tokens, by default to the longest row.
 
         The first dimension of every tensor is the row. Targets are under `labels`, `IGNORED_LABEL` where there is none,
-        or nan if they are floats.
+        or nan if they are floats. In training `rows` has the column `SEED`, from which alone a recipe may draw what is
+        random, such as an augmentation.
         """
 
     @abstractmethod
@@ -169,7 +173,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def save(self, model: nn.Module, prepared: Prepared, folder: Path) -> None:
-        """Write weights and tokenizer to `folder`, loadable by `from_pretrained`."""
+        """Write weights, and what makes inputs, such as a tokenizer, to `folder`, loadable by `from_pretrained`."""
 
     def from_saved(self, model: str, file: str | None = None) -> Recipe:
         """Return this recipe for evaluating a model that `save` wrote to the folder `model`, or one on the Hub.

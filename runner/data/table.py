@@ -1,12 +1,12 @@
-"""Tokenised rows as flat, memory-mapped arrays.
+"""Rows as flat, memory-mapped arrays.
 
-A column of token ids is one long array of values and one of offsets, so that any number of workers read the same pages
-and a row costs two index look-ups. The files are `.npy` without pickled objects.
+A column of lists, such as token ids, or of bytes is one long array of values and one of offsets, so that any number of
+workers read the same pages and a row costs two index look-ups. The files are `.npy` without pickled objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ _INT32 = np.iinfo(np.int32)
 
 #: The column of row numbers that every fetched batch has.
 ROW = "row"
+
+#: The column of random numbers, uint64, that batches have in training: each follows from the run's seed, the epoch and
+#: the row, so that what a recipe draws with it is the same on any number of workers and after a resume.
+SEED = "seed"
 
 
 def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -37,6 +41,23 @@ def write_table(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             np.save(
                 folder / f"{name}.npy", array.astype(np.float64 if array.size and array.dtype.kind == "f" else np.int64)
             )
+
+
+def write_bytes(folder: Path, name: str, sizes: Sequence[int], values: Iterable[bytes]) -> None:
+    """Add a column of bytes to the table in `folder`, value by value: all of them need not fit into memory.
+
+    `sizes`: of the values. Batches have each as an array of uint8.
+    """
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    np.save(folder / f"{name}.offsets.npy", offsets.astype(np.int64))
+    file = folder / f"{name}.npy"
+    if not offsets[-1]:
+        np.save(file, np.zeros(0, dtype=np.uint8))  # an empty file cannot be mapped
+        return
+    flat = np.lib.format.open_memmap(file, "w+", dtype=np.uint8, shape=(int(offsets[-1]),))
+    for value, start, end in zip(values, offsets[:-1], offsets[1:], strict=True):
+        flat[start:end] = np.frombuffer(value, dtype=np.uint8)
+    flat.flush()
 
 
 class Table:

@@ -32,7 +32,7 @@ from runner.log import LOG
 from runner.train.job import Job
 
 _JOB_KEY = "job"
-#: Time in which the other ranks wait for the job: rank 0 may have to tokenise a whole data set first.
+#: Time in which the other ranks wait for the job: rank 0 may have to prepare a whole data set first.
 _JOB_TIMEOUT = datetime.timedelta(hours=2)
 #: Seconds between two looks for torchrun's agent.
 _AGENT_POLL_S = 1.0

@@ -180,7 +180,7 @@ def _nothing(job: Any, context: WorkerContext) -> None:
 
 
 def _shapes(experiment: Experiment, progress: Progress | None = None) -> tuple[Shapes, Shapes]:
-    """The rows of training and evaluation. `progress`: called while data are tokenised."""
+    """The rows of training and evaluation. `progress`: called while data are prepared."""
     config, recipe = experiment.config, experiment.recipe
     prepared = Prepared.load(recipe.prepare(Cache(config.cache_dir, progress), experiment.facts))
     buckets, padding = config.device.length_buckets, config.recipe.get("padding")

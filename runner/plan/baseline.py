@@ -15,7 +15,7 @@ from runner.plan.plan import Plan, make_plan
 class RunSetup:
     """The inputs of a certificate.
 
-    `data`: digest of every text and label; `has_dropout`: whether training drops units at all; `versions`: of
+    `data`: digest of every sample and label; `has_dropout`: whether training drops units at all; `versions`: of
     libraries, by name; `processor`: its name and instruction set, where they must be the same. Known only once the
     model has been built: `batch_statistics`, whether it normalises by the statistics of a micro-batch. Known only once
     it has been trained: `stopped_after`, the samples seen by a run that stopped before the end of its plan.

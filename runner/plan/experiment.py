@@ -206,7 +206,7 @@ def prepare(
 ) -> Experiment:
     """Check the settings against data, model and machine, and derive the plan. Raises UserError.
 
-    With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are tokenised, which some recipes
+    With `accumulation=fit` it has one micro-batch yet. `progress`: called while data are prepared, which some recipes
     need in order to count rows. `varied`, `typed`: see `Inputs`.
     """
     given = {f"plan.{name}": value for name, value in dataclasses.asdict(config.plan).items()}

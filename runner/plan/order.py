@@ -25,6 +25,15 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     return generator.permutation(samples)
 
 
+def sample_seeds(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """A random number for each sample id in `epoch`; uint64 of shape [samples].
+
+    The stream differs from that of `permutation`: a third word that is 0 would give the same one.
+    """
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, 1])))
+    return generator.integers(2**64, size=samples, dtype=np.uint64, endpoint=False)
+
+
 def deal(ids: np.ndarray, world_size: int, rank: int) -> np.ndarray:
     """One worker's share of a global batch: every `world_size`-th id, so the sizes of shares differ by at most 1."""
     return ids[rank::world_size]

@@ -72,11 +72,12 @@ def refuse_sweeper_params(cfg: DictConfig, fix: str) -> None:
 
 @contextlib.contextmanager
 def reading_data() -> Iterator[Progress]:
-    """Shown on a terminal: a large data set may have to be tokenised before its rows can be counted."""
+    """Shown on a terminal: a large data set may have to be prepared before its rows can be counted."""
     with progress_bar(Terminal(stderr=True)) as bar:
         task = bar.add_task("reading the data", total=None, numbers="")
 
-        def tokenising(done: int, total: int) -> None:
-            bar.update(task, description="tokenising", completed=done, total=total, numbers=f"{done:,}/{total:,} texts")
+        def preparing(done: int, total: int) -> None:
+            numbers = f"{done:,}/{total:,} samples"
+            bar.update(task, description="preparing the data", completed=done, total=total, numbers=numbers)
 
-        yield tokenising
+        yield preparing

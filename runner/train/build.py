@@ -135,8 +135,8 @@ def _not_identical(reason: str) -> UserError:
 
 
 def prepare_data(recipe: Recipe, job: WorkerJob, backend: Backend) -> Prepared:
-    """The tokenised data. One worker of each machine tokenises; the others map the same cache entry. A collective."""
-    progress = PhaseProgress(job.folder, "tokenising", "texts") if backend.rank == 0 else None
+    """The tables. One worker of each machine makes them; the others map the same cache entry. A collective."""
+    progress = PhaseProgress(job.folder, "preparing the data", "samples") if backend.rank == 0 else None
     cache = Cache(job.config.cache_dir, progress)
     first = backend.local_rank == 0 or backend.world_size == 1
     entry = recipe.prepare(cache, job.facts) if first else None

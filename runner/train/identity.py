@@ -36,9 +36,9 @@ def job_identity(job: Job, rank: int) -> dict[str, Any]:
 
 
 def model_identity(prepared: Prepared, model: nn.Module, frozen: str | None) -> dict[str, str]:
-    """The values that only a worker knows: tokens, layers and frozen weights."""
+    """The values that only a worker knows: tables, layers and frozen weights."""
     layers = digest_of_bytes(repr(model).encode())
-    return {"tokenised data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
+    return {"prepared data": prepared.folder.name, "model": layers, **({"frozen weights": frozen} if frozen else {})}
 
 
 def code_of(config: Config) -> dict[str, str]:

@@ -15,7 +15,7 @@ from runner.data.layout import layout
 from runner.data.loader import batches
 from runner.errors import Preempted
 from runner.folder.record import SmallerMicroBatches
-from runner.plan.order import DataOrder
+from runner.plan.order import DataOrder, sample_seeds
 from runner.plan.steps import Step
 from runner.train.adapter import changing_state, load_changing_state
 from runner.train.checkpoint import State, restored
@@ -104,7 +104,9 @@ class Loop:
             least = order.most_micro_batches(step) if self.policy.collective_forward else 1
             own += [np.zeros(0, dtype=np.int64)] * (least - len(own))
         planned = itertools.chain.from_iterable(shares)
-        loader = batches(replica.prepared.train, planned, replica.recipe, replica.prepared, self._layout)
+        train = replica.prepared.train
+        seeds = sample_seeds(len(train), replica.config.seed, epoch)
+        loader = batches(train, planned, replica.recipe, replica.prepared, self._layout, seeds)
         on_device = self.backend.feed(loader)
         for step, own in zip(steps, shares, strict=True):
             if order.accumulation_steps != accumulation_steps:

@@ -25,7 +25,7 @@ class Replica:
 
     `model`: on the device, and compiled if requested; `optimizer` and `policy` were built for it. `sharded`: the model
     as it was sharded; None if every worker has all weights. `identity`: what must be the same when its state is loaded,
-    by name: tokens, layers and frozen weights.
+    by name: tables, layers and frozen weights.
     """
 
     config: Config

@@ -17,7 +17,7 @@ from runner.data.cache import Cache
 from runner.data.layout import Layout
 from runner.data.loader import FILLER, batches
 from runner.data.recipe import IGNORED_LABEL, Batch, Prepared
-from runner.data.table import ROW, Table, write_table
+from runner.data.table import ROW, SEED, Table, write_table
 
 #: For a device that does not compile: as many rows as samples, padded to the longest.
 LOOSE = Layout(None, None)
@@ -127,6 +127,21 @@ def test_fillers_lose_the_labels_of_all_tokens(tmp_path: Path) -> None:
         ([FILLER, FILLER], [[none, none], [none, none]]),
     ]
     assert tokens_of.asked == [([2, 1], 2), ([0, 2], 4), ([1, 1], 2)]
+
+
+def test_seeds_are_those_of_the_rows(tmp_path: Path) -> None:
+    """In training only: evaluation gives none."""
+
+    class Seeds(TokenTargets):
+        def collate(self, rows: Mapping[str, Sequence[Any]], prepared: Any, length: int | None = None) -> Any:
+            return {"labels": torch.tensor([int(seed) for seed in rows.get(SEED, [])])}
+
+    write_table(tmp_path / "table", {"input_ids": [[1], [4], [5]], "length": [1, 1, 1]})
+    table, of, seeds = Table(tmp_path / "table"), None, np.array([10, 11, 12], dtype=np.uint64)
+    loader = batches(table, [[2], [0, 1]], Seeds(), of, LOOSE, seeds)  # type: ignore[arg-type]
+    assert [batch["labels"].tolist() for _, batch in loader] == [[12], [10, 11]]
+    without = batches(table, [[2]], Seeds(), of, LOOSE)  # type: ignore[arg-type]
+    assert [batch["labels"].tolist() for _, batch in without] == [[]]
 
 
 def test_numbers_are_of_the_fetched_rows(tmp_path: Path) -> None:

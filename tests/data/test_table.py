@@ -1,4 +1,4 @@
-"""Tables of tokenised rows: what is written is what is read, memory-mapped and without pickles."""
+"""Tables of rows: what is written is what is read, memory-mapped and without pickles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.data.table import ROW, Table, write_table
+from runner.data.table import ROW, Table, write_bytes, write_table
 
 COLUMNS = {
     "input_ids": [[], [5, 6, 7], [8], [2**31 - 1, -100]],
@@ -46,6 +46,21 @@ def test_columns_are_memory_mapped(table: Table) -> None:
 def test_lists_of_any_kind(tmp_path: Path, kind: Any) -> None:
     write_table(tmp_path / "table", {"input_ids": [kind([4, 5]), kind([6])], "length": [2, 1]})
     assert [row.tolist() for row in Table(tmp_path / "table")[[1, 0]]["input_ids"]] == [[6], [4, 5]]
+
+
+def test_a_column_of_bytes(tmp_path: Path) -> None:
+    """Written value by value and memory-mapped; another number of values than of sizes is an error."""
+    values = [b"", b"\x00\xff", b"abc"]
+    write_table(tmp_path / "table", {"length": [1, 1, 1]})
+    write_bytes(tmp_path / "table", "image", [0, 2, 3], iter(values))
+    found = Table(tmp_path / "table")[[2, 0, 1]]["image"]
+    assert [one.tobytes() for one in found] == [values[row] for row in (2, 0, 1)]
+    assert isinstance(found[0], np.memmap)
+    with pytest.raises(ValueError, match="zip"):
+        write_bytes(tmp_path / "table", "more", [0, 2, 3], values[:2])
+    write_table(tmp_path / "empty", {"length": []})
+    write_bytes(tmp_path / "empty", "image", [], [])
+    assert Table(tmp_path / "empty")[[]]["image"] == []
 
 
 def test_groups_and_empty_tables(tmp_path: Path) -> None:

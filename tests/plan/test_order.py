@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runner.plan import Plan, make_plan
-from runner.plan.order import DataOrder, cut, deal, permutation
+from runner.plan.order import DataOrder, cut, deal, permutation, sample_seeds
 from tests.configured import configured
 
 
@@ -98,6 +98,15 @@ def test_recorded_order() -> None:
     """It never changes unnoticed: runs of different versions are compared by it."""
     assert permutation(10, 0, 0).tolist() == [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
     assert permutation(10, 0, 0).dtype == np.int64
+
+
+def test_seeds_of_samples() -> None:
+    """Each follows from seed, epoch and sample alone, and all differ; the permutation's stream is another."""
+    found = [sample_seeds(50, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len(np.unique(found)) == 200
+    assert np.array_equal(sample_seeds(30, 1, 1), found[3][:30])
+    plain = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 0])))
+    assert not np.isin(plain.integers(2**64, size=50, dtype=np.uint64), found[0]).any()
 
 
 def test_permutation_leaves_global_generators_alone() -> None:

@@ -68,7 +68,7 @@ def _data(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str]) -
         return Finding("data", CLAIMED, f"they cannot be read here ({first_line(error)})")
     if not facts.digest.startswith(digest):
         return Finding("data", DIFFERENT, f"{facts.source} have the digest {facts.digest[:_DIGITS]}, not {digest}")
-    return Finding("data", VERIFIED, f"{facts.source} have the digest {digest} of every text and label")
+    return Finding("data", VERIFIED, f"{facts.source} have the digest {digest} of every sample and label")
 
 
 def _result(run: Recorded, overrides: Sequence[str], config_dirs: Sequence[str]) -> Finding:

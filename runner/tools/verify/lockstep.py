@@ -23,7 +23,7 @@ from runner.train.job import Job
 from runner.train.ledger import LedgerError
 from runner.train.loop import Loop
 
-#: How long one setup waits for the other: for a slower step, or while it tokenises its data.
+#: How long one setup waits for the other: for a slower step, or while it prepares its data.
 _TIMEOUT = datetime.timedelta(hours=2)
 
 #: What a setup shows next: a step, a mismatch that its own ledger found, or None after its last step.
