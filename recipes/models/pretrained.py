@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -315,8 +315,11 @@ class Pretrained:
         except Exception as error:
             raise UserError(f"recipe.model.name={self.name} cannot be loaded: {first_line(error)}") from error
 
-    def copy_weights(self, folder: Path) -> None:
-        """Copy the files that hold the model's weights to a folder, all or none. Raises OSError."""
+    def copy_weights(self, folder: Path, without: Collection[str] = ()) -> None:
+        """Copy the files that hold the model's weights to a folder, all or none. Raises OSError.
+
+        `without`: names of weights to leave out, such as those of a head that was replaced.
+        """
         from huggingface_hub import snapshot_download
 
         own = self._folder or Path(snapshot_download(self.name, allow_patterns=[*_WEIGHTS], local_files_only=True))
@@ -324,6 +327,7 @@ class Pretrained:
         try:
             for file in files:
                 shutil.copyfile(file, folder / file.name)
+                _remove_weights(folder / file.name, without)
         except OSError:
             for file in files:
                 (folder / file.name).unlink(missing_ok=True)
@@ -447,6 +451,22 @@ class Pretrained:
     def _lacks(self, weight: str, model: nn.Module) -> UserError:
         rule = "choose the recipe that it was trained with"
         return UserError(f"{self.name} lacks {weight}, which a {type(model).__name__} has: {rule}")
+
+
+def _remove_weights(file: Path, names: Collection[str]) -> None:
+    """Rewrite a file of weights without these, if it has any of them."""
+    from safetensors.torch import load_file, save_file
+
+    if file.suffix not in (".safetensors", ".bin") or not names:
+        return
+    is_safe = file.suffix == ".safetensors"
+    weights = load_file(file) if is_safe else torch.load(file, weights_only=True)
+    kept = {name: tensor for name, tensor in weights.items() if name not in names}
+    if len(kept) < len(weights):
+        if is_safe:
+            save_file(kept, file, metadata={"format": "pt"})
+        else:
+            torch.save(kept, file)
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ def _complete_adapter(trained: Any, folder: Path) -> None:
         config.architectures = [type(trained.get_base_model()).__name__]
         config.save_pretrained(folder)
         try:
-            base.copy_weights(folder)
+            base.copy_weights(folder, without=getattr(trained.get_base_model(), "new_weights", ()))
         except OSError as error:  # a full disk must not cost the adapter, which is saved
             why = f"the weights of {base.name} were not copied to {folder} ({error.strerror})"
             LOG.warning(f"{why}: PEFT loads the adapter, from_pretrained alone does not")

@@ -25,6 +25,7 @@ from runner.data.table import SEED
 from runner.errors import UserError
 from runner.exact import check_model
 from runner.plan.experiment import prepare
+from runner.train.adapter import add_adapter
 from runner.train.build import build_loop
 from runner.train.hooks import Hooks
 from runner.train.job import Job
@@ -139,6 +140,20 @@ def test_a_head_for_other_classes_is_new(folder: Path, tmp_path: Path) -> None:
     assert first.classifier.weight.shape[0] == 3
     assert torch.equal(first.classifier.weight, second.classifier.weight)
     assert largest_difference(dict(first.vit.state_dict()), dict(saved.vit.state_dict())) == 0
+
+
+def test_an_adapter_with_a_new_head_is_a_pipeline(folder: Path, tmp_path: Path) -> None:
+    """Its folder has the weights of its model, and not the head that it replaces."""
+    recipe, data = made(folder, tmp_path / "cache", model="vit of 5")
+    lora = configured(settings(folder, "adapter=lora", "adapter.rank=2")).adapter
+    adapted: Any = add_adapter(lora, recipe.build_model(data)).eval()
+    recipe.save(adapted, data, tmp_path / "saved")
+    image = sorted((folder / "eval").glob("*/*"))[0]
+    classify = pipeline("image-classification", str(tmp_path / "saved"))
+    with torch.no_grad():
+        shares = recipe.predict(adapted, recipe.collate(data.eval[[0]], data)).softmax(-1)[0]
+    answers = {answer["label"]: answer["score"] for answer in classify(str(image))}
+    assert answers == pytest.approx(dict(zip(pictures.CLASSES, shares.tolist(), strict=True)), abs=1e-6)
 
 
 # --- augmentation ---------------------------------------------------------------------------------------------
