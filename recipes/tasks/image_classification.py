@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from recipes.models.pretrained import Pretrained
@@ -33,9 +34,6 @@ from runner.data.cache import Cache, Progress
 from runner.data.recipe import Batch, DataFacts, Prepared
 from runner.data.table import SEED, Table, write_bytes, write_table
 from runner.errors import UserError, first_line, require
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 #: Images that are checked together.
 _CHUNK = 64
@@ -167,8 +165,6 @@ class ImageClassification(ProblemRecipe, PretrainedRecipe[Pictures]):
     @functools.cached_property
     def _size(self) -> tuple[int, int]:
         """Height and width of the model's inputs. Raises UserError."""
-        from PIL import Image
-
         shapes = {self._pixels(Image.new("RGB", size)).shape for size in ((60, 40), (40, 60))}
         if len(shapes) != 1:
             raise UserError(
@@ -182,15 +178,13 @@ class ImageClassification(ProblemRecipe, PretrainedRecipe[Pictures]):
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(torch.get_num_threads())  # Pillow lets them decode and resize at once
 
-    def _pixels(self, image: Image, **settings: Any) -> np.ndarray:
+    def _pixels(self, image: Image.Image, **settings: Any) -> np.ndarray:
         """The model's input, fp32 of shape [channels, height, width]."""
         pixels: np.ndarray = self._processor(images=image, return_tensors="np", **settings)["pixel_values"][0]
         return pixels
 
     def _input(self, content: np.ndarray, seed: int | None) -> np.ndarray:
         """`seed`: of the augmentation; None for none."""
-        from PIL import Image, ImageOps
-
         image = _decoded(content.tobytes())
         if seed is None:
             return self._pixels(image)
@@ -279,9 +273,8 @@ def random_box(width: int, height: int, least: float, draw: np.random.Generator)
     return left, upper, left + wide, upper + high
 
 
-def _decoded(content: bytes) -> Image:
+def _decoded(content: bytes) -> Image.Image:
     """An image in RGB and upright, as pipelines of transformers read it. Raises errors of many kinds."""
-    from PIL import Image
     from transformers.image_utils import load_image
 
     image = Image.open(io.BytesIO(content))
