@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
+
 from recipes.sources.labels import Classes, LabelCells, check_label_names
 from recipes.sources.rows import Rows, check_columns, is_saved, reading, streamed_rows
 from recipes.sources.source import Part, Source
-from recipes.tasks.image_classification import LabelledImages, Pictures
+from recipes.tasks.image_classification import FORMATS, LabelledImages, Pictures
 from runner.errors import UserError, require
 
 #: Files by which `datasets` knows the classes of images, in place of folders.
@@ -43,9 +46,12 @@ class ImageFiles(Source):
         train, evaluation = self._found("train", labelled=True), self._found("eval", labelled=True)
         names, inferred = self.label_names, tuple[str, ...]()
         if names is None:
+            assert train.labels is not None
             names, inferred = Classes().names(train.labels)
         lacking = f"which {'is not in recipe.data.label_names' if self.label_names else 'recipe.data.train lacks'}"
-        learned, evaluated = (self._read(found, names, lacking) for found in (train, evaluation))
+        learned, evaluated = (
+            self._read(found, names, lacking, by_number=not inferred) for found in (train, evaluation)
+        )
         Classes().check_training(learned.labels, names, self.max_train_samples)
         notes = (*self.leak(learned.digests, evaluated.digests), *inferred)
         return Pictures(learned, evaluated, self.described("train", "eval"), tuple(names), notes=notes)
@@ -58,7 +64,8 @@ class ImageFiles(Source):
         `file`: in place of the configured one. `label_names`: the classes in the order of their numbers, such as those
         of a saved model. None: all images, at any depth of a folder, without labels, for predictions.
         """
-        return self._read(self._found(part, label_names is not None, file), label_names, "which the model lacks")
+        found = self._found(part, label_names is not None, file)
+        return self._read(found, label_names, "which the model lacks", by_number=True)
 
     def _found(self, part: Part, labelled: bool, file: str | None = None) -> _Found:
         given = self.file(part, file)
@@ -70,23 +77,19 @@ class ImageFiles(Source):
         rows = self.rows(part) if given is None else streamed_rows(*given)
         image = self.image_column or _only_column(rows, "image", _has_images)
         check_columns(rows, [image])
-        read = functools.partial(_of_rows, rows, image)
-        if not labelled:
-            return _Found(part, rows.setting, rows.where, read)
-        label = self.label_column or _only_column(rows, "label", _has_classes)
-        check_columns(rows, [label])
-        with reading(rows.setting, "image"):
-            cells = [row[label] for row in rows.dataset.select_columns([label])]
-        names = getattr(rows.dataset.features[label], "names", None)
-        if names is not None:  # other parts may number them in another order
-            cells = [names[cell] if cell is not None and 0 <= cell < len(names) else cell for cell in cells]
-        place = f"recipe.data.label_column={label}"
-        return _Found(part, rows.setting, rows.where, read, None, cells, place, names)
+        folder = Path(self.hub_name or "") if given is None else Path(given[0]).expanduser().parent
+        read = functools.partial(_of_rows, rows, image, folder)
+        labels = _labels_of(rows, self.label_column or _only_column(rows, "label", _has_classes)) if labelled else None
+        return _Found(part, rows.setting, rows.where, read, labels)
 
-    def _read(self, found: _Found, names: Sequence[str] | None, lacking: str) -> LabelledImages:
-        """The images that are kept, read once for their checksums. `lacking`: follows an unknown class."""
-        labels: Any = None if names is None else Classes().labels(found.labels, names, lacking, by_number=False)
-        chosen = None if labels is None else self.chosen(found.part, len(labels), [(label,) for label in labels])
+    def _read(self, found: _Found, names: Sequence[str] | None, lacking: str, by_number: bool) -> LabelledImages:
+        """The images that are kept, read once for their checksums. `lacking`, `by_number`: as of `LabelKind.labels`."""
+        labels: Any = None
+        chosen: Sequence[int] | None = None
+        if names is not None and found.labels is not None:
+            labels = Classes().labels(found.labels, names, lacking, by_number)
+            chosen = self.chosen(found.part, len(labels), [(label,) for label in labels])
+            labels = [labels[row] for row in chosen]
         sizes, digests = [], []
         for image in found.read(chosen):
             sizes.append(len(image))
@@ -94,9 +97,10 @@ class ImageFiles(Source):
         if not sizes:
             raise UserError(f"{found.setting} has no images: give a folder or a file with some")
         rows = range(len(sizes)) if chosen is None else chosen
+        files = found.files
         return LabelledImages(
-            names=[found.files[row] if found.files is not None else str(row + 1) for row in rows],
-            labels=None if labels is None else [labels[row] for row in chosen or ()],
+            names=[str(row + 1) if files is None else files[row] for row in rows],
+            labels=labels,
             sizes=sizes,
             digests=digests,
             where=found.where,
@@ -108,54 +112,60 @@ class ImageFiles(Source):
 class _Found:
     """The images of one part, before any is read.
 
-    `read`: the content of those with these numbers, or of all, in order; `files`: the name of each, where they are
-    files; `cells`: the class of each; `place`: where these are, as the user knows it; `names`: of the classes, if the
-    data say so.
+    `where`: what precedes the name or row of one in messages; `read`: the content of those with these numbers, or of
+    all, in order; `labels`: None if they are not wanted; `files`: the name of each, where they are files.
     """
 
     part: Part
     setting: str
     where: str
     read: Callable[[Sequence[int] | None], Iterator[bytes]]
+    labels: LabelCells | None
     files: Sequence[str] | None = None
-    cells: Sequence[Any] = ()
-    place: str = ""
-    names: Sequence[str] | None = None
-
-    @property
-    def labels(self) -> LabelCells:
-        import pandas
-
-        index = range(1, len(self.cells) + 1) if self.files is None else self.files
-        cells = pandas.Series(self.cells, index, dtype=object)
-        return LabelCells(cells, self.where, self.place, self.setting, self.names)
 
 
 def _in_folders(part: Part, folder: Path, setting: str, labelled: bool) -> _Found:
     """The image files of a folder, and of its folders, by whose names their classes are known if `labelled`."""
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+    from pandas import Series
 
     def visible(path: Path) -> bool:
         return not any(name.startswith((".", "__")) for name in path.relative_to(folder).parts)
 
-    files = [path for path in folder.rglob("*") if path.suffix.lower() in ImageFolder.EXTENSIONS and visible(path)]
-    files.sort()
+    suffixes = {suffix for suffix, name in PIL.Image.registered_extensions().items() if name in FORMATS}
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and visible(path))
     names = [path.relative_to(folder).as_posix() for path in files]
-    found = _Found(part, setting, f"{setting}:", functools.partial(_of_files, files, setting), names)
-    if not labelled:
-        return found
-    for name in _METADATA:
-        if (folder / name).is_file():
-            raise UserError(f"{setting} has classes in {name}: give the folder as recipe.data.hub_name instead")
-    for name in names:
-        if name.count("/") != 1:
-            kind = "directly in it" if "/" not in name else "two or more folders deep"
-            raise UserError(f"{setting} has the image {name} {kind}: give a folder with one folder for each class")
-    classes = [path.parent.name for path in files]
-    for one in sorted(folder.iterdir()):
-        if one.is_dir() and visible(one) and one.name not in classes:
-            raise UserError(f"{setting} has no image in the folder of the class '{one.name}': remove it, or add some")
-    return _Found(part, setting, found.where, found.read, names, classes, "the name of its folder", sorted({*classes}))
+    read, labels = functools.partial(_of_files, files, setting), None
+    if labelled:
+        for metadata in _METADATA:
+            if (folder / metadata).is_file():
+                raise UserError(f"{setting} has classes in {metadata}: give the folder as recipe.data.hub_name instead")
+        for name in names:
+            if name.count("/") != 1:
+                kind = "directly in it" if "/" not in name else "two or more folders deep"
+                raise UserError(f"{setting} has the image {name} {kind}: give a folder with one folder for each class")
+        classes = [path.parent.name for path in files]
+        for one in sorted(folder.iterdir()):
+            if one.is_dir() and visible(one) and one.name not in classes:
+                raise UserError(
+                    f"{setting} has no image in the folder of the class '{one.name}': remove it, or add some"
+                )
+        place, known = "the name of its folder", sorted({*classes})
+        labels = LabelCells(Series(classes, names, dtype=object), f"{setting}:", place, setting, known)
+    return _Found(part, setting, f"{setting}:", read, labels, names)
+
+
+def _labels_of(rows: Rows, column: str) -> LabelCells:
+    from pandas import Series
+
+    check_columns(rows, [column])
+    with reading(rows.setting, "image"):
+        cells = [row[column] for row in rows.dataset.select_columns([column])]
+    names = getattr(rows.dataset.features[column], "names", None)
+    if names is not None:  # other parts may number them in another order
+        cells = [names[cell] if cell is not None and 0 <= cell < len(names) else cell for cell in cells]
+    index = range(1, len(cells) + 1)
+    place = f"recipe.data.label_column={column}"
+    return LabelCells(Series(cells, index, dtype=object), rows.where, place, rows.setting, names)
 
 
 def _of_files(files: Sequence[Path], setting: str, chosen: Sequence[int] | None) -> Iterator[bytes]:
@@ -166,7 +176,8 @@ def _of_files(files: Sequence[Path], setting: str, chosen: Sequence[int] | None)
             raise UserError(f"{setting}: {files[number]} cannot be read ({error.strerror}): check the file") from error
 
 
-def _of_rows(rows: Rows, column: str, chosen: Sequence[int] | None) -> Iterator[bytes]:
+def _of_rows(rows: Rows, column: str, folder: Path, chosen: Sequence[int] | None) -> Iterator[bytes]:
+    """`folder`: of the table, where the files are that it may name instead of having their content."""
     from datasets import Image
 
     wanted = None if chosen is None else set(chosen)
@@ -174,10 +185,26 @@ def _of_rows(rows: Rows, column: str, chosen: Sequence[int] | None) -> Iterator[
         images = rows.dataset.select_columns([column]).cast_column(column, Image(decode=False))
         for number, row in enumerate(images):
             if wanted is None or number in wanted:
-                cell = row[column]
-                if cell is None:
-                    raise UserError(f"{rows.where} {number + 1} has no image: remove it")
-                yield cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+                yield _of_cell(row[column] or {}, f"{rows.where} {number + 1}", folder)
+
+
+def _of_cell(cell: Mapping[str, Any], where: str, folder: Path) -> bytes:
+    from datasets.config import HF_DATASETS_CACHE
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    content: bytes | None = cell.get("bytes")
+    if content is not None:
+        return content
+    if not cell.get("path"):
+        raise UserError(f"{where} has no image: remove it")
+    path = Path(os.path.abspath(folder / cell["path"]))
+    # A table may come from somebody else: it does not choose among all files of this machine.
+    if not any(path.is_relative_to(os.path.abspath(one)) for one in (folder, HF_DATASETS_CACHE, HF_HUB_CACHE)):
+        raise UserError(f"{where} names {path}, which is outside the folder of its table: move it there")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{where} names {path}, which cannot be read ({error.strerror}): check the file") from error
 
 
 def _only_column(rows: Rows, role: str, fits: Callable[[str, Any], bool]) -> str:

@@ -41,8 +41,8 @@ _CHUNK = 64
 #: Of random crops: widths for a height of 1, and how often one is drawn before the middle of the image is taken.
 _RATIOS, _DRAWS = (3 / 4, 4 / 3), 10
 
-#: Pillow's modes of images with more than 8 bits, which it would clip.
-_DEEP = ("I", "I;16", "I;16B", "I;16L", "F")
+#: Formats that are read, as Pillow calls them: those that Pillow decodes itself, and no program that it would start.
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
 #: In the folder of an evaluation table.
 _NAMES = "names.json"
@@ -80,9 +80,6 @@ class Pictures(Splits[LabelledImages]):
         for part in (self.train, self.eval):
             yield json.dumps([len(part), part.labels]).encode()
             yield from part.digests
-
-    def train_texts(self) -> Sequence[str]:
-        return ()
 
 
 class ImageSource(Protocol):
@@ -277,9 +274,9 @@ def _decoded(content: bytes) -> Image.Image:
     """An image in RGB and upright, as pipelines of transformers read it. Raises errors of many kinds."""
     from transformers.image_utils import load_image
 
-    image = Image.open(io.BytesIO(content))
-    if image.mode in _DEEP:
-        raise ValueError("it has more than 8 bits for each pixel")
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    if image.mode.startswith(("I", "F")):  # Pillow would clip these to 255
+        raise ValueError("it is grey with more than 8 bits for each pixel")
     upright: Image.Image = load_image(image)
     return upright
 

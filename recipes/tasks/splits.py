@@ -23,7 +23,7 @@ class Splits(ABC, Generic[Part]):
 
     @property
     def digest(self) -> str:
-        """A hash over every text and label of both sets, in order."""
+        """A hash over every sample and label of both sets, in order."""
         digest = hashlib.sha256()
         for piece in self.content():
             digest.update(piece)
@@ -31,11 +31,11 @@ class Splits(ABC, Generic[Part]):
 
     @abstractmethod
     def content(self) -> Iterable[bytes]:
-        """All texts and labels of both sets, in order."""
+        """All samples and labels of both sets, in order."""
 
-    @abstractmethod
     def train_texts(self) -> Sequence[str]:
-        """All texts of the training set, for a tokenizer that is trained on them."""
+        """All texts of the training set, for a tokenizer that is trained on them; none if samples have no texts."""
+        return ()
 
 
 class DataSource(Protocol[SplitsOf]):

@@ -36,6 +36,7 @@ _CLASSES = {
     "text-generation": "AutoModelForCausalLM",
     "question-answering": "AutoModelForQuestionAnswering",
     "text2text-generation": "AutoModelForSeq2SeqLM",
+    "image-classification": "AutoModelForImageClassification",
 }
 #: Metric -> its name on the Hub, where that is another one.
 _HUB_METRICS = {"matthews": "matthews_correlation", "auc": "roc_auc", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -227,11 +228,13 @@ def _use(run: _Run) -> Iterator[str]:
     auto = _CLASSES.get(run.task or "")
     if auto is not None:
         needs = "transformers and peft" if run.is_adapter else "transformers"
+        images = run.task == "image-classification"
+        variable, processor = ("processor", "AutoImageProcessor") if images else ("tokenizer", "AutoTokenizer")
         lines = [
-            f"from transformers import {auto}, AutoTokenizer  # needs {needs}",
+            f"from transformers import {', '.join(sorted((auto, processor)))}  # needs {needs}",
             "",
             HERE,
-            "tokenizer = AutoTokenizer.from_pretrained(name)",
+            f"{variable} = {processor}.from_pretrained(name)",
             f"model = {auto}.from_pretrained(name)",
         ]
     else:

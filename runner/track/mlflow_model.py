@@ -8,8 +8,8 @@ from pathlib import Path
 from runner.folder.reading import read_json, read_settings
 from runner.track.store import set_up_mlflow
 
-#: The end of a model's class name, or PEFT's name of an adapter's task -> transformers' name of the pipeline for it, or
-#: ours, where there is none.
+#: The end of a model's class name, or PEFT's name of an adapter's task (where it has none, it names the class) ->
+#: transformers' name of the pipeline for it, or ours, where there is none.
 _TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
@@ -21,6 +21,7 @@ _TASKS = {
     "ForConditionalGeneration": "text2text-generation",
     "MTModel": "text2text-generation",
     "SEQ_2_SEQ_LM": "text2text-generation",
+    "ForImageClassification": "image-classification",
 }
 
 #: Task -> settings of the recipe without which it would give other answers.
@@ -46,6 +47,8 @@ def save_mlflow_model(model: Path, folder: Path, config: Path) -> bool:
     packages = ["mlflow", "pandas", "torch", "transformers"]
     if (model / "adapter_config.json").exists():
         packages.append("peft")
+    if task == "image-classification":
+        packages.append("pillow")
     mlflow.pyfunc.save_model(
         folder,
         python_model=str(Path(__file__).with_name("served_model.py")),
@@ -62,7 +65,8 @@ def task_of(model: Path) -> str | None:
     kinds: list[str] = []
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
         if (model / name).exists():
-            content = read_json(model / name).get(key) or []
-            kinds += [content] if isinstance(content, str) else content
-    found = (task for kind in kinds for suffix, task in _TASKS.items() if kind.endswith(suffix))
-    return next(found, None)
+            content = read_json(model / name)
+            found = content.get(key) or (content.get("auto_mapping") or {}).get("base_model_class") or []
+            kinds += [found] if isinstance(found, str) else found
+    tasks = (task for kind in kinds for suffix, task in _TASKS.items() if kind.endswith(suffix))
+    return next(tasks, None)

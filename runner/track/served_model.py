@@ -6,18 +6,29 @@ So it imports nothing of the runner, and works where the runner is not installed
 
 from __future__ import annotations
 
+import base64
+import io
 from typing import Any
 
 import pandas
 from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel
 
+#: Of images, as Pillow calls them. For others it may start programs, which what is sent to a server must not choose.
+_FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+
 
 class ServedModel(PythonModel):
-    """A model of transformers and its tokenizer."""
+    """A model of transformers and its tokenizer or image processor."""
 
     def load_context(self, context: Any) -> None:
-        from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+        from transformers import (
+            AutoImageProcessor,
+            AutoModelForQuestionAnswering,
+            AutoModelForSeq2SeqLM,
+            AutoTokenizer,
+            pipeline,
+        )
 
         self._settings, self._task = context.model_config, context.model_config["task"]
         path = context.artifacts["model"]
@@ -25,12 +36,16 @@ class ServedModel(PythonModel):
         if self._task in by_hand:
             self._model = by_hand[self._task].from_pretrained(path).eval()
             self._tokenizer = AutoTokenizer.from_pretrained(path)
+        elif self._task == "image-classification":
+            processor = AutoImageProcessor.from_pretrained(path, backend="pil")  # the one of training
+            self._pipeline = pipeline(self._task, model=path, image_processor=processor)
         else:
             self._pipeline = pipeline(self._task, model=path)
 
     def predict(self, context: Any, model_input: pandas.DataFrame) -> Any:
         """Predictions for a table with the columns `text` (or one of any name) and `text_pair`, or for a list of texts;
-        for questions with the columns `question` and `context`.
+        for questions with the columns `question` and `context`; for images with their files' content, as bytes or in
+        base64, in the first column.
 
         Returns for each row, from a classifier the score of each class (or the number) and the best class, as a table;
         of tags the list of entities; from a language model, or sequence to sequence, the text that it writes; of
@@ -40,6 +55,8 @@ class ServedModel(PythonModel):
         if self._task == "question-answering":
             pairs = zip(table["question"], table["context"], strict=True)
             return pandas.DataFrame([self._answer(*pair) for pair in pairs], columns=["answer", "score"])
+        if self._task == "image-classification":
+            return pandas.DataFrame([self._scores(self._image(content)) for content in table.iloc[:, 0]])
         table = table if "text" in table else table.set_axis(["text", *table.columns[1:]], axis=1)
         if self._task == "text-classification":
             rows = table.filter(["text", "text_pair"]).to_dict("records")
@@ -102,8 +119,16 @@ class ServedModel(PythonModel):
         )
         return str(self._tokenizer.decode(tokens[0], skip_special_tokens=True)).strip()
 
-    def _scores(self, row: dict[str, str]) -> dict[str, Any]:
-        found = self._pipeline(row, top_k=None, truncation=True)
+    def _image(self, content: bytes | str) -> Any:
+        """The image itself: transformers would take a text for the address or the path of a file, and read that."""
+        from PIL import Image
+
+        file = io.BytesIO(base64.b64decode(content) if isinstance(content, str) else content)
+        return Image.open(file, formats=_FORMATS)
+
+    def _scores(self, row: Any) -> dict[str, Any]:
+        settings = {"truncation": True} if isinstance(row, dict) else {}
+        found = self._pipeline(row, top_k=self._pipeline.model.config.num_labels, **settings)
         scores = {one["label"]: one["score"] for one in found}
         one_class = self._pipeline.model.config.problem_type == "single_label_classification"
         return {**({"label": found[0]["label"]} if one_class else {}), **scores}

@@ -157,7 +157,12 @@ def test_untrusted_text_stays_in_its_cell(copied: Path) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "loads"),
-    [("linear", "load_file"), ("causal_lm", "AutoModelForCausalLM"), ("squad", "AutoModelForQuestionAnswering")],
+    [
+        ("linear", "load_file"),
+        ("causal_lm", "AutoModelForCausalLM"),
+        ("squad", "AutoModelForQuestionAnswering"),
+        ("image_classification", "AutoImageProcessor, AutoModelForImageClassification"),
+    ],
 )
 def test_example_fits_the_recipe(recipe: str, loads: str, here: Path) -> None:
     """Also of a model that is none of transformers, and its example runs."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
@@ -85,6 +86,39 @@ def test_columns_of_other_programs(folders: tuple[Path, Path]) -> None:
     assert [note for note in found.notes if "'blue' is class 0" in note]
     with pytest.raises(UserError, match=r"recipe\.data\.label_column=null .* scan, kind"):
         source(tables).read()
+
+
+def test_numbers_of_classes(folders: tuple[Path, Path]) -> None:
+    """As other programs write them; `label_names` names them."""
+    features = Features({"image": Image(), "label": Value("int64")})
+    tables = (as_parquet(folders[0], features), as_parquet(folders[1], features))
+    expected = source(folders).read()
+    numbered = source(tables).read()
+    assert (numbered.label_names, numbered.eval.labels) == (("0", "1", "2"), expected.eval.labels)
+    named = source(tables, label_names=["x", "y", "z"]).read()
+    assert (named.label_names, named.eval.labels) == (("x", "y", "z"), expected.eval.labels)
+    assert source(tables).read_part("eval", str(tables[1]), ["x", "y", "z"]).labels == expected.eval.labels
+
+
+def test_a_table_that_names_files(folders: tuple[Path, Path]) -> None:
+    """Relative to its own folder, or below it; not elsewhere, which the table of somebody else could name, too."""
+
+    def naming(*paths: str | Path) -> Path:
+        columns = {
+            "image": [{"bytes": None, "path": str(path)} for path in paths],
+            "label": [Path(path).parent.name for path in paths],
+        }
+        pyarrow.parquet.write_table(pyarrow.table(columns), folders[0] / "table.parquet")
+        return folders[0] / "table.parquet"
+
+    names = [file.relative_to(folders[0]) for file in sorted(folders[0].rglob("*.png"))]
+    assert source((naming(*names), folders[1])).read().digest == source(folders).read().digest
+    outside = next((folders[1] / "red").iterdir())
+    for path in (outside, Path("..", "eval", "red", outside.name)):
+        with pytest.raises(UserError, match=r"row 13 names .*red.*, which is outside"):
+            source((naming(*names, path), folders[1])).read()
+    with pytest.raises(UserError, match=r"row 13 names .*lost\.png, which cannot be read"):
+        source((naming(*names, Path("red", "lost.png")), folders[1])).read()
 
 
 def test_classes_are_matched_by_name(folders: tuple[Path, Path]) -> None:

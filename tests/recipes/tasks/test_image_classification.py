@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import struct
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,7 +260,18 @@ def _deep(content: bytes) -> bytes:
     return encoded(PIL.Image.fromarray(grey * 200))
 
 
-@pytest.mark.parametrize("change", [_truncated, _deep, lambda content: b"<html>", lambda content: b""])
+def _bomb(content: bytes) -> bytes:
+    """The header of a PNG file says 20,000 × 20,000 pixels, which would need 1.2 GB."""
+    header = b"IHDR" + struct.pack(">II", 20_000, 20_000) + content[24:29]
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
+
+
+def _program(content: bytes) -> bytes:
+    """PostScript, which Pillow would have Ghostscript run."""
+    return encoded(PIL.Image.open(io.BytesIO(content)), "EPS")
+
+
+@pytest.mark.parametrize("change", [_truncated, _deep, _bomb, _program, lambda content: b"<html>", lambda content: b""])
 def test_a_broken_image(folder: Path, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     """It is named before anything is trained, and nothing is left in the cache."""
     pictures.write_folder(tmp_path / "train", 9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from runner import cli
 from runner.tools.compare.from_folders import read_folders
 from runner.tools.compare.from_mlflow import ExistingStore
 from runner.track.mlflow_model import save_mlflow_model
-from tests.recipes import labelled, writers, zoo
+from tests.recipes import labelled, pictures, writers, zoo
 from tests.runs import TRACKED, read, run, store, stored_runs
 from tests.tiny_models import save_bert
 
@@ -472,6 +473,36 @@ def test_texts_of_a_sequence_to_sequence_model(here: Path) -> None:
 
     assert save_mlflow_model(here / "run" / "model", here / "mlflow", here / "run" / "config.yaml")
     assert mlflow.pyfunc.load_model(here / "mlflow").predict(table.input.tolist()) == table.generated.tolist()
+
+
+def test_images(here: Path) -> None:
+    """An adapter, which a head for other classes is a part of: evaluated, used for predictions and served by MLflow."""
+    pictures.write_folder(here / "train", 30)
+    pictures.write_folder(here / "dev", 9, first=100)
+    pictures.save_vit(here / "vit", labels=5)
+    data = ["recipe.data.train=train", "recipe.data.eval=dev", "recipe.model.name=vit", "device=cpu", "max_steps=3"]
+    lora = ["adapter=lora", "adapter.rank=2"]
+    assert run("hydra.run.dir=run", *data, *lora, base=["recipe=image_classification", "tracking=none"]) == 0
+    own = read(here / "run", "summary.json")["eval"]
+    assert evaluated(here / "run", "device=cpu2")["eval"] == pytest.approx(own, rel=1e-5)
+    shutil.copytree(here / "dev" / "red", here / "asked" / "more")
+    asked = ["--input=asked", "-o", "asked.csv", "hydra.run.dir=result"]
+    assert cli.run_tool("predict", ["run", *asked]) == 0
+    table = pandas.read_csv("asked.csv")
+    files = sorted((here / "asked").rglob("*.png"))
+    assert table.image.tolist() == [file.relative_to(here / "asked").as_posix() for file in files]
+
+    assert save_mlflow_model(here / "run" / "model", here / "mlflow", here / "run" / "config.yaml")
+    served = mlflow.pyfunc.load_model(here / "mlflow")
+    contents = [file.read_bytes() for file in files]
+    answers = served.predict([base64.b64encode(content).decode() for content in contents])
+    assert answers.equals(served.predict(pandas.DataFrame({"image": contents})))
+    assert answers.label.tolist() == table.predicted.tolist()
+    for name in pictures.CLASSES:
+        assert answers[name].tolist() == pytest.approx(table[f"probability_{name}"].tolist(), abs=1e-5)
+    for wrong in (str(files[0]), f"file://{files[0]}"):  # not read from this machine
+        with pytest.raises((ValueError, OSError)):
+            served.predict([wrong])
 
 
 def test_recipe_without_transformers(here: Path) -> None:
