@@ -121,7 +121,7 @@ class ServedModel(PythonModel):
 
     def _image(self, content: bytes | str) -> Any:
         """The image itself: transformers would take a text for the address or the path of a file, and read that."""
-        from PIL import Image
+        from PIL import Image  # only where images are served
 
         file = io.BytesIO(base64.b64decode(content) if isinstance(content, str) else content)
         return Image.open(file, formats=_FORMATS)
