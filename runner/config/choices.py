@@ -41,6 +41,7 @@ class PrecisionName(str, enum.Enum):
 class AdapterKind(str, enum.Enum):
     none = "none"
     lora = "lora"
+    qlora = "qlora"
 
 
 class ShardingKind(str, enum.Enum):

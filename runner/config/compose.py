@@ -42,6 +42,7 @@ ELSEWHERE = {
     "gradient_accumulation_steps": "accumulation.steps",
     "learning_rate": "optimizer.lr",
     "logging_steps": "log_every",
+    "load_in_4bit": "adapter=qlora",
     "lora": "adapter=lora",
     "lora_alpha": "adapter.alpha",
     "lora_dropout": "adapter.dropout",
@@ -307,8 +308,6 @@ def _unknown_choice(error: MissingConfigException) -> UserError:
     if (device := re.fullmatch(r"(cpu|gpu|cuda|tpu)(\d*)", choice)) and group == "device":
         kind = {"cuda": "gpu", "tpu": "tpu8"}.get(device[1], device[1])
         meant = f"; write device={kind}{f' device.workers={device[2]}' if device[2] else ''}"
-    if (group, choice) == ("adapter", "qlora"):
-        meant = ", since weights of 4 bits are not supported; use adapter=lora, with sharding=fsdp for a large model"
     return UserError(f"{group}={choice} is not a choice of the group '{group}'{meant}")
 
 

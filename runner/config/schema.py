@@ -63,7 +63,7 @@ _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "accumulation.mode=fixed": ("steps",),
     "accumulation.mode=auto": ("max_micro_batch",),
     "accumulation.mode=fit": ("memory_share",),
-    "adapter.kind=lora": ("rank", "alpha", "dropout", "target_modules", "merge"),
+    **{f"adapter.kind={name}": ("rank", "alpha", "dropout", "target_modules", "merge") for name in ("lora", "qlora")},
     "batch.mode=fixed_global": ("global_batch",),
     "batch.mode=per_device": ("micro_batch",),
     "equivalence.mode=identical": ("shards", "threads"),
@@ -190,6 +190,8 @@ class Precision:
 class Adapter:
     """The weights that are trained: all (`none`), or pairs of small matrices beside frozen ones and the head (`lora`).
 
+    With `qlora` the frozen linear layers are kept in 4 bits.
+
     `rank`: of a pair's product, which is scaled by `alpha` / `rank` and added to a layer's weights. `dropout`: of the
     pair's input. `target_modules`: ends of the names of the linear layers that get a pair; null: all but the head.
     `merge`: save the whole model, with the products added to its weights, instead of the adapter alone.
@@ -212,6 +214,10 @@ class Adapter:
         names = self.target_modules
         ok = names is None or (len(names) > 0 and all(name.strip() for name in names))
         require(ok, "adapter.target_modules", names, "list names such as [query,value], or null for all linear layers")
+
+    @property
+    def in_4_bits(self) -> bool:
+        return self.kind is AdapterKind.qlora
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,15 @@ def published_peak(gpu: str, precision: PrecisionName) -> float | None:
 
 @dataclass(frozen=True)
 class Model:
-    """`parameters`: trained. `flops_per_token`: of forward and backward pass. `efficiency`: of a device's peak."""
+    """`parameters`: trained. `flops_per_token`: of forward and backward pass. `efficiency`: of a device's peak.
+
+    `frozen_bytes`: of the weights that are not trained, in 4 bits or more.
+    """
 
     parameters: float
     flops_per_token: float
     efficiency: float = USUAL_EFFICIENCY
+    frozen_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def prediction_of(parts: Estimate, work: Work, model: Model, hardware: Hardware,
         evaluation_s=0.0,
         ending_s=0.0,
         padding_share=work.padding_share,
-        memory_bytes=model.parameters * (_STATE_BYTES + (2 * _WEIGHT_BYTES if k > 1 else 0.0)),
+        memory_bytes=model.frozen_bytes + model.parameters * (_STATE_BYTES + (2 * _WEIGHT_BYTES if k > 1 else 0.0)),
         available_bytes=hardware.memory_gb * 1e9,
         outside=1.0,
         measured_at=None,

@@ -43,7 +43,7 @@ class Measurement:
     `gradient_memory`: added if a step has several micro-batches; `evaluation_memory`: that evaluation and its libraries
     add. `error`: share of a step's seconds that the fit leaves open, as a root mean square. `oversubscription`: threads
     of all workers for each core. `flops_per_token`: of forward and backward pass. `peak_flops_per_s`: of the devices of
-    all workers. `parameters`: that are trained.
+    all workers. `parameters`: that are trained; `frozen_bytes`: of the others.
     """
 
     setup: str
@@ -66,6 +66,7 @@ class Measurement:
     flops_per_token: float | None = None
     peak_flops_per_s: float | None = None
     parameters: int | None = None
+    frozen_bytes: int = 0
 
     @property
     def efficiency(self) -> float | None:

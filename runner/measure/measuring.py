@@ -176,6 +176,7 @@ def _fit(
         flops_per_token=measured.flops_per_token,
         peak_flops_per_s=measured.peak_flops_per_s,
         parameters=measured.parameters,
+        frozen_bytes=measured.frozen_bytes,
     )
 
 

@@ -96,7 +96,8 @@ def _model(experiment: Experiment) -> Model:
     if measurement is None or measurement.flops_per_token is None or not measurement.parameters:
         one = "runner.plan device=cpu measure=true, with the same recipe and precision, measures it here"
         raise UserError(f"hardware needs the size of the model: give plan.parameters=N, its weights; or {one}")
-    return Model(measurement.parameters, measurement.flops_per_token, measurement.efficiency or USUAL_EFFICIENCY)
+    efficiency = measurement.efficiency or USUAL_EFFICIENCY
+    return Model(measurement.parameters, measurement.flops_per_token, efficiency, measurement.frozen_bytes)
 
 
 def one_worker_here(experiment: Experiment) -> Experiment:

@@ -52,7 +52,8 @@ class Measured:
     `memory`: bytes of the worker that needed most, after each group; `gradient_memory`: of the gradients that exist
     from the second micro-batch of a step on; `evaluation_memory`: that evaluation and its libraries have added.
     `evaluations`: seconds; `whole_evaluation`: of all data, None if that would take too long. `metrics_s`: of computing
-    metrics, twice. `first_step_s`: from the start of the command to the end of the first step.
+    metrics, twice. `first_step_s`: from the start of the command to the end of the first step. `parameters`: that are
+    trained. `frozen_bytes`: of the others, on all workers together if they are sharded.
     """
 
     groups: list[dict[str, float]]
@@ -67,6 +68,7 @@ class Measured:
     flops_per_token: float | None
     peak_flops_per_s: float | None
     parameters: int
+    frozen_bytes: int
 
 
 class GivenSteps(DataOrder):
@@ -167,6 +169,7 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
         and per_sample / float(_lengths(loop.replica.prepared.train)[loop.order.epoch_permutation(0)].mean()),
         peak_flops_per_s=known.get("peak_flops_per_s"),
         parameters=sum(parameter.numel() for parameter in loop.model.parameters() if parameter.requires_grad),
+        frozen_bytes=sum(one.nbytes for one in loop.model.parameters() if not one.requires_grad),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from runner.backends.machine import available_cores
 from runner.config.choices import (
     Compress,
@@ -15,7 +17,7 @@ from runner.config.choices import (
 )
 from runner.config.schema import Config
 from runner.data.recipe import DataFacts, Recipe
-from runner.errors import UserError, did_you_mean, require
+from runner.errors import UserError, did_you_mean, not_installed, require
 from runner.plan.placement import Placement, emulated_bf16
 from runner.plan.plan import Plan
 from runner.plan.scaling_range import scaling_warning
@@ -26,6 +28,7 @@ from runner.plan.sync_steps import sync_steps
 def check_plan(config: Config, plan: Plan, device_type: str) -> None:
     """Check what depends on the number of workers, the steps and the device. Raises UserError."""
     _check_sharding(config)
+    check_adapter(config, device_type)
     _check_sync(config, plan, device_type)
     _check_scaling(config, plan)
     check_profile(config, plan)
@@ -54,6 +57,16 @@ def _check_sharding(config: Config) -> None:
     rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
     name = config.optimizer.name
     require(name is not OptimizerName.adafactor, "optimizer", name, rule)
+
+
+def check_adapter(config: Config, device_type: str) -> None:
+    """Refuse weights in 4 bits where bitsandbytes does not compute them. Raises UserError."""
+    if not config.adapter.in_4_bits:
+        return
+    rule = "bitsandbytes does not know torch_xla: use adapter=lora, or CPUs or GPUs"
+    require(device_type != "xla", "adapter", config.adapter.kind, rule)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise not_installed("adapter=qlora", "qlora")
 
 
 def _check_sync(config: Config, plan: Plan, device_type: str) -> None:

@@ -41,7 +41,8 @@ def describe_adapter(adapter: Adapter) -> str:
         return ""
     layers = "all linear layers" if adapter.target_modules is None else ", ".join(adapter.target_modules)
     dropout = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
-    return f"rank {adapter.rank}, alpha {adapter.alpha:g}{dropout}, on {layers}"
+    frozen = ", the frozen ones in 4 bits" if adapter.in_4_bits else ""
+    return f"rank {adapter.rank}, alpha {adapter.alpha:g}{dropout}, on {layers}{frozen}"
 
 
 #: To which length recipes may pad rows; `none`: layers compute no padding.

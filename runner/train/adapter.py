@@ -63,15 +63,29 @@ def add_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
         # GPT-2 stores its weights transposed, which PEFT finds out; it uses names that transformers has replaced.
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")
         warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(model, config)
+        adapted: nn.Module = get_peft_model(model, config)
+    return with_4_bits(settings, adapted)
 
 
 def without_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
     """Return what is saved: the whole model with `adapter.merge`, else the model as it is. Changes the model."""
     if not settings.merge:
         return model
+    if settings.in_4_bits:
+        from runner.train.four_bit import dequantise  # needs bitsandbytes, which is optional
+
+        dequantise(model)
     merged: nn.Module = model.merge_and_unload()  # type: ignore[operator]
     return merged
+
+
+def with_4_bits(settings: Adapter, model: nn.Module) -> nn.Module:
+    """Return the model with an adapter, its frozen linear layers in 4 bits with `adapter=qlora`. Changes the model."""
+    if settings.in_4_bits:
+        from runner.train.four_bit import quantise  # needs bitsandbytes, which is optional
+
+        quantise(model)
+    return model
 
 
 def _head(model: Any) -> list[str]:
@@ -106,6 +120,16 @@ def _check_names(names: Sequence[str], head: Sequence[str], model: nn.Module) ->
         require(ok, "adapter.target_modules", list(names), rule)
 
 
+def parameter_count(settings: Adapter, model: nn.Module) -> int:
+    """Parameters of the model, with those of the adapter."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if settings.in_4_bits:
+        from runner.train.four_bit import uncounted  # needs bitsandbytes, which is optional
+
+        count += uncounted(model)
+    return count
+
+
 def changing_state(model: nn.Module) -> dict[str, Tensor]:
     """The entries of the state dict that training changes: trained weights and buffers, and not frozen weights."""
     frozen = _frozen(model)
@@ -125,11 +149,12 @@ def frozen_digest(model: nn.Module) -> str | None:
     if not frozen:
         return None
     # A sum of the bits is as fast as memory, where a hash would take seconds for a billion weights.
-    sums = [
-        [name, list(one.shape), int(one.detach().view(torch.int32).sum(dtype=torch.int64))]
-        for name, one in frozen.items()
-    ]
+    sums = [[name, list(one.shape), int(_bits(one.detach()).sum(dtype=torch.int64))] for name, one in frozen.items()]
     return digest_of_bytes(repr(sums).encode())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32) if tensor.is_floating_point() else tensor
 
 
 def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:

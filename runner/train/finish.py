@@ -23,7 +23,7 @@ from runner.folder.metrics_log import MetricsLog
 from runner.folder.record import RunResult
 from runner.sync.telemetry import sync_summary
 from runner.train import ledger
-from runner.train.adapter import changing_state, load_changing_state, without_adapter
+from runner.train.adapter import changing_state, load_changing_state, parameter_count, without_adapter
 from runner.train.checkpoint import Checkpoints
 from runner.train.flops import measure_utilisation
 from runner.train.identical import common_digest, weights_digest
@@ -117,7 +117,6 @@ def _save(replica: Replica, model: nn.Module, folder: Path) -> None:
 def _result(job: Job, loop: Loop, measured: Mapping[str, Any]) -> RunResult:
     """The result, with what was `measured` at the end."""
     meter, stats, evaluator, first = loop.meter, loop.policy.stats(), loop.evaluator, loop.log.first_step
-    parameters = list(loop.model.parameters())
     return RunResult(
         optimizer_steps=loop.optimizer_step,
         applied_steps=loop.finite.applied_steps,
@@ -139,8 +138,8 @@ def _result(job: Job, loop: Loop, measured: Mapping[str, Any]) -> RunResult:
         eval=evaluator.final_metrics,
         best={"step": evaluator.best.step, job.config.evaluation.metric: evaluator.best.value},
         batch_statistics=any(isinstance(module, _BatchNorm) for module in loop.model.modules()),
-        parameters=sum(parameter.numel() for parameter in parameters),
-        trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        parameters=parameter_count(job.config.adapter, loop.model),
+        trained_parameters=sum(one.numel() for one in loop.model.parameters() if one.requires_grad),
         truncated=loop.replica.prepared.properties.get("truncated"),
         stopped_early=loop.optimizer_step < job.plan.optimizer_steps,
         machine=describe_machine(job.device_type, available_cores()),

@@ -67,6 +67,8 @@ def test_as_a_prediction() -> None:
     assert sum(found.step_s.values()) == pytest.approx(parts.step(4).value)
     assert found.communication_share == pytest.approx(parts.communication_share(4).value)
     assert found.memory_bytes == 24e8
+    frozen = dataclasses.replace(MODEL, frozen_bytes=1e9)
+    assert prediction_of(parts, WORK, frozen, HARDWARE, k=1).memory_bytes == 16e8 + 1e9
     assert found.fits is True
     assert found.measured_at is None
 

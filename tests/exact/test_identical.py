@@ -106,6 +106,7 @@ def check(pool: WorkerPool, alone: dict[str, Any], workers: int, overrides: list
         ["batch.global_batch=200", "precision=fp32", *ADAMW],  # more than there are
         ["recipe.padding=none", "batch.length_sorted=true", "precision=fp32", *ADAMW],
         ["adapter=lora", "adapter.merge=true", "precision=fp32", *ADAMW],
+        ["adapter=qlora", "adapter.merge=true", "precision=bf16", *ADAMW],
         ["optimizer=adafactor", "precision=fp32"],
         ["evaluation.every_steps=2", "evaluation.keep_best=true", "evaluation.patience=2", "precision=bf16", *ADAMW],
     ],

@@ -436,11 +436,16 @@ ONE_WORKER = [
     "device=cpu",
 ]
 LORA = ["adapter=lora", "adapter.rank=2"]
+QLORA = ["adapter=qlora", "adapter.rank=2"]
 
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [*((name, []) for name in ON_FILES), ("multi_label", LORA), ("token_classification", LORA), ("preference", LORA)],
+    [
+        *((name, []) for name in ON_FILES),
+        *((name, LORA) for name in ("multi_label", "token_classification", "preference")),
+        *((name, QLORA) for name in ("squad", "t5", "chat", "reward")),
+    ],
 )
 def test_workers(pool: WorkerPool, overrides: dict[str, list[str]], name: str, more: list[str]) -> None:
     """Weights, metrics and ledger are one worker's, with accumulation, filler rows and dropout by sample."""

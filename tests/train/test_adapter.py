@@ -31,6 +31,8 @@ from tests.sync.reference import ADAMW, EXACT, SGD, largest_difference
 from tests.train.test_resumed import check
 
 LORA = ["adapter=lora", "adapter.rank=2", "adapter.dropout=0.1", "adapter.merge=true"]
+QLORA = ["adapter=qlora", *LORA[1:]]
+BOTH = pytest.mark.parametrize("adapter", [LORA, QLORA], ids=["lora", "qlora"])
 SIZES = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 0}
 BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, **SIZES}
 GPT2 = {"n_embd": 8, "n_layer": 1, "n_head": 2, **SIZES}
@@ -125,22 +127,24 @@ def test_wrong_settings() -> None:
             add_adapter(lora(target_modules=names), BertForSequenceClassification(BertConfig(**BERT)))
 
 
+@BOTH
 @pytest.mark.parametrize(
     "split", [(2, []), (3, ["accumulation.steps=2"])], ids=["2 workers", "3 workers, accumulation"]
 )
-def test_every_split_ends_alike(pool: WorkerPool, split: tuple[int, list[str]]) -> None:
+def test_every_split_ends_alike(pool: WorkerPool, split: tuple[int, list[str]], adapter: list[str]) -> None:
     workers, accumulation = split
-    one = pool.run(1, train, [*SGD, *EXACT, *LORA])[0]
-    other = pool.run(workers, train, [*SGD, *EXACT, *LORA, *accumulation])[0]
+    one = pool.run(1, train, [*SGD, *EXACT, *adapter])[0]
+    other = pool.run(workers, train, [*SGD, *EXACT, *adapter, *accumulation])[0]
     assert largest_difference(one["weights"], other["weights"]) < 1e-12
     assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-11)
     assert one["ledger"] == other["ledger"]
 
 
-def test_only_the_adapter_is_sent(pool: WorkerPool) -> None:
+@BOTH
+def test_only_the_adapter_is_sent(pool: WorkerPool, adapter: list[str]) -> None:
     """Each all-reduce has the trained weights, and two sums; and the frozen weights of all workers stay."""
-    start = pool.run(1, train, [*SGD, *LORA, "max_steps=1", "optimizer.lr=1e-30"])[0]["weights"]
-    ends = pool.run(2, train, [*SGD, *LORA, "sync.k=5"])
+    start = pool.run(1, train, [*SGD, *adapter, "max_steps=1", "optimizer.lr=1e-30"])[0]["weights"]
+    ends = pool.run(2, train, [*SGD, *adapter, "sync.k=5"])
     for end in ends:
         moved = {name for name, tensor in end["weights"].items() if not torch.equal(tensor, start[name])}
         assert moved
@@ -151,6 +155,7 @@ def test_only_the_adapter_is_sent(pool: WorkerPool) -> None:
     assert trained <= stats.bytes / stats.synchronisations < 1.5 * trained
 
 
+@BOTH
 @pytest.mark.parametrize("sync", [["sync.k=1"], ["sync.k=3"]], ids="".join)
-def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, sync: list[str]) -> None:
-    check(pool, [*ADAMW, *LORA, *sync, "precision=fp32", "evaluation.keep_best=true"])
+def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, sync: list[str], adapter: list[str]) -> None:
+    check(pool, [*ADAMW, *adapter, *sync, "precision=fp32", "evaluation.keep_best=true"])

@@ -48,6 +48,7 @@ def train(backend: Backend, overrides: list[str]) -> dict[str, Any]:
         pytest.param(2, ["sync.k=2"], 1, id="local", marks=pytest.mark.long),
         # So does the first layer, whose input has no gradient if the embeddings are frozen.
         pytest.param(2, ADAPTER, 2, id="adapter", marks=pytest.mark.long),
+        pytest.param(2, ["adapter=qlora", *ADAPTER[1:]], 2, id="adapter, 4 bits", marks=pytest.mark.long),
     ],
 )
 def test_it_trains_the_same(pool: WorkerPool, workers: int, overrides: list[str], programs: int) -> None:

@@ -20,6 +20,7 @@ BLOCKS = ["recipe.model.layers=3"]
 FSDP = [*BLOCKS, "sharding=fsdp"]
 OFFLOAD = [*BLOCKS, "sharding=fsdp_offload"]
 LORA = ["adapter=lora", "adapter.rank=2", "adapter.merge=true"]
+QLORA = ["adapter=qlora", *LORA[1:]]
 
 
 @pytest.mark.parametrize(
@@ -30,9 +31,10 @@ LORA = ["adapter=lora", "adapter.rank=2", "adapter.merge=true"]
         (6, [*ADAMW, *EXACT, "optimizer.weight_decay=0.1"], FSDP),
         (3, [*SGD, *EXACT, "accumulation.steps=4"], OFFLOAD),
         (2, [*SGD, *LORA], FSDP),
+        (3, [*SGD, *QLORA], OFFLOAD),
         (2, [*SGD, "gradient_checkpointing=true", "accumulation.steps=3"], FSDP),
     ],
-    ids=["one worker", "clipping", "6 workers", "accumulation", "adapter", "checkpointing"],
+    ids=["one worker", "clipping", "6 workers", "accumulation", "adapter", "adapter, 4 bits", "checkpointing"],
 )
 def test_it_ends_like_one_worker(pool: WorkerPool, workers: int, overrides: list[str], sharding: list[str]) -> None:
     """In the tail of 4 samples two of 6 workers run only fillers, and with accumulation some micro-batches are."""

@@ -19,6 +19,7 @@ from runner.data.cache import Cache
 from runner.data.recipe import DataFacts, Recipe
 from runner.errors import UserError
 from runner.folder.files import check_folder
+from runner.plan.checks import check_adapter
 from runner.plan.experiment import placement_of
 from runner.plan.placement import Placement
 from runner.run.earlier import folder_of_mlflow_run, saved_model, saved_settings
@@ -98,6 +99,8 @@ def prepare(
     if predicts:
         recipe = recipe.for_predictions()
     placement = placement_of(config)
+    if not config.adapter.merge:
+        check_adapter(config, placement.device_type)
     with reading_data() as progress:
         recipe.check_model()
         facts = recipe.facts(Cache(config.cache_dir, progress))

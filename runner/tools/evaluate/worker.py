@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from runner.backends import Backend
 from runner.backends.moving import to_device
@@ -17,6 +18,7 @@ from runner.data.recipe import Recipe
 from runner.folder.phase_progress import PhaseProgress
 from runner.launch.local import WorkerContext
 from runner.launch.worker import connect_launched, translate_worker_errors
+from runner.train.adapter import with_4_bits
 from runner.train.build import prepare_data
 from runner.train.compilation import compile_model
 from runner.train.job import WorkerJob
@@ -57,12 +59,17 @@ def evaluate_saved(job: EvaluationJob, backend: Backend) -> dict[str, Any] | Non
     prepared = prepare_data(recipe, job, backend)
     precision = Precision(config.precision.name, backend.device.type)
     sharding = config.sharding
+
+    def build_model() -> nn.Module:
+        model = recipe.build_model(prepared)
+        return precision.cast(model if config.adapter.merge else with_4_bits(config.adapter, model))
+
     if sharding.kind is ShardingKind.none:
-        model = to_device(precision.cast(recipe.build_model(prepared)), backend.device)
+        model = to_device(build_model(), backend.device)
     else:
         mesh = mesh_of(backend)
         with in_turn(backend):
-            model = shard(sharding, precision.cast(recipe.build_model(prepared)), backend, mesh).model
+            model = shard(sharding, build_model(), backend, mesh).model
     if config.compile:
         compile_model(model)
     started = time.perf_counter()

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import pandas
 import pytest
 import torch
 import yaml
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GPT2Config,
     pipeline,
 )
@@ -337,6 +339,46 @@ def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_bert(base, rows, positions=64)
     assert cli.run_tool("evaluate", ["run"]) == cli.EXIT_USER_ERROR
     assert "position_embeddings.weight has [64, 16]" in capsys.readouterr().err
+
+
+def test_an_adapter_next_to_weights_in_4_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluated with the same 4 bits; other tools load it onto the whole model, or onto 4 bits of bitsandbytes."""
+    rows = [
+        f"this film is very {word} {number}\t{('awful', 'fine', 'great')[number % 3]}"
+        for number, word in enumerate(WORDS * 6)
+    ]
+    for name, chosen in (("train", rows), ("dev", rows[:9])):
+        (here / f"{name}.tsv").write_text("\n".join(["text\tlabel", *chosen]) + "\n")
+    base = save_bert(here / "bert", rows)
+    common = ["recipe=text_classification", "recipe.data.train=train.tsv", "recipe.data.eval=dev.tsv", "tracking=none"]
+    common += ["adapter.rank=2", "optimizer.lr=1e-2", "max_steps=3", "device=cpu", f"recipe.model.name={base}"]
+    for name, more in (("run", []), ("merged", ["adapter.merge=true"])):
+        assert run(f"hydra.run.dir={name}", *more, base=["adapter=qlora", *common]) == 0
+    assert run("hydra.run.dir=lora", base=["adapter=lora", *common]) == 0
+    own, of_lora = (read(here / name, "summary.json") for name in ("run", "lora"))
+    for name in ("parameters", "trained_parameters"):
+        assert own[name] == of_lora[name]
+    assert own["eval"]["loss"] != of_lora["eval"]["loss"]
+    assert evaluated(here / "run", "device=cpu2")["eval"] == own["eval"]
+    assert evaluated(here / "merged")["eval"] == pytest.approx(own["eval"], rel=1e-5)
+
+    tokens = AutoTokenizer.from_pretrained("run/model")("this film is very good 3", return_tensors="pt")
+    config = AutoConfig.from_pretrained("run/model")
+    new = PeftConfig.from_pretrained("run/model").modules_to_save
+    bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", llm_int8_skip_modules=new)
+    in_4_bits = AutoModelForSequenceClassification.from_pretrained(base, config=config, quantization_config=bits)
+    loaded = PeftModel.from_pretrained(in_4_bits, "run/model")
+    for layer in loaded.modules():  # where bitsandbytes would evaluate in bf16
+        layer.support_avx512bf16_for_cpu = False
+    merged = AutoModelForSequenceClassification.from_pretrained("merged/model")
+    assert torch.allclose(loaded.eval()(**tokens).logits, merged.eval()(**tokens).logits, atol=1e-5)
+    (best,) = pipeline("text-classification", "run/model")("this film is very good 3")
+    assert best["label"] in ("awful", "fine", "great")
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
+    assert cli.run_tool("evaluate", ["run"]) == cli.EXIT_USER_ERROR
+    assert run("hydra.run.dir=again", base=["adapter=qlora", *common]) == cli.EXIT_USER_ERROR
+    assert not Path("again").exists()
 
 
 def test_questions(here: Path) -> None:
