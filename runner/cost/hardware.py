@@ -17,8 +17,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from runner.config.choices import PrecisionName
-from runner.config.schema import Hardware
+from runner.config.choices import AdapterKind, PrecisionName
+from runner.config.schema import Adapter, Hardware
 from runner.cost.prediction import Prediction
 from runner.cost.quantity import Quantity
 from runner.cost.step import StepCost, ring_bytes
@@ -34,8 +34,11 @@ _LINK_EFFICIENCY, _LINK_FACTOR = 0.45, 2.0
 _MEMORY_EFFICIENCY, _MEMORY_FACTOR = 0.7, 1.5
 #: AdamW reads weights, gradients and both moments, and writes all but the gradients; in fp32.
 _OPTIMIZER_BYTES, _STATE_BYTES, _WEIGHT_BYTES = 28.0, 16.0, 4.0
-#: Operations of forward and backward pass for each weight and token (Kaplan et al. 2020).
-FLOPS_PER_WEIGHT = 6.0
+#: Operations of forward and backward pass for each weight and token (Kaplan et al. 2020). A third are for the weight's
+#: own gradient, which a frozen one does not have.
+_FLOPS_PER_WEIGHT, _FLOPS_PER_FROZEN_WEIGHT = 6.0, 4.0
+#: Four bits, and a scale in fp32 for 64 weights.
+_4_BIT_BYTES = 4.5 / 8
 
 
 def published_peak(gpu: str, precision: PrecisionName) -> float | None:
@@ -62,6 +65,24 @@ class Model:
     flops_per_token: float
     efficiency: float = USUAL_EFFICIENCY
     frozen_bytes: float = 0.0
+
+
+def model_of_size(parameters: float, adapter: Adapter) -> Model:
+    """A transformer with this number of weights, trained whole or by pairs of matrices next to all linear layers.
+
+    The size of the pairs is that of a model `w` wide with `w` / 128 layers of 12 `w`² weights, about the shape of Llama
+    and of BERT: 18 `w` in each layer for a rank of 1. Embeddings are counted like linear layers.
+    """
+    if adapter.kind is AdapterKind.none:
+        return Model(parameters, _FLOPS_PER_WEIGHT * parameters)
+    assert adapter.rank is not None
+    width = (parameters * 128 / 12) ** (1 / 3)
+    trained = 18 * width * adapter.rank * width / 128
+    return Model(
+        parameters=trained,
+        flops_per_token=_FLOPS_PER_FROZEN_WEIGHT * parameters + _FLOPS_PER_WEIGHT * trained,
+        frozen_bytes=parameters * (_4_BIT_BYTES if adapter.in_4_bits else _WEIGHT_BYTES),
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from runner.backends.memory import available_memory
 from runner.config.choices import AccumulationMode, BatchMode, DeviceKind, SyncPolicyName, SyncSchedule
 from runner.config.schema import Accumulation, Device, Hardware, Sync
-from runner.cost.hardware import FLOPS_PER_WEIGHT, USUAL_EFFICIENCY, Model, answer, estimate, prediction_of
+from runner.cost.hardware import USUAL_EFFICIENCY, Model, answer, estimate, model_of_size, prediction_of
 from runner.cost.prediction import Measurement, Prediction, predict
 from runner.cost.work import Shapes, Work, evaluation_work, mean_work, planned_work
 from runner.data.cache import Cache, Progress
@@ -91,7 +91,7 @@ def _model(experiment: Experiment) -> Model:
     """The model as measured on one worker of this machine, or of the size that is given."""
     given = experiment.config.plan.parameters
     if given is not None:
-        return Model(given, FLOPS_PER_WEIGHT * given)
+        return model_of_size(given, experiment.config.adapter)
     measurement = load(one_worker_here(experiment))
     if measurement is None or measurement.flops_per_token is None or not measurement.parameters:
         one = "runner.plan device=cpu measure=true, with the same recipe and precision, measures it here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config.choices import AdapterKind
 from runner.errors import printable
 from runner.folder.evaluation_rows import read_rows, standard_errors
 from runner.folder.files import write_text
@@ -69,8 +71,8 @@ _SETTINGS = {
 class _Run:
     """Holds what a run's folder says.
 
-    `task`: in transformers' words, if known. `recipe`: its settings. `errors`: standard errors of metrics over
-    evaluation rows.
+    `task`: in transformers' words, if known. `recipe`: its settings. `in_4_bits`: it is an adapter that was trained and
+    evaluated next to weights in 4 bits. `errors`: standard errors of metrics over evaluation rows.
     """
 
     model: Path
@@ -80,6 +82,7 @@ class _Run:
     certificate: Certificate
     ledger: Mapping[str, Any]
     recipe: Mapping[str, Any]
+    in_4_bits: bool
     errors: Mapping[str, float]
 
     @property
@@ -138,6 +141,8 @@ def model_card(folder: Path, record: RunRecord) -> str:
 
     Files and folders are named without their path.
     """
+    settings = read_settings(folder / "config.yaml")
+    adapter = settings.get("adapter", {})
     run = _Run(
         model=folder / "model",
         task=task_of(folder / "model"),
@@ -145,7 +150,8 @@ def model_card(folder: Path, record: RunRecord) -> str:
         plan=plan_of_run(folder, refuse_changed=False),
         certificate=certificate_of_run(folder),
         ledger=read_json(folder / "ledger.json"),
-        recipe=read_settings(folder / "config.yaml").get("recipe", {}),
+        recipe=settings.get("recipe", {}),
+        in_4_bits=adapter.get("kind") == AdapterKind.qlora.name and not adapter.get("merge"),
         errors=standard_errors(read_rows(folder)),
     )
     parts = [f"---\n{_metadata(run).to_yaml()}\n---", *_summary(run), *_use(run), *_training(run), *_reproduction(run)]
@@ -171,13 +177,14 @@ def _metadata(run: _Run) -> ModelCardData:
     results = [] if run.task is None else list(_results(run, run.task))
     transformers = None if run.task is None else "transformers"
     train = run.hub_data("train")
+    adapter = [name for name, used in (("lora", run.is_adapter), ("qlora", run.in_4_bits)) if used]
     return ModelCardData(
         base_model=run.base_model,
         datasets=None if train is None else [train],
         library_name="peft" if run.is_adapter else transformers,
         pipeline_tag=run.task,
         metrics=[result.metric_type for result in results if result.metric_type != "loss"] or None,
-        tags=["finetune-runner", recipe, *(["lora"] if run.is_adapter else [])],
+        tags=["finetune-runner", recipe, *adapter],
         model_name=recipe,
         eval_results=results or None,
     )
@@ -207,7 +214,9 @@ def _summary(run: _Run) -> Iterator[str]:
     record, data, unit = run.record, run.record.data, run.record.data.unit or "samples"
     local = " (a local folder)" if run.is_pretrained and run.base_model is None else ""
     trained = "fine-tuned" if run.is_pretrained else "trained from random weights"
-    model = f"A LoRA adapter for `{run.model_name}`{local}" if run.is_adapter else f"`{run.model_name}`{local}"
+    model = f"`{run.model_name}`{local}"
+    if run.is_adapter:
+        model = f"A LoRA adapter for {model}{', next to weights in 4 bits (QLoRA)' if run.in_4_bits else ''}"
     yield f"# {run.recipe.get('name')}: {last_part(run.model_name)}"
     yield f"{model}, {trained} on {run.data_name('train')} ({data.train_samples or 0:,} {unit})."
     rows = []
@@ -226,7 +235,19 @@ def _use(run: _Run) -> Iterator[str]:
     """How to load the model, as code that runs in its folder."""
     yield "## Use"
     auto = _CLASSES.get(run.task or "")
-    if auto is not None:
+    if auto is not None and run.in_4_bits:
+        new = read_json(run.model / "adapter_config.json").get("modules_to_save")
+        skipped = f", llm_int8_skip_modules={json.dumps(new)}" if new else ""
+        lines = [
+            f"from transformers import {auto}, AutoTokenizer, BitsAndBytesConfig  # needs peft and bitsandbytes",
+            "",
+            HERE,
+            "tokenizer = AutoTokenizer.from_pretrained(name)",
+            "# as in training and evaluation; in full precision the outputs are slightly different",
+            f'bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{skipped})',
+            f"model = {auto}.from_pretrained(name, quantization_config=bits)",
+        ]
+    elif auto is not None:
         needs = "transformers and peft" if run.is_adapter else "transformers"
         images = run.task == "image-classification"
         variable, processor = ("processor", "AutoImageProcessor") if images else ("tokenizer", "AutoTokenizer")

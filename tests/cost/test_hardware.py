@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runner.config.choices import PrecisionName
-from runner.config.schema import Hardware
-from runner.cost.hardware import Estimate, Model, answer, estimate, prediction_of, published_peak
+from runner.config.choices import AdapterKind, PrecisionName
+from runner.config.schema import Adapter, Hardware
+from runner.cost.hardware import Estimate, Model, answer, estimate, model_of_size, prediction_of, published_peak
 from runner.cost.quantity import Quantity
 from runner.cost.work import Work, mean_work
 from runner.plan import Plan
@@ -43,6 +43,23 @@ def test_gradients_can_be_hidden_by_the_backward_pass() -> None:
     assert overlapped.all_reduce.value == slow.all_reduce.value
     assert overlapped.all_reduce.low < slow.all_reduce.low
     assert parts_of(hardware=dataclasses.replace(HARDWARE, link_gb_per_s=100), overlaps=True).all_reduce.low == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rank", "trained"),
+    # Counted: Llama 7B has 32 layers 4,096 wide with 11,008 hidden units in three matrices; BERT-base 12 of 768.
+    [(6.5e9, 16, 32 * 16 * (4 * 2 * 4096 + 3 * (4096 + 11008))), (8.6e7, 8, 12 * 8 * (4 * 2 * 768 + 2 * 5 * 768))],
+    ids=["Llama 7B", "BERT-base"],
+)
+def test_a_size_with_an_adapter(parameters: float, rank: int, trained: int) -> None:
+    """Only the pairs have gradients and moments; the other weights take 4.5 bits, or four bytes."""
+    whole = model_of_size(parameters, Adapter())
+    assert (whole.parameters, whole.frozen_bytes) == (parameters, 0)
+    for kind, size in ((AdapterKind.lora, 4), (AdapterKind.qlora, 4.5 / 8)):
+        model = model_of_size(parameters, Adapter(kind, rank=rank, alpha=16))
+        assert model.parameters == pytest.approx(trained, rel=0.25)
+        assert model.frozen_bytes == parameters * size
+        assert 0.65 * whole.flops_per_token < model.flops_per_token < 0.7 * whole.flops_per_token
 
 
 @pytest.mark.parametrize(("all_reduce", "advised"), [(0.2, None), (0.5, "sync.k=4"), (30.0, "no sync.k up to the 100")])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from bitsandbytes.nn import Linear4bit
 from huggingface_hub import ModelCard
 
 from runner.folder.evaluation_rows import read_rows, write_rows
@@ -142,6 +143,23 @@ def test_example_loads_the_model(adapter: Path, monkeypatch: pytest.MonkeyPatch)
     assert any(".lora_A." in name for name, _ in names["model"].named_parameters())
     batch = names["tokenizer"]("The book fell.", return_tensors="pt")
     assert names["model"](**batch).logits.shape == (1, 2)
+
+
+def test_an_adapter_next_to_weights_in_4_bits(here: Path) -> None:
+    """The example loads it as it was trained and evaluated; merged, it is a model like others."""
+    cola = ["recipe=cola", *offline_recipes(here)["cola"], "adapter=qlora", "adapter.rank=2", *SHORT]
+    for name, more in (("run", []), ("merged", ["adapter.merge=true"])):
+        assert run(f"hydra.run.dir={name}", *more, base=cola) == 0
+    card, merged = (Path(name, "model", FILE_NAME).read_text() for name in ("run", "merged"))
+    assert (ModelCard(card).data.tags[2:], ModelCard(merged).data.tags[2:]) == (["lora", "qlora"], [])
+    assert "BitsAndBytesConfig" not in merged
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    names: dict[str, Any] = {}
+    os.chdir("run/model")
+    exec(example, names)
+    frozen = [one for one, layer in names["model"].named_modules() if isinstance(layer, Linear4bit)]
+    assert frozen
+    assert not any("classifier" in one for one in frozen)
 
 
 def test_untrusted_text_stays_in_its_cell(copied: Path) -> None:

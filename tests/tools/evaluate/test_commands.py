@@ -341,7 +341,9 @@ def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "position_embeddings.weight has [64, 16]" in capsys.readouterr().err
 
 
-def test_an_adapter_next_to_weights_in_4_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_next_to_weights_in_4_bits(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Evaluated with the same 4 bits; other tools load it onto the whole model, or onto 4 bits of bitsandbytes."""
     rows = [
         f"this film is very {word} {number}\t{('awful', 'fine', 'great')[number % 3]}"
@@ -360,24 +362,35 @@ def test_an_adapter_next_to_weights_in_4_bits(here: Path, monkeypatch: pytest.Mo
         assert own[name] == of_lora[name]
     assert own["eval"]["loss"] != of_lora["eval"]["loss"]
     assert evaluated(here / "run", "device=cpu2")["eval"] == own["eval"]
-    assert evaluated(here / "merged")["eval"] == pytest.approx(own["eval"], rel=1e-5)
 
     tokens = AutoTokenizer.from_pretrained("run/model")("this film is very good 3", return_tensors="pt")
     config = AutoConfig.from_pretrained("run/model")
     new = PeftConfig.from_pretrained("run/model").modules_to_save
     bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", llm_int8_skip_modules=new)
     in_4_bits = AutoModelForSequenceClassification.from_pretrained(base, config=config, quantization_config=bits)
-    loaded = PeftModel.from_pretrained(in_4_bits, "run/model")
-    for layer in loaded.modules():  # where bitsandbytes would evaluate in bf16
-        layer.support_avx512bf16_for_cpu = False
-    merged = AutoModelForSequenceClassification.from_pretrained("merged/model")
-    assert torch.allclose(loaded.eval()(**tokens).logits, merged.eval()(**tokens).logits, atol=1e-5)
+    by_peft = PeftModel.from_pretrained(in_4_bits, "run/model")
+    by_transformers = AutoModelForSequenceClassification.from_pretrained("run/model", quantization_config=bits)
+    merged = AutoModelForSequenceClassification.from_pretrained("merged/model").eval()
+    expected = merged(**tokens).logits
+    for loaded in (by_peft.eval(), by_transformers.eval()):
+        for layer in loaded.modules():  # where bitsandbytes would evaluate in bf16
+            layer.support_avx512bf16_for_cpu = False
+        assert torch.allclose(loaded(**tokens).logits, expected, atol=1e-5)
+    Path("asked.tsv").write_text("text\nthis film is very good 3\n")
+    assert cli.run_tool("predict", ["run", "--input=asked.tsv", "-o", "answers.csv"]) == 0
+    answers = pandas.read_csv("answers.csv").filter(like="probability_")
+    assert answers.to_numpy() == pytest.approx(expected.softmax(-1).detach().numpy(), abs=1e-5)
     (best,) = pipeline("text-classification", "run/model")("this film is very good 3")
     assert best["label"] in ("awful", "fine", "great")
 
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
     assert cli.run_tool("evaluate", ["run"]) == cli.EXIT_USER_ERROR
+    assert evaluated(here / "merged")["eval"] == pytest.approx(own["eval"], rel=1e-5)
+    capsys.readouterr()
     assert run("hydra.run.dir=again", base=["adapter=qlora", *common]) == cli.EXIT_USER_ERROR
+    error = capsys.readouterr().err
+    assert "adapter=qlora" in error
+    assert "[qlora]" in error
     assert not Path("again").exists()
 
 

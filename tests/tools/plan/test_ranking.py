@@ -135,6 +135,11 @@ def test_devices_that_are_not_here(
     times = {row["overrides"]: float(row["training_s"]) for row in rows}
     assert times["hardware=a100 link=pcie3"] == min(times.values())
     assert times["hardware=t4 link=ethernet1"] == max(times.values())
+    large = ["-m", *QUICK, "device=gpu", "hardware=rtx3090", "plan.parameters=7e9", "adapter=none,lora,qlora"]
+    assert cli.run_tool("plan", [*large, "plan.csv=large.csv"]) == 0
+    with Path("large.csv").open() as file:
+        fits = {row["overrides"]: row["fits"] for row in csv.DictReader(file)}
+    assert fits == {"adapter=none": "False", "adapter=lora": "False", "adapter=qlora": "True"}
     capsys.readouterr()
     single = [*QUICK, f"cache_dir={here / 'cache'}", "device=gpu4", "hardware=a100", "link=ethernet1"]
     assert cli.run_tool("plan", single) == cli.EXIT_USER_ERROR
