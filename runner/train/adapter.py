@@ -48,8 +48,12 @@ def add_adapter(settings: Adapter, model: nn.Module) -> nn.Module:
         rule = "an adapter is worth nothing without the model that it belongs to: use adapter.merge=true"
         raise UserError(f"adapter.merge=false is invalid for a model without a name (random or merged): {rule}")
     head = _head(model)
+    layers = _linear_layers(model, [*head, *_tied_output(model)])
+    if not layers:
+        rule = f"{kind} has none: use adapter=none"
+        raise UserError(f"adapter={settings.kind.name} needs linear layers below the model's head, and {rule}")
     if settings.target_modules is not None:
-        _check_names(settings.target_modules, [*head, *_tied_output(model)], model)
+        _check_names(settings.target_modules, layers)
     config = LoraConfig(
         task_type=next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None),
         r=settings.rank,
@@ -101,21 +105,25 @@ def _head(model: Any) -> list[str]:
 
 def _tied_output(model: Any) -> list[str]:
     """The output layer, if it shares its weights with the embedding: a product cannot be added to one of the two."""
-    output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if output is None or output.weight is not embedding.weight:
+    output = model.get_output_embeddings()
+    if output is None or output.weight is not model.get_input_embeddings().weight:
         return []
     return [name for name, module in model.named_modules() if module is output]
 
 
-def _check_names(names: Sequence[str], head: Sequence[str], model: nn.Module) -> None:
-    """Check that each is the end of a linear layer's name, below the head. PEFT ignores those that are not."""
+def _linear_layers(model: nn.Module, head: Sequence[str]) -> list[str]:
+    """Names of the linear layers below the head."""
     from transformers.pytorch_utils import Conv1D
 
     found = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
-    found = [name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in head)]
-    known = dict.fromkeys(name.rpartition(".")[2] for name in found)
+    return [name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in head)]
+
+
+def _check_names(names: Sequence[str], layers: Sequence[str]) -> None:
+    """Check that each is the end of one of the layers' names. PEFT ignores those that are not."""
+    known = dict.fromkeys(name.rpartition(".")[2] for name in layers)
     for name in names:
-        ok = any(f".{one}".endswith(f".{name}") for one in found)
+        ok = any(f".{one}".endswith(f".{name}") for one in layers)
         rule = f"'{name}' ends the name of no linear layer below the head; use some of {', '.join(known)}"
         require(ok, "adapter.target_modules", list(names), rule)
 

@@ -19,6 +19,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
 )
 
 from runner.config.choices import AdapterKind
@@ -120,6 +122,9 @@ def test_frozen_weights_are_not_part_of_the_state() -> None:
 def test_wrong_settings() -> None:
     with pytest.raises(UserError, match=r"adapter=lora .*Linear"):
         add_adapter(lora(), nn.Linear(2, 2))
+    convolutions = ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic")
+    with pytest.raises(UserError, match=r"adapter=lora .*ResNetForImageClassification"):
+        add_adapter(lora(), ResNetForImageClassification(convolutions))
     with pytest.raises(UserError, match=r"adapter\.merge=false"):
         add_adapter(lora(merge=False), BertForQuestionAnswering(BertConfig(**BERT)))
     for names in (["qkv"], ["query", "qkv"], ["uery"], ["classifier"]):
