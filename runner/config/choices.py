@@ -23,6 +23,11 @@ class BatchMode(str, enum.Enum):
     per_device = "per_device"
 
 
+class BatchOrder(str, enum.Enum):
+    permutation = "permutation"
+    keyed = "keyed"
+
+
 class AccumulationMode(str, enum.Enum):
     fixed = "fixed"
     auto = "auto"

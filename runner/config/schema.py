@@ -24,6 +24,7 @@ from runner.config.choices import (
     AccumulationMode,
     AdapterKind,
     BatchMode,
+    BatchOrder,
     Compress,
     DeviceKind,
     EquivalenceMode,
@@ -138,11 +139,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch sizes in samples. `fixed_global` gives `global_batch`, `per_device` gives `micro_batch`."""
+    """Batch sizes in samples. `fixed_global` gives `global_batch`, `per_device` gives `micro_batch`.
+
+    `order`: of an epoch's samples, from which global batches are cut: a table in memory, or computed as it is needed.
+    """
 
     mode: BatchMode = MISSING
     global_batch: int | None = None
     micro_batch: int | None = None
+    order: BatchOrder = BatchOrder.permutation
     length_sorted: bool = True
     drop_last: bool = False
 

@@ -90,7 +90,6 @@ def planned_work(plan: Plan, seed: int, length_sorted: bool, shapes: Shapes, due
     some = np.linspace(0, len(ends) - 1, kept).round().astype(int)
     phases = list(zip(starts[some].tolist(), ends[some].tolist(), strict=True))
     orders = [DataOrder(plan, seed, rank, shapes.lengths if length_sorted else None) for rank in range(plan.world_size)]
-    steps_of_epoch = orders[0].steps()
     rows: list[list[tuple[float, float, float]]] = []
     phase_starts: list[int] = []
     largest, real = np.zeros(2), 0.0
@@ -98,7 +97,7 @@ def planned_work(plan: Plan, seed: int, length_sorted: bool, shapes: Shapes, due
         phase_starts.append(len(rows))
         for number in range(first, last + 1):
             epoch, t = divmod(number, plan.steps_per_epoch)
-            row = [_of_worker(order, epoch, steps_of_epoch[t], shapes) for order in orders]
+            row = [_of_worker(order, epoch, order.step(t), shapes) for order in orders]
             rows.append([(count, tokens, squares) for count, tokens, squares, _, _ in row])
             largest = np.maximum(largest, np.max([most for _, _, _, most, _ in row], axis=0))
             real += sum(own for *_, own in row)

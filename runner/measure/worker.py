@@ -78,13 +78,17 @@ class GivenSteps(DataOrder):
         super().__init__(plan, seed, rank, None)
         self._given = [[np.array(rows, dtype=np.int64) for rows in step] for step in steps]
         of_all = [np.tile(np.concatenate(step), plan.world_size) for step in self._given]
-        self._rows, self._bounds = np.concatenate(of_all), np.cumsum([0, *map(len, of_all)]).tolist()
+        self.all_rows, self._bounds = np.concatenate(of_all), np.cumsum([0, *map(len, of_all)]).tolist()
 
-    def epoch_permutation(self, epoch: int) -> np.ndarray:
-        return self._rows
+    def ids(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        return self.all_rows[start:stop]
 
-    def steps(self) -> list[Step]:
-        return [Step(t, *self._bounds[t : t + 2]) for t in range(len(self._given))]
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._given)
+
+    def step(self, t: int) -> Step:
+        return Step(t, *self._bounds[t : t + 2])
 
     def micro_batches(self, epoch: int, step: Step) -> list[np.ndarray]:
         return list(self._given[step.t])
@@ -132,7 +136,8 @@ def run_launched(job: dict[str, Any], context: WorkerContext) -> Measured | None
 
 def _measure(job: MeasuringJob, backend: Backend) -> Measured:
     steps = [step for group in job.groups for step in group]
-    loop = build_loop(job, backend, order=GivenSteps(job.plan, job.config.seed, backend.rank, steps))
+    order = GivenSteps(job.plan, job.config.seed, backend.rank, steps)
+    loop = build_loop(job, backend, order=order)
     replica = loop.replica
     groups, memory = [], []
     for group in job.groups:
@@ -165,8 +170,7 @@ def _measure(job: MeasuringJob, backend: Backend) -> Measured:
         metrics_s=metrics_s,
         first_step_s=loop.log.first_step.ended_at - job.started_at,
         ending_s=time.perf_counter() - started,
-        flops_per_token=per_sample
-        and per_sample / float(_lengths(loop.replica.prepared.train)[loop.order.epoch_permutation(0)].mean()),
+        flops_per_token=per_sample and per_sample / float(_lengths(loop.replica.prepared.train)[order.all_rows].mean()),
         peak_flops_per_s=known.get("peak_flops_per_s"),
         parameters=sum(parameter.numel() for parameter in loop.model.parameters() if parameter.requires_grad),
         frozen_bytes=sum(one.nbytes for one in loop.model.parameters() if not one.requires_grad),

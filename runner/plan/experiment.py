@@ -12,6 +12,7 @@ from typing import Any
 
 from runner.backends.machine import library_versions, local_devices, processor
 from runner.config.choices import (
+    BatchOrder,
     DeviceKind,
     PrecisionName,
     ScalingWeightDecay,
@@ -148,6 +149,8 @@ class Experiment:
         config["equivalence"] = {key: value for key, value in config["equivalence"].items() if value is not None}
         if config["scaling"]["weight_decay"] == ScalingWeightDecay.fixed.name:  # older runs do not have it
             del config["scaling"]["weight_decay"]
+        if config["batch"]["order"] == BatchOrder.permutation.name:  # the same
+            del config["batch"]["order"]
         config["sync"] |= REMOVED_SYNC_SETTINGS
         data = config["recipe"].get("data")
         if isinstance(data, dict) and data.get("eval_share") is None:  # the same

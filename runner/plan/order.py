@@ -1,6 +1,6 @@
 """Which samples form each global batch, and which of them each worker's micro-batches hold.
 
-Global batches are cut first, from one seeded permutation per epoch, and only then dealt to workers and micro-batches.
+Global batches are cut first, from one permutation per seed and epoch, and only then dealt to workers and micro-batches.
 So the content of global batch `t` is the same for every world size, accumulation and resume point.
 """
 
@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from runner.plan import Plan, epoch_steps
+from runner.config.choices import BatchOrder
+from runner.plan import Plan
+from runner.plan.keyed import KeyedPermutation
 from runner.plan.shards import shards_by_worker, used_shards
-from runner.plan.steps import Step
+from runner.plan.steps import Step, step_of_epoch
 
 
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
@@ -45,34 +47,60 @@ def cut(share: np.ndarray, accumulation_steps: int) -> list[np.ndarray]:
     return np.array_split(share, parts) if parts else []
 
 
+class PermutationTable:
+    """`permutation` in memory, with 8 bytes per sample."""
+
+    def __init__(self, samples: int, seed: int, epoch: int) -> None:
+        self._ids = permutation(samples, seed, epoch)
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """The samples at positions `start` to `stop`; int64 of shape [stop - start]."""
+        return self._ids[start:stop]
+
+
+_ORDERS: dict[str, type[PermutationTable] | type[KeyedPermutation]] = {
+    BatchOrder.permutation.name: PermutationTable,
+    BatchOrder.keyed.name: KeyedPermutation,
+}
+
+
 class DataOrder:
     """One worker's view of the order of a whole run; the position in it is the state."""
 
     def __init__(self, plan: Plan, seed: int, rank: int, lengths: np.ndarray | None) -> None:
-        """`lengths`: tokens per sample, to sort each global batch by; None keeps the permutation's order."""
+        """`lengths`: tokens per sample, to sort each global batch by; None keeps the epoch's order."""
         self._plan = plan
         self._seed = seed
         self._rank = rank
         self._lengths = lengths
-        self._permutation: tuple[int, np.ndarray] | None = None
+        self._of_epoch: tuple[int, PermutationTable | KeyedPermutation] | None = None
         #: Micro-batches of a step: more than planned where memory was too little for so few.
         self.accumulation_steps = plan.accumulation_steps
         self.epoch = 0
         self.t = 0
 
-    def epoch_permutation(self, epoch: int) -> np.ndarray:
-        if self._permutation is None or self._permutation[0] != epoch:
-            self._permutation = (epoch, permutation(self._plan.samples_per_epoch, self._seed, epoch))
-        return self._permutation[1]
+    def ids(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """The samples at positions `start` to `stop` of an epoch; int64 of shape [stop - start]."""
+        if self._of_epoch is None or self._of_epoch[0] != epoch:
+            plan = self._plan
+            self._of_epoch = (epoch, _ORDERS[plan.order](plan.samples_per_epoch, self._seed, epoch))
+        return self._of_epoch[1].ids(start, stop)
 
-    def steps(self) -> list[Step]:
-        """All steps of an epoch, in order."""
-        plan = self._plan
-        return list(epoch_steps(plan.samples_per_epoch, plan.global_batch, plan.drop_last))
+    @property
+    def samples_per_epoch(self) -> int:
+        return self._plan.samples_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._plan.steps_per_epoch
+
+    def step(self, t: int) -> Step:
+        """Step `t` of an epoch."""
+        return step_of_epoch(t, self._plan.samples_per_epoch, self._plan.global_batch)
 
     def global_batch(self, epoch: int, step: Step) -> np.ndarray:
         """Sample ids of a global batch, in the order in which they are dealt to workers."""
-        ids = self.epoch_permutation(epoch)[step.start : step.stop]
+        ids = self.ids(epoch, step.start, step.stop)
         if self._lengths is None:
             return ids
         return ids[np.argsort(self._lengths[ids], kind="stable")]
@@ -97,13 +125,14 @@ class DataOrder:
     def advance(self) -> None:
         """Move to the next global batch, across epochs."""
         self.t += 1
-        if self.t == self._plan.steps_per_epoch:
+        if self.t == self.steps_per_epoch:
             self.epoch, self.t = self.epoch + 1, 0
 
     def _identity(self) -> dict[str, Any]:
         plan = self._plan
         return {
             "seed": self._seed,
+            "order": plan.order,
             "samples_per_epoch": plan.samples_per_epoch,
             "global_batch": plan.global_batch,
             "drop_last": plan.drop_last,
@@ -114,6 +143,7 @@ class DataOrder:
         return {"epoch": self.epoch, "t": self.t, "identity": self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["identity"] != self._identity():
-            raise ValueError(f"the saved data order belongs to {state['identity']}, this run has {self._identity()}")
+        saved = {"order": BatchOrder.permutation.name, **state["identity"]}  # earlier versions had only this one
+        if saved != self._identity():
+            raise ValueError(f"the saved data order belongs to {saved}, this run has {self._identity()}")
         self.epoch, self.t = state["epoch"], state["t"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.config.choices import AccumulationMode, BatchMode, ScalingRule
+from runner.config.choices import AccumulationMode, BatchMode, BatchOrder, ScalingRule
 from runner.errors import UserError, require
 from runner.folder.files import digest_of
 from runner.plan.batch import BatchSizes, batch_sizes, sharded_sizes, uneven_sizes
@@ -26,9 +26,10 @@ _FOLLOW_THE_BATCH = ("betas", "eps", "weight_decay")
 class Plan:
     """Batch sizes in samples; `k` and step counts in optimizer steps.
 
-    `shards`: of each global batch under `equivalence=identical`, each of them a micro-batch; else None. `betas`, `eps`,
-    `weight_decay`: of the optimizer, where they follow the batch; None: as they are in the settings. `auto_rule`: the
-    scaling rule that `scaling=auto` stands for; None with another choice, or at the reference batch.
+    `order`: of an epoch's samples. `shards`: of each global batch under `equivalence=identical`, each of them a
+    micro-batch; else None. `betas`, `eps`, `weight_decay`: of the optimizer, where they follow the batch; None: as they
+    are in the settings. `auto_rule`: the scaling rule that `scaling=auto` stands for; None with another choice, or at
+    the reference batch.
     """
 
     world_size: int
@@ -48,6 +49,7 @@ class Plan:
     optimizer_steps: int
     warmup_steps: int
     drop_last: bool
+    order: str = BatchOrder.permutation.name
     shards: int | None = None
     betas: list[float] | None = None
     eps: float | None = None
@@ -110,8 +112,8 @@ class Plan:
 
 
 def digest_of_numbers(numbers: Mapping[str, Any]) -> str:
-    """The digest of a plan's numbers; a file of an earlier version lacks those that are None."""
-    known = {name: value for name, value in numbers.items() if value is not None}
+    """The digest of a plan's numbers; a file of an earlier version lacks those that are None, and the order."""
+    known = {name: value for name, value in numbers.items() if value not in (None, BatchOrder.permutation.name)}
     return digest_of(known)[:16]
 
 
@@ -171,6 +173,7 @@ def make_plan(config: Config, samples_per_epoch: int, world_size: int) -> Plan:
         optimizer_steps=steps,
         warmup_steps=bisect.bisect_left(range(steps), config.schedule.warmup_share * seen(steps), key=seen),
         drop_last=drop_last,
+        order=batch.order.name,
         shards=shards,
         auto_rule=rule.name if scaling.rule is ScalingRule.auto and ratio != 1 else None,
         **{name: new for name, (new, old) in pairs.items() if new != old},

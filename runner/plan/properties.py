@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from runner.config.choices import AdapterKind, Compress, ShardingKind
+from runner.config.choices import AdapterKind, BatchOrder, Compress, ShardingKind
 from runner.config.instantiate import NOT_TRAINED_WITH
 from runner.config.schema import Adapter
 from runner.folder.files import digest_of
@@ -84,7 +84,8 @@ def _samples_effect(setup: RunSetup) -> str:
 
 def _data_order(setup: RunSetup) -> str:
     tail = ", tails dropped" if setup.plan.drop_last else ""
-    return f"seed {setup.config.seed}, cut by {min(setup.plan.global_batch, setup.plan.samples_per_epoch)}{tail}"
+    kind = "" if setup.plan.order == BatchOrder.permutation.name else f"{setup.plan.order}, "
+    return f"{kind}seed {setup.config.seed}, cut by {min(setup.plan.global_batch, setup.plan.samples_per_epoch)}{tail}"
 
 
 def _loss(setup: RunSetup) -> str:

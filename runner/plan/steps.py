@@ -1,14 +1,13 @@
-"""The position of each optimizer step's global batch in the epoch's permutation."""
+"""The position of each optimizer step's global batch in the epoch's order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Step:
-    """Global batch `t` of an epoch: positions `start` to `stop` of the epoch's permutation."""
+    """Global batch `t` of an epoch: positions `start` to `stop` of the epoch's order."""
 
     t: int
     start: int
@@ -24,10 +23,9 @@ def epoch_length(samples: int, global_batch: int, drop_last: bool) -> int:
     return samples // global_batch if drop_last else -(-samples // global_batch)
 
 
-def epoch_steps(samples: int, global_batch: int, drop_last: bool) -> Iterator[Step]:
-    """The steps of one epoch over `samples` samples, in order."""
-    for t in range(epoch_length(samples, global_batch, drop_last)):
-        yield Step(t, t * global_batch, min((t + 1) * global_batch, samples))
+def step_of_epoch(t: int, samples: int, global_batch: int) -> Step:
+    """Step `t` of an epoch over `samples` samples."""
+    return Step(t, t * global_batch, min((t + 1) * global_batch, samples))
 
 
 def total_steps(samples: int, global_batch: int, drop_last: bool, epochs: int, max_steps: int | None) -> int:

@@ -32,7 +32,7 @@ def plan_tables(experiment: Experiment) -> RenderableType:
 
 def brief_tables(experiment: Experiment) -> RenderableType:
     """The plan and what the certificate says differs, in about ten lines."""
-    left_out = ("replica batch", "micro-batch", experiment.facts.unit)  # the other rows say as much
+    left_out = ("replica batch", "order", "micro-batch", experiment.facts.unit)  # for the whole plan
     plan, differs = _grid(), _grid()
     for name, value, origin in _rows(experiment):
         if name not in left_out:
@@ -91,6 +91,7 @@ def _rows(experiment: Experiment) -> list[tuple[str, str, str]]:
     return [
         ("global batch", f"{plan.global_batch:,}", sizes + limited),
         ("replica batch", f"{plan.replica_batch:,}", "samples per optimizer step of one worker"),
+        ("order", plan.order, f"of an epoch's {facts.unit}, from seed {config.seed}; global batches are cut from it"),
         ("micro-batch", f"{plan.micro_batch:,}", "samples per forward pass of one worker"),
         ("sync window", f"{plan.sync_window:,}", window),
         ("learning rate", f"{plan.lr:.4g}", _learning_rate(experiment)),

@@ -23,6 +23,8 @@ from runner.train.tokens import token_width
 #: Rows whose operations are counted. Three would determine a transformer, whose operations are a quadratic function of
 #: the length; with more, a row whose targets are unusually long counts less.
 _ROWS = 5
+#: The first samples of a run, whose lengths stand for those of all.
+_SEEN = 100_000
 
 #: Seconds of multiplying matrices to measure a peak. The matrices grow until a product takes `_PRODUCT_S`.
 _MEASURE_S, _PRODUCT_S = 0.15, 0.005
@@ -84,7 +86,7 @@ def measure_utilisation(loop: Loop, threads: int) -> tuple[dict[str, Any], tuple
         return known, ()
     warnings: tuple[str, ...] = ()
     if backend.rank == 0 or loop.policy.collective_forward:
-        seen = loop.order.epoch_permutation(0)[: loop.plan.samples_before(loop.optimizer_step)]
+        seen = loop.order.ids(0, 0, min(loop.plan.samples_before(loop.optimizer_step), _SEEN))
         try:
             known["flops_per_sample"] = flops_per_sample(loop.replica, seen)
         except Exception as error:  # noqa: BLE001 - a figure must not cost the trained model, which is not saved yet

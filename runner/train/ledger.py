@@ -73,8 +73,9 @@ class Ledger:
         """Merge all workers' records of an epoch after `steps_done` global batches. A collective."""
         merged = torch.cat(backend.all_gather_object(self._rows())).numpy()
         self._entries = []
-        permutation = order.epoch_permutation(epoch)
-        planned = [(np.full(s.samples, s.t), permutation[s.start : s.stop]) for s in order.steps()[:steps_done]]
+        permutation = order.ids(epoch, 0, order.samples_per_epoch)
+        steps = map(order.step, range(steps_done))
+        planned = [(np.full(s.samples, s.t), permutation[s.start : s.stop]) for s in steps]
         record = merge(epoch, merged, permutation, np.concatenate([np.stack(step, axis=1) for step in planned]))
         if self._groups is not None:
             record = dataclasses.replace(record, groups_seen=len(np.unique(self._groups[merged[:, 1]])))
@@ -102,7 +103,7 @@ class Ledger:
         if len(self.failures) < _MAX_FAILURES:
             self.failures.append(sentence)
         if self._mode is LedgerMode.fail:
-            epoch, done = (order.epoch, order.t) if order.t else (order.epoch - 1, len(order.steps()))
+            epoch, done = (order.epoch, order.t) if order.t else (order.epoch - 1, order.steps_per_epoch)
             if len(self.epochs) == epoch:  # still open: its samples explain why a count is wrong
                 self.close_epoch(epoch, done, order, backend)
             raise LedgerError(f"{sentence} (set ledger=warn to continue nevertheless)")

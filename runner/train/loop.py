@@ -97,21 +97,24 @@ class Loop:
         fillers; if forward passes are collectives, as many micro-batches as the others.
         """
         order, replica = self.order, self.replica
-        epoch, accumulation_steps = order.epoch, order.accumulation_steps
-        steps = order.steps()[order.t :][:limit]
-        shares = [order.micro_batches(epoch, step) for step in steps]
-        for step, own in zip(steps, shares, strict=True):
-            least = order.most_micro_batches(step) if self.policy.collective_forward else 1
-            own += [np.zeros(0, dtype=np.int64)] * (least - len(own))
-        planned = itertools.chain.from_iterable(shares)
+        accumulation_steps = order.accumulation_steps
+        shares, ahead = itertools.tee(self._shares(order.epoch, order.t, min(order.t + limit, order.steps_per_epoch)))
+        planned = itertools.chain.from_iterable(micro_batches for _, micro_batches in ahead)
         train = replica.prepared.train
-        seeds = sample_seeds(len(train), replica.config.seed, epoch)
+        seeds = sample_seeds(len(train), replica.config.seed, order.epoch)
         loader = batches(train, planned, replica.recipe, replica.prepared, self._layout, seeds)
         on_device = self.backend.feed(loader)
-        for step, own in zip(steps, shares, strict=True):
+        for step, own in shares:
             if order.accumulation_steps != accumulation_steps:
                 return
             yield step, own, itertools.islice(on_device, len(own))
+
+    def _shares(self, epoch: int, start: int, stop: int) -> Iterator[tuple[Step, list[np.ndarray]]]:
+        """Steps `start` to `stop` of an epoch with this worker's micro-batches, laid out when they are needed."""
+        for step in map(self.order.step, range(start, stop)):
+            own = self.order.micro_batches(epoch, step)
+            least = self.order.most_micro_batches(step) if self.policy.collective_forward else 1
+            yield step, own + [np.zeros(0, dtype=np.int64)] * (least - len(own))
 
     def _record(self, done: StepDone) -> None:
         """Take in what a step did."""

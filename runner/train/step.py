@@ -135,8 +135,7 @@ class TrainStep:
 
     def _facts(self, done: int, step: Step, ids: list[np.ndarray], lr: float) -> StepFacts:
         local_count = int(self._counts[np.concatenate(ids)].sum())
-        permutation = self._order.epoch_permutation(self._order.epoch)
-        global_count = int(self._counts[permutation[step.start : step.stop]].sum())
+        global_count = int(self._counts[self._order.ids(self._order.epoch, step.start, step.stop)].sum())
         compares = self._replica.policy.averages_gradients and self.noise.is_due(done)
         return StepFacts(done, step.samples, len(ids), local_count, global_count, lr, compares)
 

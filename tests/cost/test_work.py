@@ -35,7 +35,7 @@ def test_tokens_of_a_whole_run(padded: bool) -> None:
     assert work.tokens.shape == (planned.optimizer_steps, 2)
     assert (work.steps, work.share, work.synchronisations) == (planned.optimizer_steps, 1.0, 0)
     orders = [DataOrder(planned, 7, rank, shape.lengths) for rank in (0, 1)]
-    step = orders[0].steps()[1]
+    step = orders[0].step(1)
     for rank, order in enumerate(orders):
         each = [shape.of(ids) for ids in order.micro_batches(1, step)]
         row = planned.steps_per_epoch + 1

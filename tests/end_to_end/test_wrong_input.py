@@ -148,6 +148,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner compile=maybe", "compile", "'maybe'"),
     ("runner ledger=ignore", "ledger", "'ignore'", "warn"),
     ("runner batch.global_batch=1.5", "batch.global_batch", "1.5"),
+    ("runner batch.order=random", "batch.order", "'random'", "keyed"),
     ("runner batch.global_batch=50 device=cpu8", "batch.global_batch=50", "8", "48 and 56"),
     ("runner batch.global_batch=4 device=cpu8", "batch.global_batch=4", "8"),
     ("runner batch=per_device accumulation=auto", "accumulation=auto"),

@@ -16,7 +16,7 @@ from runner.measure.store import load, measurement_path
 from runner.measure.worker import GivenSteps
 from runner.plan.experiment import Experiment, prepare
 from tests.configured import configured
-from tests.plan.test_order import plan
+from tests.plan.test_order import plan, steps_of
 from tests.replicas import TINY
 from tests.runs import QUICK, TRACKED, stored_runs, summary_of
 
@@ -69,10 +69,10 @@ def test_rows_of_a_measurement() -> None:
 def test_all_workers_train_on_the_given_rows() -> None:
     given = [[[3, 1], [2]], [[0]]]
     order = GivenSteps(plan(world_size=2), 0, 1, given)
-    steps = order.steps()
+    steps = steps_of(order)
     assert [(step.t, step.samples) for step in steps] == [(0, 6), (1, 2)]
     assert [rows.tolist() for rows in order.micro_batches(0, steps[0])] == given[0]
-    assert sorted(order.epoch_permutation(0)[: steps[0].stop].tolist()) == [1, 1, 2, 2, 3, 3]
+    assert sorted(order.ids(0, 0, steps[0].stop).tolist()) == [1, 1, 2, 2, 3, 3]
     order.advance()
     assert (order.epoch, order.t) == (0, 1)
 

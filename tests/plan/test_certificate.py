@@ -170,6 +170,7 @@ def test_a_difference_in_each_property(
         # Settings that change the learning rate.
         ({"overrides": "batch.global_batch=96"}, COMPARABLE, {"global_batch", "data_order", *SCALED}),
         ({"overrides": "scaling.reference_batch=24"}, COMPARABLE, SCALED),
+        ({"overrides": "batch.order=keyed"}, COMPARABLE, {"data_order"}),
         # Settings that change only speed and logs, or the order of samples within a step under exact dropout.
         ({"overrides": "tracking=none ledger=warn cache_dir=x evaluation.micro_batch=7"}, EQUIVALENT, set()),
         ({"overrides": "equivalence=exact batch.length_sorted=false"}, EQUIVALENT, set()),

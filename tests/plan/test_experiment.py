@@ -32,9 +32,10 @@ def test_setup_name(overrides: str, name: str) -> None:
 
 
 def test_the_setup_digest_ignores_the_seed_and_where_a_run_is_logged() -> None:
-    digests = [prepared(one).setup_digest for one in ("", "seed=1 tracking=none verbose=true", "sync.k=2", "epochs=1")]
+    same, others = ("", "seed=1 tracking=none verbose=true"), ("sync.k=2", "epochs=1", "batch.order=keyed")
+    digests = [prepared(one).setup_digest for one in (*same, *others)]
     assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
+    assert len(set(digests)) == 4
 
 
 @pytest.mark.parametrize(("max_steps", "has_effect"), [(19, True), (20, True), (21, False)])

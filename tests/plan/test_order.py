@@ -10,6 +10,7 @@ import torch
 
 from runner.plan import Plan, make_plan
 from runner.plan.order import DataOrder, cut, deal, permutation, sample_seeds
+from runner.plan.steps import Step
 from tests.configured import configured
 
 
@@ -26,11 +27,16 @@ def lengths(samples: int) -> np.ndarray:
     return np.random.default_rng(5).integers(3, 9, size=samples)
 
 
+def steps_of(order: DataOrder) -> list[Step]:
+    """All steps of an epoch."""
+    return [order.step(t) for t in range(order.steps_per_epoch)]
+
+
 def dealt(world_size: int, accumulation_steps: int, epoch: int, **changes: Any) -> list[list[list[np.ndarray]]]:
     """What every worker gets: [step][rank][micro-batch]."""
     of = plan(world_size=world_size, accumulation_steps=accumulation_steps, **changes)
     orders = [DataOrder(of, 7, rank, lengths(of.samples_per_epoch)) for rank in range(world_size)]
-    return [[order.micro_batches(epoch, step) for order in orders] for step in orders[0].steps()]
+    return [[order.micro_batches(epoch, step) for order in orders] for step in steps_of(orders[0])]
 
 
 # Of 24 samples, world size × accumulation: all that divide, among 1 to 8 workers and 1 to 4 micro-batches.
@@ -39,11 +45,12 @@ SPLITS = [(n, a) for n in range(1, 9) for a in range(1, 5) if 24 % (n * a) == 0]
 ALL_SPLITS = [(n, a) for n in range(1, 9) for a in range(1, 5)]
 
 
-def test_global_batches_are_the_same_for_every_split() -> None:
+@pytest.mark.parametrize("kind", ["permutation", "keyed"])
+def test_global_batches_are_the_same_for_every_split(kind: str) -> None:
     """Global batch t holds the same ids, each once, for 1 to 8 workers and 1 to 4 micro-batches, tails too."""
-    of = {"samples": 24_000, "global_batch": 10_080}
+    of = {"samples": 24_000, "global_batch": 10_080, "order": kind}
     order = DataOrder(plan(**of), 7, 0, None)
-    expected = [np.sort(order.global_batch(2, step)) for step in order.steps()]
+    expected = [np.sort(order.global_batch(2, step)) for step in steps_of(order)]
     assert [len(ids) for ids in expected] == [10_080, 10_080, 3_840]
     for world_size, accumulation_steps in ALL_SPLITS:
         for ids, ranks in zip(expected, dealt(world_size, accumulation_steps, 2, **of), strict=True):
@@ -124,8 +131,8 @@ def test_length_sorting_keeps_the_set(drop_last: bool) -> None:
     """Sorting by length reorders samples within a global batch only: shortest first, ties in order."""
     of, tokens = plan(drop_last=drop_last), lengths(53)
     plain, by_length = DataOrder(of, 7, 0, None), DataOrder(of, 7, 0, tokens)
-    assert len(plain.steps()) == (2 if drop_last else 3)
-    for step in plain.steps():
+    assert plain.steps_per_epoch == (2 if drop_last else 3)
+    for step in steps_of(plain):
         ids, ordered = plain.global_batch(0, step), by_length.global_batch(0, step)
         assert ordered.tolist() == sorted(ids.tolist(), key=lambda i: tokens[i])  # Python's sort is stable
         assert ids.tolist() == permutation(53, 7, 0)[step.start : step.stop].tolist()
@@ -135,7 +142,7 @@ def test_neighbouring_lengths_go_to_different_workers() -> None:
     """Sorted by length, workers' shares have about the same number of tokens, so that no worker waits for another."""
     tokens = np.arange(24)
     orders = [DataOrder(plan(24, 4), 7, rank, tokens) for rank in range(4)]
-    totals = [int(tokens[ids].sum()) for order in orders for ids in order.micro_batches(0, order.steps()[0])]
+    totals = [int(tokens[ids].sum()) for order in orders for ids in order.micro_batches(0, order.step(0))]
     assert totals == [60, 66, 72, 78]
 
 
@@ -156,7 +163,7 @@ def walk(order: DataOrder, steps: int) -> list[list[int]]:
     """The ids of the next global batches."""
     seen = []
     for _ in range(steps):
-        seen.append(order.global_batch(order.epoch, order.steps()[order.t]).tolist())
+        seen.append(order.global_batch(order.epoch, order.step(order.t)).tolist())
         order.advance()
     return seen
 
@@ -167,10 +174,11 @@ def walk(order: DataOrder, steps: int) -> list[list[int]]:
         (8, True, {}),
         (7, False, {}),
         (7, True, {"global_batch": 48}),
+        (7, True, {"order": "keyed"}),
     ],
 )
 def test_state_of_another_order_is_refused(seed: int, sorted_by_length: bool, changes: dict[str, Any]) -> None:
-    """A state saved under another seed, batch or sorting is refused and changes nothing."""
+    """A state saved under another seed, batch, order or sorting is refused and changes nothing."""
     saved = DataOrder(plan(), 7, 0, lengths(53))
     saved.advance()
     of = plan(**changes)
@@ -178,3 +186,15 @@ def test_state_of_another_order_is_refused(seed: int, sorted_by_length: bool, ch
     with pytest.raises(ValueError, match="data order"):
         other.load_state_dict(saved.state_dict())
     assert (other.epoch, other.t) == (0, 0)
+
+
+def test_state_of_an_earlier_version_is_that_of_a_permutation() -> None:
+    saved = DataOrder(plan(), 7, 0, None)
+    saved.advance()
+    state = saved.state_dict()
+    del state["identity"]["order"]
+    resumed = DataOrder(plan(), 7, 0, None)
+    resumed.load_state_dict(state)
+    assert (resumed.epoch, resumed.t) == (0, 1)
+    with pytest.raises(ValueError, match="keyed"):
+        DataOrder(plan(order="keyed"), 7, 0, None).load_state_dict(state)

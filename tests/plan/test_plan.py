@@ -51,6 +51,7 @@ def test_plan_by_hand() -> None:
         "optimizer_steps": 22,
         "warmup_steps": 3,
         "drop_last": False,
+        "order": "permutation",
         "shards": None,
         "betas": None,
         "eps": None,
@@ -113,7 +114,7 @@ def test_invalid_sizes(overrides: str, samples: int, message: str) -> None:
 def test_digest_changes_with_every_field(name: str) -> None:
     made = plan()
     value = getattr(made, name)
-    other = (not value) if isinstance(value, bool) else (value or 0) + 1
+    other = (not value) if isinstance(value, bool) else "keyed" if isinstance(value, str) else (value or 0) + 1
     assert dataclasses.replace(made, **{name: other}).digest != made.digest
 
 

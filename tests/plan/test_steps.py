@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from runner.plan import epoch_steps
-from runner.plan.steps import Step, samples_before
+from runner.plan.steps import Step, epoch_length, samples_before, step_of_epoch
+
+
+def epoch_steps(samples: int, global_batch: int, drop_last: bool) -> list[Step]:
+    return [step_of_epoch(t, samples, global_batch) for t in range(epoch_length(samples, global_batch, drop_last))]
 
 
 def test_steps_of_an_epoch() -> None:
     """The tail is a shorter step, or belongs to no step under drop_last."""
-    steps = list(epoch_steps(10, 4, drop_last=False))
+    steps = epoch_steps(10, 4, drop_last=False)
     assert steps == [Step(0, 0, 4), Step(1, 4, 8), Step(2, 8, 10)]
     assert [step.samples for step in steps] == [4, 4, 2]
-    assert list(epoch_steps(10, 4, drop_last=True)) == steps[:2]
+    assert epoch_steps(10, 4, drop_last=True) == steps[:2]
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,11 @@ def groups_of_an_unfinished_epoch(backend: Backend, steps: int) -> tuple[int | N
     """Three samples per group; the ledger's count of groups, and the samples of the first `steps` global batches."""
     loop = make_loop(backend, [])
     data, ledger = loop.order, Ledger(np.arange(100) // 3)
-    for step in data.steps()[:steps]:
+    for step in map(data.step, range(steps)):
         ledger.record(step.t, np.concatenate(data.micro_batches(0, step)), skipped=False)
     record = ledger.close_epoch(0, steps, data, backend)
     loop.policy.close()
-    return record.groups_seen, data.epoch_permutation(0)[: 24 * steps].tolist()
+    return record.groups_seen, data.ids(0, 0, 24 * steps).tolist()
 
 
 def test_groups_are_counted_over_all_workers(pool: WorkerPool) -> None:

@@ -33,7 +33,13 @@ def steps_with(key: str, logged: list[tuple[int, dict[str, float]]]) -> list[int
 
 @pytest.fixture(scope="module")
 def one_worker(pool: WorkerPool) -> dict[str, Any]:
-    settings = {"sgd": SGD, "adamw": ADAMW, "exact": [*SGD, *EXACT], "gpt2": [*SGD, *EXACT, "recipe.model.shape=gpt2"]}
+    settings = {
+        "sgd": SGD,
+        "adamw": ADAMW,
+        "exact": [*SGD, *EXACT],
+        "gpt2": [*SGD, *EXACT, "recipe.model.shape=gpt2"],
+        "keyed": [*SGD, "batch.order=keyed"],
+    }
     return {name: (own, pool.run(1, train, own)[0]) for name, own in settings.items()}
 
 
@@ -52,6 +58,7 @@ def test_one_worker_equals_plain_torch(one_worker: dict[str, Any]) -> None:
         ("exact", 8, 3, 1e-12),
         ("exact", 2, 1, 1e-12),
         ("gpt2", 3, 2, 1e-12),
+        ("keyed", 3, 2, 1e-12),
     ],
 )
 def test_synchronous_training_does_not_depend_on_the_split(

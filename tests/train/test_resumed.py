@@ -165,12 +165,13 @@ def test_a_part_left_out_is_noticed(pool: WorkerPool, part: str) -> None:
     assert isinstance(parts, str) or not same(whole, parts)
 
 
-def test_other_numbers_of_workers_continue_a_run(pool: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["permutation", "keyed"])
+def test_other_numbers_of_workers_continue_a_run(pool: WorkerPool, tmp_path: Path, order: str) -> None:
     """1, 2, 5, 4, 3 and 1 workers within two epochs: the ledger and learning rates of one worker, its weights to 1e-12.
 
     Neither 5 workers nor the tail of 4 samples divide evenly.
     """
-    overrides = [*SGD, *EXACT]
+    overrides = [*SGD, *EXACT, f"batch.order={order}"]
     whole = pool.run(1, train_whole, overrides)[0]
     logged = {}
     for workers, until in ((1, 2), (2, 4), (5, 6), (4, 7), (3, 9), (1, None)):

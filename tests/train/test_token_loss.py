@@ -19,6 +19,7 @@ from runner.data.recipe import IGNORED_LABEL, Batch, Prepared, label_counts
 from runner.plan.experiment import prepare
 from runner.plan.order import DataOrder, permutation
 from runner.train.seeds import set_seed
+from tests.plan.test_order import steps_of
 from tests.pool import WorkerPool
 from tests.replicas import Weights, tiny_job, train
 from tests.sync.reference import largest_difference
@@ -133,7 +134,7 @@ def test_shares_are_uneven() -> None:
     orders = [DataOrder(job.plan, job.config.seed, rank, lengths) for rank in range(8)]
     shares = [
         [np.concatenate([np.zeros(0, dtype=np.int64), *order.micro_batches(0, step)]) for order in orders]
-        for step in orders[0].steps()
+        for step in steps_of(orders[0])
     ]
     sizes = [[(len(share), int(counts[share].sum())) for share in step] for step in shares]
     assert any(min(labels for _, labels in step) == 0 and max(labels for _, labels in step) > 10 for step in sizes[:-1])

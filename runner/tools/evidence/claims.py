@@ -183,8 +183,8 @@ def _ledger(run: Recorded) -> Finding:
     order, epochs = DataOrder(run.plan, run.config.seed, 0, None), run.ledger["epochs"]
     digests: dict[str, str] = {}
     for number, epoch in enumerate(epochs):
-        permutation = order.epoch_permutation(number)
-        steps = [step for step in order.steps() if step.stop <= epoch["expected"]]
+        permutation = order.ids(number, 0, order.samples_per_epoch)
+        steps = [step for step in map(order.step, range(order.steps_per_epoch)) if step.stop <= epoch["expected"]]
         rows = [(np.full(step.samples, step.t), permutation[step.start : step.stop]) for step in steps]
         planned = np.concatenate([np.stack(row, axis=1) for row in rows])
         entries = np.concatenate([planned, np.zeros((len(planned), 1), dtype=np.int64)], axis=1)
