@@ -10,6 +10,12 @@ import numpy as np
 _ROUNDS = 24
 #: Positions whose ids are computed at once: for a single batch most of the time would be NumPy's overhead per call.
 _BLOCK = 8192
+#: Blocks kept: the loader is ahead of the step, and the ledger behind it.
+_KEPT = 4
+#: Of `hashed`; made once, since batches are small.
+_ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
+_MIX_A, _MIX_B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 class KeyedPermutation:
@@ -28,19 +34,23 @@ class KeyedPermutation:
         self._height = max(-(-samples // self._width), 1)
         # It tells seed and epoch apart, see `order.permutation`.
         self._keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
-        self._block = (-1, np.zeros(0, dtype=np.int64))
+        self._blocks: dict[int, np.ndarray] = {}
 
     def ids(self, start: int, stop: int) -> np.ndarray:
         """The samples at positions `start` to `stop`; int64 of shape [stop - start]."""
-        first = start // _BLOCK
-        blocks = [self._ids_of_block(number) for number in range(first, -(-stop // _BLOCK))]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *blocks])[start - first * _BLOCK : stop - first * _BLOCK]
+        blocks = []
+        for number in range(start // _BLOCK, -(-stop // _BLOCK)):
+            first = number * _BLOCK
+            blocks.append(self._ids_of_block(number)[max(start - first, 0) : stop - first])
+        return blocks[0] if len(blocks) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
 
     def _ids_of_block(self, number: int) -> np.ndarray:
-        if self._block[0] != number:
+        if number not in self._blocks:
+            if len(self._blocks) == _KEPT:
+                del self._blocks[next(iter(self._blocks))]
             start = number * _BLOCK
-            self._block = (number, self._at(np.arange(start, min(start + _BLOCK, self._samples), dtype=np.uint64)))
-        return self._block[1]
+            self._blocks[number] = self._at(np.arange(start, min(start + _BLOCK, self._samples), dtype=np.uint64))
+        return self._blocks[number]
 
     def _at(self, positions: np.ndarray) -> np.ndarray:
         values = self._network(positions)
@@ -69,7 +79,10 @@ def hashed(values: np.ndarray, key: np.uint64 | np.ndarray) -> np.ndarray:
     The finaliser of SplitMix64 over key + (value + 1) × golden ratio.
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", with Stafford's variant 13.
     """
-    x = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (values + _ONE) * _GOLDEN + key
+    x ^= x >> _SHIFTS[0]
+    x *= _MIX_A
+    x ^= x >> _SHIFTS[1]
+    x *= _MIX_B
+    x ^= x >> _SHIFTS[2]
+    return x
