@@ -63,7 +63,7 @@ class Backend(Protocol):
         ...
 
     def start_sum(self, numbers: Sequence[Tensor], async_op: bool) -> Callable[[], list[float]]:
-        """Sum each of these scalars, on the device or the CPU, over all workers in fp64; the function waits for it.
+        """Sum these numbers, in tensors on the device or the CPU, over all workers in fp64; the function waits for it.
 
         Waits for the device. `async_op`: workers do not wait for each other, if the device can do that.
         """

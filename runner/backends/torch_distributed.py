@@ -162,7 +162,7 @@ class TorchBackend(Backend):
             return dist.new_group(timeout=_LONG)
 
     def start_sum(self, numbers: Sequence[Tensor], async_op: bool) -> Callable[[], list[float]]:
-        total = torch.stack([number.to(self.device, torch.float64) for number in numbers])
+        total = torch.cat([number.to(self.device, torch.float64).reshape(-1) for number in numbers])
         wait = self.start_all_reduce([total], async_op)
 
         def result() -> list[float]:

@@ -6,6 +6,8 @@ So the content of global batch `t` is the same for every world size, accumulatio
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -87,16 +89,16 @@ class DataOrder:
         return self._of_epoch[1].ids(start, stop)
 
     @property
-    def samples_per_epoch(self) -> int:
-        return self._plan.samples_per_epoch
-
-    @property
     def steps_per_epoch(self) -> int:
         return self._plan.steps_per_epoch
 
     def step(self, t: int) -> Step:
         """Step `t` of an epoch."""
         return step_of_epoch(t, self._plan.samples_per_epoch, self._plan.global_batch)
+
+    def first_steps(self, samples: int) -> Iterator[Step]:
+        """The first steps of an epoch, as far as they have this many samples together."""
+        return itertools.takewhile(lambda step: step.stop <= samples, map(self.step, range(self.steps_per_epoch)))
 
     def global_batch(self, epoch: int, step: Step) -> np.ndarray:
         """Sample ids of a global batch, in the order in which they are dealt to workers."""

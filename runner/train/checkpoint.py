@@ -363,10 +363,15 @@ def load(saved: Saved, rank: int, workers: int, sync: Sync, sharding: Sharding) 
     """The state of worker `rank` of `workers` that synchronise in this way, on the CPU."""
     shared, same_sync = _read(saved, 0), saved.identity["sync"] == sync_digest(sync, sharding)
     if saved.workers == workers and same_sync:
-        return {**shared, **_read(saved, rank)} if rank else shared
-    assert saved.for_any_workers, saved.equal
-    states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
-    return redistributed(states, saved.equal if same_sync else (), rank, workers)
+        state = {**shared, **_read(saved, rank)} if rank else shared
+    else:
+        assert saved.for_any_workers, saved.equal
+        states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
+        state = redistributed(states, saved.equal if same_sync else (), rank, workers)
+    if "entries" in (state.get("ledger") or {}):  # an earlier version, of which each worker listed its own samples
+        every = [_read(saved, other)["ledger"]["entries"] for other in range(saved.workers)]
+        state["ledger"]["entries"] = torch.cat(every)
+    return state
 
 
 def restored(tensors: Mapping[Key, Tensor | SavedShards], like: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
@@ -388,7 +393,6 @@ def redistributed(states: Sequence[State], equal: Collection[str], rank: int, wo
     """
     first = states[0]
     counts = [sum(column) for column in zip(*(state["tokens"] for state in states), strict=True)]
-    entries = torch.cat([state["ledger"]["entries"] for state in states])
     optimizers = [state["optimizer"] for state in states]
     keys = dict.fromkeys(key for optimizer in optimizers for key in optimizer)  # a worker without samples has no state
     return {
@@ -396,7 +400,6 @@ def redistributed(states: Sequence[State], equal: Collection[str], rank: int, wo
         "optimizer": {key: _mean([one[key] for one in optimizers if key in one]) for key in keys},
         "buffers": _mean([state["buffers"] for state in states]),
         "policy": first["policy"] if "policy" in equal and workers > 1 else None,
-        "ledger": {**first["ledger"], "entries": entries if rank == 0 else entries[:0]},
         "tokens": counts if rank == 0 else [0] * len(counts),
         "random": None,
     }

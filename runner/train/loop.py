@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from runner.backends.memory import is_out_of_memory
+from runner.config.choices import LedgerMode
 from runner.data.layout import layout
 from runner.data.loader import batches
 from runner.errors import Preempted
@@ -23,7 +24,7 @@ from runner.train.compilation import CompilationWatch, compiled_by_torch
 from runner.train.evaluation import Evaluator
 from runner.train.finite import FiniteNumbers
 from runner.train.hooks import Hooks
-from runner.train.ledger import Ledger
+from runner.train.ledger import Ledger, LedgerError
 from runner.train.replica import Replica
 from runner.train.retry import StepRetry
 from runner.train.seeds import random_state, restore_random_state
@@ -45,7 +46,7 @@ class Loop:
         self.meter = Meter(self.backend, compilations, annotates=config.profile.steps is not None)
         self.step = TrainStep(replica, order, self.meter.timer)
         self.retry = StepRetry(replica, order, self.meter.timer)
-        self.ledger = Ledger(train.groups(), config.ledger)
+        self.ledger = Ledger(train.groups())
         self.finite = FiniteNumbers(config, self.backend)
         self.log = TrainingLog(replica, hooks.log, self.meter, self.step.noise, self.compilations)
         self.evaluator = Evaluator(replica, hooks, self.log, self.meter, self.finite, self.compilations)
@@ -118,9 +119,9 @@ class Loop:
 
     def _record(self, done: StepDone) -> None:
         """Take in what a step did."""
-        self.ledger.record(done.t, done.samples, done.skipped)
+        trained = self.ledger.record(self.order.epoch, done.t, done.samples, done.skipped)
         self.tokens += done.tokens
-        self.meter.add(dataclasses.replace(done.loss, repeated=self.retry.succeeded()))
+        self.meter.add(dataclasses.replace(done.loss, repeated=self.retry.succeeded(), also=trained))
         self.compilations.after_step(done.loss.step, done.shapes)
         self.optimizer_step, self.latest = done.loss.step, done
         self.order.advance()
@@ -130,17 +131,21 @@ class Loop:
         self.log.after_step(self)
         self.evaluator.after_step(self)
         if self.order.t == 0:
-            self._close_epoch(self.order.epoch - 1, self.plan.steps_per_epoch)
+            self._close_epoch()
         for hook in self._hooks:
             hook.after_step(self)
 
     def flush(self, wait: bool = True) -> None:
-        """Reduce and log the losses of all steps since the previous flush. A collective.
+        """Reduce, check and log the losses of all steps since the previous flush. A collective. Raises LedgerError.
 
         `wait`: if false, they may be logged by the next flush, so that no worker waits for another.
         """
         records = self.log.reduce(wait)
-        self.ledger.require_counts(records, self.order, self.backend)
+        as_planned = self.ledger.check(records, self.order, self.backend)
+        if not as_planned and self.replica.config.ledger is LedgerMode.fail:
+            self.ledger.check(self.log.reduce(wait=True), self.order, self.backend)  # steps that were on their way
+            self.ledger.close_epoch(self.order)
+            raise LedgerError(f"{self.ledger.failures[0]} (set ledger=warn to continue nevertheless)")
         self.retry.agree(records)
         self.log.write_steps(self.optimizer_step, records, wait)
         self.finite.check(records)
@@ -148,14 +153,11 @@ class Loop:
     def close_ledger(self) -> None:
         """Close the ledger of an unfinished epoch. A collective. Raises LedgerError."""
         if self.order.t:
-            self._close_epoch(self.order.epoch, self.order.t)
+            self._close_epoch()
 
-    def _close_epoch(self, epoch: int, steps_done: int) -> None:
+    def _close_epoch(self) -> None:
         self.flush()
-        self.meter.pause()
-        record = self.ledger.close_epoch(epoch, steps_done, self.order, self.backend)
-        self.meter.resume()
-        self.ledger.require_sound(record, self.order, self.backend)
+        self.ledger.close_epoch(self.order)
 
     @property
     def synchronised(self) -> bool:
@@ -215,6 +217,8 @@ class Loop:
         for name, part in self._parts.items():
             if state[name]:  # that of the scaler is empty in any precision but fp16
                 part.load_state_dict(state[name])
+        if state["ledger"] and "entries" in state["ledger"]:
+            self.ledger.add_listed(state["ledger"]["entries"].numpy(), self.order)
         self.log.continue_from(state["synchronisations"])
         self.optimizer_step = state["optimizer_step"]
         smaller = [SmallerMicroBatches(*one) for one in state["smaller_micro_batches"]]

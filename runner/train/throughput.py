@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ class StepLoss:
     `samples`: loss terms and samples of the whole global batch. `samples_seen`: after the step, over all workers.
     `gradient_norm`: of this worker's gradient before clipping, None if it was not computed. `applied`: whether this
     worker's optimizer stepped, which it does not without samples or if the fp16 loss scaler skips the step. `repeated`:
-    whether this worker has repeated it with smaller micro-batches, for lack of memory.
+    whether this worker has repeated it with smaller micro-batches, for lack of memory. `also`: other numbers to sum,
+    as many in each step.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepLoss:
     gradient_norm: Tensor | None = None
     applied: bool = True
     repeated: bool = False
+    also: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class StepRecord:
 
     `counted`: loss terms that the recipe counted; `planned`: loss terms that the loss was divided by. `gradient_norms`:
     their sum over workers; `applied`: how many workers' optimizers stepped; `repeated`: how many have repeated it.
+    `also`: the sums of the steps' other numbers.
     """
 
     step: int
@@ -58,6 +61,7 @@ class StepRecord:
     gradient_norms: float
     applied: int
     repeated: int = 0
+    also: Sequence[float] = ()
 
 
 class PhaseTimer:
@@ -128,7 +132,7 @@ class Meter:
         self.timed_samples = 0
         self.timed_seconds = 0.0
         self.samples_per_s = 0.0
-        #: Seconds between `pause` and `resume`: evaluation, and merging the ledger at the end of an epoch.
+        #: Seconds between `pause` and `resume`: evaluation.
         self.paused_seconds = 0.0
 
     def add(self, loss: StepLoss) -> None:
@@ -175,6 +179,7 @@ class Meter:
                 *(zero if loss.gradient_norm is None else loss.gradient_norm for loss in pending),
                 *(zero + loss.applied for loss in pending),
                 *(zero + loss.repeated for loss in pending),
+                torch.cat([loss.also for loss in pending]),
             ]
             self._in_flight.append((pending, self._backend.start_sum(numbers, async_op=not wait)))
         records = []
@@ -211,6 +216,7 @@ class Meter:
     def _records(self, steps: list[StepLoss], reduced: list[float]) -> list[StepRecord]:
         n = len(steps)
         losses, counted, norms, applied, repeated = (reduced[i : i + n] for i in range(0, 5 * n, n))
+        also, each = reduced[5 * n :], len(steps[0].also)
         for loss in losses:  # one by one: the total must not depend on how many steps are reduced together
             self.loss_total += loss
         self.count_total += sum(step.planned for step in steps)
@@ -225,9 +231,10 @@ class Meter:
                 gradient_norms=norm,
                 applied=round(workers),
                 repeated=round(again),
+                also=also[each * number : each * (number + 1)],
             )
-            for step, loss, terms, norm, workers, again in zip(
-                steps, losses, counted, norms, applied, repeated, strict=True
+            for number, (step, loss, terms, norm, workers, again) in enumerate(
+                zip(steps, losses, counted, norms, applied, repeated, strict=True)
             )
         ]
 

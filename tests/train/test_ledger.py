@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,57 +14,166 @@ import pytest
 from runner.backends import Backend
 from runner.config.plain import to_plain
 from runner.plan import order
-from runner.train.ledger import EpochRecord, Ledger, LedgerError, as_json, epoch_digest, merge
+from runner.plan.order import DataOrder
+from runner.train.ledger import (
+    EpochRecord,
+    Ledger,
+    LedgerError,
+    as_json,
+    digest_of_epochs,
+    digest_of_samples,
+    planned_digest,
+)
+from runner.train.throughput import StepRecord
+from tests.plan.test_order import plan
 from tests.pool import WorkerPool
 from tests.replicas import make_loop
 
-PERMUTATION = np.array([3, 1, 4, 0, 2, 5])
-WHOLE = [(0, 3), (0, 1), (1, 4), (1, 0), (2, 2), (2, 5)]
+Rows = list[tuple[int, int]]
+
+WHOLE: Rows = [(0, 3), (0, 1), (1, 4), (1, 0), (2, 2), (2, 5)]
 
 
-def entries(rows: list[tuple[int, int]]) -> np.ndarray:
-    """Rows of (t, id), none skipped."""
-    return np.array([[t, sample, 0] for t, sample in rows], dtype=np.int64).reshape(-1, 3)
+class Planned(DataOrder):
+    """Six samples in the steps of `WHOLE`."""
+
+    def __init__(self) -> None:
+        super().__init__(plan(6, global_batch=2), 0, 0, None)
+
+    def ids(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        return np.array([sample for _, sample in WHOLE])[start:stop]
+
+
+def step_record(step: int, also: Any, counted: int = 2) -> StepRecord:
+    return StepRecord(step, 0.5, 0.1, 2 * step, counted, 2, 1.0, 1, also=also.tolist())
+
+
+def trained(
+    rows: Rows, steps: int = 3, workers: int = 2, skipped: int | None = None, epoch: int = 0, closes: bool = True
+) -> Ledger:
+    """The ledger of the last worker after steps on these rows of (t, id), dealt to `workers`; step `skipped` was."""
+    ledgers = [Ledger() for _ in range(workers)]
+    for t in range(steps):
+        ids = np.array([sample for at, sample in rows if at == t], dtype=np.int64)
+        shares = [ids[rank::workers] for rank in range(workers)]
+        also = sum(ledger.record(epoch, t, own, t == skipped) for ledger, own in zip(ledgers, shares, strict=True))
+        backend: Any = SimpleNamespace(all_gather_object=lambda _, all_ids=shares: all_ids)
+        for ledger in ledgers:
+            ledger.check([step_record(t + 1, also)], Planned(), backend)
+    if closes:
+        ledgers[-1].close_epoch(Planned())
+    return ledgers[-1]
 
 
 @pytest.mark.parametrize(
-    ("rows", "duplicated", "missing", "misplaced"),
+    ("rows", "duplicated", "missing", "misplaced", "named"),
     [
-        (WHOLE, 0, 0, 0),
-        ([*WHOLE, (2, 5)], 1, 0, 0),  # a duplicated tail
-        (WHOLE[:-1], 0, 1, 0),  # a dropped tail
-        ([*WHOLE[:-1], (2, 3)], 1, 1, 1),  # a tail filled up with the first sample
-        (WHOLE * 4, 18, 0, 0),  # four ranks that each read all the data
-        ([], 0, 6, 0),
-        ([(1 - t if t < 2 else t, sample) for t, sample in WHOLE], 0, 0, 4),  # two batches swapped
-        ([(0, 4), (0, 1), (1, 3), *WHOLE[3:]], 0, 0, 2),  # two samples swapped
+        (WHOLE, 0, 0, 0, None),
+        ([*WHOLE, (2, 5)], 1, 0, 0, "step 3: of 2 planned samples 1 were duplicated (5)"),  # a duplicated tail
+        (WHOLE[:-1], 0, 1, 0, "step 3: of 2 planned samples 1 were missing (5)"),  # a dropped tail
+        # a tail filled up with the first sample
+        ([*WHOLE[:-1], (2, 3)], 1, 1, 1, "step 3: of 2 planned samples 1 were missing (5), 1 were of another step (3)"),
+        # four ranks that each read all the data
+        (WHOLE * 4, 18, 0, 0, "step 1: of 2 planned samples 6 were duplicated (1, 1, 1, 3, 3, …)"),
+        ([], 0, 6, 0, "step 1: of 2 planned samples 2 were missing (1, 3)"),
+        # two batches swapped
+        ([(1 - t if t < 2 else t, sample) for t, sample in WHOLE], 0, 0, 4, "step 1: of 2 planned samples 2 were miss"),
+        # two samples swapped
+        (
+            [(0, 4), (0, 1), (1, 3), *WHOLE[3:]],
+            0,
+            0,
+            2,
+            "step 1: of 2 planned samples 1 were missing (3), 1 were of an",
+        ),
+        (WHOLE[2:], 0, 2, 0, "step 1: of 2 planned samples 2 were missing (1, 3)"),
+        # a sample that is in no step
+        ([*WHOLE[:-1], (2, 9)], 0, 1, 1, "step 3: of 2 planned samples 1 were missing (5), 1 were of another step (9)"),
     ],
 )
-def test_every_deviation_is_counted(rows: list[tuple[int, int]], duplicated: int, missing: int, misplaced: int) -> None:
-    record = merge(0, entries(rows), PERMUTATION, np.array(WHOLE))
+def test_every_deviation_is_counted(
+    rows: Rows, duplicated: int, missing: int, misplaced: int, named: str | None
+) -> None:
+    """And the first step with one is named, with its samples."""
+    ledger = trained(rows)
+    (record,) = ledger.epochs
     assert (record.duplicated, record.missing, record.misplaced) == (duplicated, missing, misplaced)
-    assert record.sound is (rows == WHOLE)
+    assert (record.samples_seen, record.unique) == (len(rows), len({sample for _, sample in rows}))
+    assert record.sound is (not ledger.failures) is (rows == WHOLE)
+    assert named is None or ledger.failures[0].startswith(f"optimizer {named}")
 
 
 def test_an_unfinished_epoch_expects_its_finished_steps() -> None:
-    assert merge(0, entries(WHOLE[:4]), PERMUTATION, np.array(WHOLE[:4])).sound
+    (record,) = trained(WHOLE[:4], steps=2).epochs
+    assert record.sound
+    assert record.expected == 4
+
+
+def test_a_step_left_out_is_found() -> None:
+    """Its samples are missing from the next one."""
+    ledger, backend = Ledger(), SimpleNamespace(all_gather_object=lambda ids: [ids])
+    for t in (0, 2):
+        also = ledger.record(0, t, np.array([sample for at, sample in WHOLE if at == t]), False)
+        ledger.check([step_record(t + 1, also)], Planned(), backend)  # type: ignore[arg-type]
+    ledger.close_epoch(Planned())
+    assert ledger.failures == ["optimizer step 3: of 4 planned samples 2 were missing (0, 4)"]
+    assert (ledger.epochs[0].expected, ledger.epochs[0].missing) == (6, 2)
 
 
 def test_skipped_steps_are_counted_and_sound() -> None:
-    table = entries(WHOLE)
-    table[2:4, 2] = 1
-    record = merge(0, table, PERMUTATION, np.array(WHOLE))
+    (record,) = trained(WHOLE, skipped=1).epochs
     assert record.skipped == 2
     assert record.sound
 
 
 def test_digest() -> None:
-    """SHA-256 over epoch, then (t, id) in permutation order, as 64-bit integers, in whatever order workers report."""
-    content = struct.pack("<q", 7) + b"".join(struct.pack("<qq", t, sample) for t, sample in WHOLE)
-    assert epoch_digest(7, entries(WHOLE[::-1]), PERMUTATION) == hashlib.sha256(content).hexdigest()
+    """Of the samples in each step, in whatever order and by however many workers they were trained on."""
+    expected = planned_digest(Planned(), 7, 6)
+    assert {trained(rows, workers=n, epoch=7).epochs[0].digest for rows in (WHOLE, WHOLE[::-1]) for n in (1, 2, 3)} == {
+        expected
+    }
     swapped = [(1, 3), (0, 1), (0, 4), *WHOLE[3:]]
-    digests = {epoch_digest(0, entries(rows), PERMUTATION) for rows in (WHOLE, swapped, WHOLE[:-1])}
-    assert len(digests) == 3
+    digests = {trained(rows).epochs[0].digest for rows in (WHOLE, swapped, WHOLE[:-1], [*WHOLE, (2, 5)])}
+    assert len({expected, *digests}) == 5
+    assert digest_of_epochs(["aa", "bb"]) == hashlib.sha256(b"aabb").hexdigest()
+
+
+def test_recorded_digest() -> None:
+    """It never changes unnoticed: runs of different versions are compared by it."""
+    assert digest_of_samples(1, 2, np.array([3, 4])).tolist() == [16286211675544045432, 13308410637382316547]
+
+
+def test_digests_of_other_samples_differ() -> None:
+    """No two of 10,000 triples (epoch, step, sample) that are small numbers have a half in common."""
+    halves = [digest_of_samples(epoch, t, np.array([i])) for epoch in range(4) for t in range(50) for i in range(50)]
+    assert len({int(half) for one in halves for half in one}) == 2 * len(halves)
+
+
+@pytest.mark.parametrize("rows", [[(t, sample) for t, sample in WHOLE if t < 2], WHOLE[:3]])
+def test_state_within_an_epoch(rows: Rows) -> None:
+    """A ledger that continues ends like one that was not interrupted, with a mistake before it and without."""
+    whole = trained([*rows, *WHOLE[4:]])
+    ledger = Ledger()
+    ledger.load_state_dict(json.loads(json.dumps(trained(rows, steps=2, closes=False).state_dict())))
+    also = ledger.record(0, 2, np.array([2, 5]), False)
+    backend: Any = SimpleNamespace(all_gather_object=lambda ids: [ids])
+    ledger.check([step_record(3, also)], Planned(), backend)
+    ledger.close_epoch(Planned())
+    assert (ledger.epochs, ledger.failures) == (whole.epochs, whole.failures)
+
+
+@pytest.mark.parametrize("rows", [WHOLE, [*WHOLE[:3], (1, 5), (2, 0), (2, 2)]])
+def test_an_epoch_that_an_earlier_version_has_begun(rows: Rows) -> None:
+    """It listed the samples of each worker; the first two steps are such a list here, and step 1 was skipped."""
+    whole, ledger = trained(rows, skipped=1), Ledger()
+    ledger.load_state_dict({"epochs": [], "failures": []})
+    listed = [(t, sample, t == 1) for t, sample in rows if t < 2]
+    ledger.add_listed(np.array(listed[::-1], dtype=np.int64), Planned())
+    also = ledger.record(0, 2, np.array([sample for t, sample in rows if t == 2]), False)
+    backend: Any = SimpleNamespace(all_gather_object=lambda ids: [ids])
+    ledger.check([step_record(3, also)], Planned(), backend)
+    ledger.close_epoch(Planned())
+    assert ledger.epochs == whole.epochs
 
 
 def test_file() -> None:
@@ -89,12 +199,11 @@ def test_file() -> None:
 def groups_of_an_unfinished_epoch(backend: Backend, steps: int) -> tuple[int | None, list[int]]:
     """Three samples per group; the ledger's count of groups, and the samples of the first `steps` global batches."""
     loop = make_loop(backend, [])
-    data, ledger = loop.order, Ledger(np.arange(100) // 3)
-    for step in map(data.step, range(steps)):
-        ledger.record(step.t, np.concatenate(data.micro_batches(0, step)), skipped=False)
-    record = ledger.close_epoch(0, steps, data, backend)
+    loop.ledger = Ledger(np.arange(100) // 3)
+    loop.train(until=steps)
+    loop.close_ledger()
     loop.policy.close()
-    return record.groups_seen, data.ids(0, 0, 24 * steps).tolist()
+    return loop.ledger.epochs[0].groups_seen, loop.order.ids(0, 0, 24 * steps).tolist()
 
 
 def test_groups_are_counted_over_all_workers(pool: WorkerPool) -> None:

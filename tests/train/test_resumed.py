@@ -242,7 +242,7 @@ def test_an_average_that_was_in_flight_is_logged_once(pool: WorkerPool, tmp_path
 
 
 def test_optimizer_state_of_other_workers_is_their_mean(pool: WorkerPool) -> None:
-    """A worker that has not stepped yet counts nowhere; open ledger entries and counts go to worker 0."""
+    """A worker that has not stepped yet counts nowhere; counts go to worker 0, and the ledger to all."""
     states = [
         {**state, "optimizer": {} if rank == 2 else state["optimizer"]}
         for rank, state in enumerate(pool.run(3, state_after, [*ADAMW, "sync.k=2"], 2))
@@ -254,7 +254,7 @@ def test_optimizer_state_of_other_workers_is_their_mean(pool: WorkerPool) -> Non
         assert same(share["optimizer"][0]["exp_avg"], (moments[0] + moments[1]) / 2)
         assert same(share["model"], states[0]["model"])
         assert share["random"] is None
-    assert [len(share["ledger"]["entries"]) for share in shares] == [48, 0]
+    assert [share["ledger"]["open"]["samples_seen"] for share in shares] == [48, 48]
     assert shares[0]["tokens"] == [sum(column) for column in zip(*(s["tokens"] for s in states), strict=True)]
 
 

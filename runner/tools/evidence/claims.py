@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from runner.backends.memory import available_memory
-from runner.config.choices import AccumulationMode
+from runner.config.choices import AccumulationMode, BatchOrder
 from runner.config.compose import compose, settings
 from runner.config.schema import Accumulation, Config
 from runner.errors import UserError, first_line
@@ -26,14 +24,14 @@ from runner.plan.certificate import Certificate, certify, worst_level
 from runner.plan.order import DataOrder
 from runner.plan.schedule import lr_multiplier
 from runner.run.earlier import certificate_of_run, plan_of_run, saved_settings
-from runner.train.ledger import digest_of_epochs, merge
+from runner.train.ledger import digest_of_epochs, planned_digest
 
 VERIFIED, DIFFERENT, CLAIMED = "verified", "different", "only claimed"
 
 #: Relative difference of two computations of the same formula in float64.
 _ARITHMETIC = 1e-12
-#: Memory, at most, to compute the digest of an epoch.
-_BYTES_PER_SAMPLE = 200
+#: Memory, at most, for the order of an epoch, and samples whose digest takes about an hour.
+_BYTES_PER_SAMPLE, _MOST_SAMPLES = 16, 10**10
 #: Properties of a certificate that the settings do not give: the data's digest is part of the first one.
 _NOT_IN_SETTINGS = ("recipe", "versions", "processor")
 
@@ -176,21 +174,19 @@ def _certificate(run: Recorded) -> Finding:
 
 
 def _ledger(run: Recorded) -> Finding:
-    """Compute the digest of each epoch from the seed: the ids of the samples in the order of the steps."""
-    needed, free = _BYTES_PER_SAMPLE * run.plan.samples_per_epoch, available_memory("cpu", 1)
+    """Compute the digest of each epoch from the seed, which gives the samples of each step."""
+    order, epochs = DataOrder(run.plan, run.config.seed, 0, None), run.ledger["epochs"]
+    in_epochs, in_memory = sum(epoch["expected"] for epoch in epochs), run.plan.order == BatchOrder.permutation.name
+    needed, free = _BYTES_PER_SAMPLE * run.plan.samples_per_epoch * in_memory, available_memory("cpu", 1)
     if free is not None and needed > free:
         return Finding("ledger", CLAIMED, f"its digest takes {needed:,} bytes of memory, and {free:,} are free here")
-    order, epochs = DataOrder(run.plan, run.config.seed, 0, None), run.ledger["epochs"]
-    digests: dict[str, str] = {}
-    for number, epoch in enumerate(epochs):
-        permutation = order.ids(number, 0, order.samples_per_epoch)
-        steps = [step for step in map(order.step, range(order.steps_per_epoch)) if step.stop <= epoch["expected"]]
-        rows = [(np.full(step.samples, step.t), permutation[step.start : step.stop]) for step in steps]
-        planned = np.concatenate([np.stack(row, axis=1) for row in rows])
-        entries = np.concatenate([planned, np.zeros((len(planned), 1), dtype=np.int64)], axis=1)
-        digests[f"digest of epoch {number}"] = merge(number, entries, permutation, planned).digest
+    if in_epochs > _MOST_SAMPLES:
+        return Finding("ledger", CLAIMED, f"its digest of {in_epochs:,} samples takes hours to compute")
+    digests = {
+        f"digest of epoch {number}": planned_digest(order, number, epoch["expected"], like=epoch["digest"])
+        for number, epoch in enumerate(epochs)
+    }
     seen = run.plan.samples_before(run.steps)
-    in_epochs = sum(epoch["expected"] for epoch in epochs)
     found = {
         "numbers of epochs": [epoch["epoch"] for epoch in epochs],
         **{f"digest of epoch {number}": epoch["digest"] for number, epoch in enumerate(epochs)},

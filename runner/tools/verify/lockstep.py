@@ -66,7 +66,7 @@ def frames(loop: Loop, log: list[tuple[int, dict[str, float]]], steps: int, side
     try:
         yield from snapshots(loop, log, steps)
     except LedgerError:
-        yield Mismatch(loop.optimizer_step, "ledger", f"the ledger of {side}: {loop.ledger.failures[-1]}")
+        yield Mismatch(loop.optimizer_step, "ledger", f"the ledger of {side}: {loop.ledger.failures[0]}")
     else:
         yield None
 

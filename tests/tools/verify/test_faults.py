@@ -50,7 +50,7 @@ NAMED = [
     ("mean of means", "fp32", 3, 1, 1, "gradient", 5, "differ by"),
     ("learning rate scaled twice", "fp32", 2, 1, 1, "learning rate", 1, "0.5 times as much"),
     ("scheduler stepped per process", "fp64", 2, 1, 1, "learning rate", 2, "times as much"),
-    ("another data seed on one rank", "fp64", 2, 1, 1, "samples", 1, "only in a"),
+    ("another data seed on one rank", "fp64", 2, 1, 1, "ledger", 1, "of 24 planned samples"),
     ("other new weights on one rank", "fp32", 2, 1, 1, "replicas", 0, "worker 1 has other bits"),
     ("other new weights on one rank", "fp64", 2, 1, 4, "replicas", 0, "worker 1 has other bits"),
     ("another dropout seed on one rank", "fp32", 2, 1, 1, "loss", 1, "relative difference"),
