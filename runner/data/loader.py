@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,13 +21,13 @@ def batches(
     recipe: Recipe,
     prepared: Prepared,
     layout: Layout,
-    seeds: np.ndarray | None = None,
+    seeds: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """One collated CPU batch per list of row numbers, in order, with its row numbers, `FILLER` among them.
 
-    `seeds`: in training, the column `SEED` of the whole table. An empty list becomes a batch of fillers only: models
-    crash on batches of size 0. Rows are memory-mapped, so fetching one costs microseconds and no loader process is
-    needed. Models that compute no padding need `known_places` for their forward pass.
+    `seeds`: in training, makes the column `SEED` from row numbers. An empty list becomes a batch of fillers only:
+    models crash on batches of size 0. Rows are memory-mapped, so fetching one costs microseconds and no loader process
+    is needed. Models that compute no padding need `known_places` for their forward pass.
     """
     unpads = not (recipe.computes_padding or prepared.compiles)
     lengths = np.asarray(table.column("length"))
@@ -38,7 +38,7 @@ def batches(
         is_filler = np.arange(len(wanted)) >= len(samples)
         rows = table[wanted.tolist()]
         if seeds is not None:
-            rows[SEED] = seeds[rows[ROW]]
+            rows[SEED] = seeds(rows[ROW])
         batch = recipe.collate(rows, prepared, layout.length(int(lengths[wanted].max())))
         batch = without_targets(batch, is_filler)
         yield np.where(is_filler, FILLER, rows[ROW]), with_places(batch) if unpads else batch

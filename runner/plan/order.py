@@ -7,14 +7,14 @@ So the content of global batch `t` is the same for every world size, accumulatio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from runner.config.choices import BatchOrder
 from runner.plan import Plan
-from runner.plan.keyed import KeyedPermutation
+from runner.plan.keyed import KeyedPermutation, hashed
 from runner.plan.shards import shards_by_worker, used_shards
 from runner.plan.steps import Step, step_of_epoch
 
@@ -29,13 +29,13 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     return generator.permutation(samples)
 
 
-def sample_seeds(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """A random number for each sample id in `epoch`; uint64 of shape [samples].
+def sample_seeds(seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function that gives each sample id its random number in `epoch`; uint64 of the shape of the ids.
 
-    The stream differs from that of `permutation`: a third word that is 0 would give the same one.
+    The key differs from those of `permutation` and of the keyed one: a third word that is 0 would give the same.
     """
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, 1])))
-    return generator.integers(2**64, size=samples, dtype=np.uint64, endpoint=False)
+    key = np.random.SeedSequence([seed, epoch, 1]).generate_state(1, np.uint64)[0]
+    return lambda ids: hashed(ids.astype(np.uint64), key)
 
 
 def deal(ids: np.ndarray, world_size: int, rank: int) -> np.ndarray:

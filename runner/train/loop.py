@@ -101,9 +101,8 @@ class Loop:
         accumulation_steps = order.accumulation_steps
         shares, ahead = itertools.tee(self._shares(order.epoch, order.t, min(order.t + limit, order.steps_per_epoch)))
         planned = itertools.chain.from_iterable(micro_batches for _, micro_batches in ahead)
-        train = replica.prepared.train
-        seeds = sample_seeds(len(train), replica.config.seed, order.epoch)
-        loader = batches(train, planned, replica.recipe, replica.prepared, self._layout, seeds)
+        seeds = sample_seeds(replica.config.seed, order.epoch)
+        loader = batches(replica.prepared.train, planned, replica.recipe, replica.prepared, self._layout, seeds)
         on_device = self.backend.feed(loader)
         for step, own in shares:
             if order.accumulation_steps != accumulation_steps:

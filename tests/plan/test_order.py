@@ -109,9 +109,11 @@ def test_recorded_order() -> None:
 
 def test_seeds_of_samples() -> None:
     """Each follows from seed, epoch and sample alone, and all differ; the permutation's stream is another."""
-    found = [sample_seeds(50, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    ids = np.arange(50)
+    found = [sample_seeds(seed, epoch)(ids) for seed in (0, 1) for epoch in (0, 1)]
+    assert found[0].dtype == np.uint64
     assert len(np.unique(found)) == 200
-    assert np.array_equal(sample_seeds(30, 1, 1), found[3][:30])
+    assert np.array_equal(sample_seeds(1, 1)(ids[::-7]), found[3][::-7])
     plain = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 0])))
     assert not np.isin(plain.integers(2**64, size=50, dtype=np.uint64), found[0]).any()
 
