@@ -25,7 +25,7 @@ ui: .venv/installed
 test: lint types
 	$(BIN)/python $(PYTEST) -m "not long"
 
-# Needs a browser: Debian's package chromium. Those on Slurm are skipped without munge slurm-client slurmctld slurmd.
+# Needs a browser: Debian's package chromium.
 test-all: .venv/installed
 	$(BIN)/python $(PYTEST) -m long
 
