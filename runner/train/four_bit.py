@@ -18,6 +18,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.quantizers_utils import should_convert_module
 
+from runner.errors import UserError
+
 _TYPE, _BLOCK = "nf4", 64
 
 
@@ -46,6 +48,8 @@ class Linear4bit(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of autocast, or else of the inputs."""
+        if not inputs.is_floating_point():  # LongT5 casts its activations to the dtype that the weight is stored in
+            raise UserError("adapter=qlora is invalid: this model reads the dtype of its weights; use adapter=lora")
         device = inputs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
         product: Tensor = _Product.apply(inputs.to(dtype), self.weight, self.scales, self.bias, self._shape)
