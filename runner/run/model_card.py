@@ -158,16 +158,22 @@ def model_card(folder: Path, record: RunRecord) -> str:
     return printable(masked("\n\n".join(parts))) + "\n"
 
 
-def hub_name(name: object) -> str | None:
-    """`name` if the Hub can have something of this name; a file or folder of this name here hides it."""
+def is_hub_name(name: str) -> bool:
+    """True if the Hub can have something of this name, with or without an owner."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(str(name or ""))
+        validate_repo_id(name)
     except HFValidationError:
-        return None
-    return None if os.path.exists(str(name)) else str(name)
+        return False
+    return True
+
+
+def hub_name(name: object) -> str | None:
+    """`name` if the Hub can have something of this name; a file or folder of this name here hides it."""
+    text = str(name or "")
+    return text if is_hub_name(text) and not os.path.exists(text) else None
 
 
 def _metadata(run: _Run) -> ModelCardData:

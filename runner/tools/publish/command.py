@@ -9,8 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 from rich.console import Console
 from rich.markup import escape
 
@@ -20,7 +19,7 @@ from runner.folder.reading import opened, read_json
 from runner.folder.record import RunRecord
 from runner.run.earlier import folder_of_mlflow_run, saved_model
 from runner.run.model_card import FILE_NAME as MODEL_CARD
-from runner.run.model_card import HERE, hub_name, model_card
+from runner.run.model_card import HERE, hub_name, is_hub_name, model_card
 from runner.track.secrets import masked
 
 _ADAPTER = "adapter_config.json"
@@ -67,7 +66,8 @@ def publish(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--revision", default="main", metavar="BRANCH", help="the branch; made if it does not exist")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be uploaded")
     options = parser.parse_intermixed_args(list(arguments))
-    require(_is_repository(options.to), "--to", options.to, "use owner/name, with letters, digits, ., - and _")
+    valid = "/" in options.to and is_hub_name(options.to)
+    require(valid, "--to", options.to, "use owner/name, with letters, digits, ., - and _")
     upload = _prepare(_run_folder(options.run), options.to, options.revision, options.private)
     _show(upload, console)
     if options.dry_run:
@@ -79,13 +79,6 @@ def publish(arguments: Sequence[str], console: Console) -> int:
             done = _send(upload, console)
         console.print(done, soft_wrap=True, markup=False)
     return 0
-
-
-def _is_repository(name: str) -> bool:
-    with contextlib.suppress(HFValidationError):
-        validate_repo_id(name)
-        return "/" in name
-    return False
 
 
 def _run_folder(given: str) -> Path:

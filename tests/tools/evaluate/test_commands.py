@@ -289,8 +289,8 @@ def test_labels_are_those_of_the_saved_model(here: Path, capsys: pytest.CaptureF
     assert "dull" in capsys.readouterr().err
 
 
-def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is evaluated, loads with PEFT, transformers and MLflow, can be trained further, and saved merged if wanted."""
+def three_classes(here: Path) -> tuple[list[str], Path, list[str]]:
+    """Rows of three classes in `train.tsv` and `dev.tsv`, a model for them, and the overrides that name the files."""
     rows = [
         f"this film is very {word} {number}\t{('awful', 'fine', 'great')[number % 3]}"
         for number, word in enumerate(WORDS * 6)
@@ -299,6 +299,12 @@ def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / f"{name}.tsv").write_text("\n".join(["text\tlabel", *chosen]) + "\n")
     base = save_bert(here / "bert", rows)
     common = ["recipe=text_classification", "recipe.data.train=train.tsv", "recipe.data.eval=dev.tsv", "tracking=none"]
+    return rows, base, common
+
+
+def test_an_adapter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is evaluated, loads with PEFT, transformers and MLflow, can be trained further, and saved merged if wanted."""
+    rows, base, common = three_classes(here)
     lora = ["adapter=lora", "adapter.rank=2", "optimizer.lr=1e-2", "max_steps=3", "device=cpu"]
     assert run("hydra.run.dir=run", f"recipe.model.name={base}", *lora, base=common) == 0
     own = read(here / "run", "summary.json")
@@ -345,14 +351,7 @@ def test_an_adapter_next_to_weights_in_4_bits(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Evaluated with the same 4 bits; other tools load it onto the whole model, or onto 4 bits of bitsandbytes."""
-    rows = [
-        f"this film is very {word} {number}\t{('awful', 'fine', 'great')[number % 3]}"
-        for number, word in enumerate(WORDS * 6)
-    ]
-    for name, chosen in (("train", rows), ("dev", rows[:9])):
-        (here / f"{name}.tsv").write_text("\n".join(["text\tlabel", *chosen]) + "\n")
-    base = save_bert(here / "bert", rows)
-    common = ["recipe=text_classification", "recipe.data.train=train.tsv", "recipe.data.eval=dev.tsv", "tracking=none"]
+    _, base, common = three_classes(here)
     common += ["adapter.rank=2", "optimizer.lr=1e-2", "max_steps=3", "device=cpu", f"recipe.model.name={base}"]
     for name, more in (("run", []), ("merged", ["adapter.merge=true"])):
         assert run(f"hydra.run.dir={name}", *more, base=["adapter=qlora", *common]) == 0
