@@ -77,10 +77,14 @@ class ImageFiles(Source):
         rows = self.rows(part) if given is None else streamed_rows(*given)
         image = self.image_column or _only_column(rows, "image", _has_images)
         check_columns(rows, [image])
-        folder = Path(self.hub_name or "") if given is None else Path(given[0]).expanduser().parent
-        read = functools.partial(_of_rows, rows, image, folder)
+        read = functools.partial(_of_rows, rows, image, self._folder(given))
         labels = _labels_of(rows, self.label_column or _only_column(rows, "label", _has_classes)) if labelled else None
         return _Found(part, rows.setting, rows.where, read, labels)
+
+    def _folder(self, given: tuple[str, str] | None) -> Path:
+        """The folder whose files rows may name: that of their table."""
+        path = Path(given[0] if given is not None else self.hub_name or "").expanduser()
+        return path if path.is_dir() or given is None else path.parent
 
     def _read(self, found: _Found, names: Sequence[str] | None, lacking: str, by_number: bool) -> LabelledImages:
         """The images that are kept, read once for their checksums. `lacking`, `by_number`: as of `LabelKind.labels`."""
@@ -132,7 +136,8 @@ def _in_folders(part: Part, folder: Path, setting: str, labelled: bool) -> _Foun
         return not any(name.startswith((".", "__")) for name in path.relative_to(folder).parts)
 
     suffixes = {suffix for suffix, name in PIL.Image.registered_extensions().items() if name in FORMATS}
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and visible(path))
+    every = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = sorted(path for path in every if path.suffix.lower() in suffixes and visible(path))
     names = [path.relative_to(folder).as_posix() for path in files]
     read, labels = functools.partial(_of_files, files, setting), None
     if labelled:
@@ -197,9 +202,9 @@ def _of_cell(cell: Mapping[str, Any], where: str, folder: Path) -> bytes:
         return content
     if not cell.get("path"):
         raise UserError(f"{where} has no image: remove it")
-    path = Path(os.path.abspath(folder / cell["path"]))
+    path = folder / cell["path"]
     # A table may come from somebody else: it does not choose among all files of this machine.
-    if not any(path.is_relative_to(os.path.abspath(one)) for one in (folder, HF_DATASETS_CACHE, HF_HUB_CACHE)):
+    if not any(path.resolve().is_relative_to(Path(one).resolve()) for one in (folder, HF_DATASETS_CACHE, HF_HUB_CACHE)):
         raise UserError(f"{where} names {path}, which is outside the folder of its table: move it there")
     try:
         return path.read_bytes()

@@ -150,9 +150,9 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None = N
 
     go_offline_if_unreachable()
     _lock_threads_only()
-    setting = f"recipe.data.hub_name={name}"
+    setting, folder = f"recipe.data.hub_name={name}", os.path.expanduser(name)
     try:
-        return Rows(load_dataset(name, config, split=split, revision=revision), f"{setting} (split '{split}')")
+        return Rows(load_dataset(folder, config, split=split, revision=revision), f"{setting} (split '{split}')")
     except ValueError as error:
         if "split" in str(error).lower():
             raise UserError(f"{setting} has no split '{split}' ({first_line(error)})") from error

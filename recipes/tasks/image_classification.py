@@ -80,6 +80,8 @@ class Pictures(Splits[LabelledImages]):
         for part in (self.train, self.eval):
             yield json.dumps([len(part), part.labels]).encode()
             yield from part.digests
+        if not self.train:  # images that are only evaluated are named in the predictions
+            yield json.dumps(self.eval.names).encode()
 
 
 class ImageSource(Protocol):

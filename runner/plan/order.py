@@ -145,7 +145,6 @@ class DataOrder:
         return {"epoch": self.epoch, "t": self.t, "identity": self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = {"order": BatchOrder.permutation.name, **state["identity"]}  # earlier versions had only this one
-        if saved != self._identity():
-            raise ValueError(f"the saved data order belongs to {saved}, this run has {self._identity()}")
+        if state["identity"] != self._identity():
+            raise ValueError(f"the saved data order belongs to {state['identity']}, this run has {self._identity()}")
         self.epoch, self.t = state["epoch"], state["t"]

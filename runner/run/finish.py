@@ -47,7 +47,7 @@ class RunCloser:
         """Write `summary.json` and the card of a finished run's model, and return the record.
 
         `result`: None if training did not reach its end. `failure`: why it failed. Raises RunFailed if the disk does
-        not take the files.
+        not take the record.
         """
         result = result or _partial_result(self.folder)
         experiment = self._update_certificate(result)
@@ -60,7 +60,10 @@ class RunCloser:
         self._log_speed(record)
         record.write(self.folder)
         if status == FINISHED:
-            write_model_card(self.folder, record)
+            try:
+                write_model_card(self.folder, record)
+            except (UserError, RunFailed, OSError, ValueError, KeyError) as error:
+                LOG.warning(f"{self.folder / 'model'} has no model card ({type(error).__name__}: {first_line(error)})")
         return record
 
     def _record(self, status: str, experiment: Experiment, result: RunResult) -> RunRecord:

@@ -240,23 +240,23 @@ def _summary(run: _Run) -> Iterator[str]:
 def _use(run: _Run) -> Iterator[str]:
     """How to load the model, as code that runs in its folder."""
     yield "## Use"
-    auto = _CLASSES.get(run.task or "")
+    auto, images = _CLASSES.get(run.task or ""), run.task == "image-classification"
+    variable, processor = ("processor", "AutoImageProcessor") if images else ("tokenizer", "AutoTokenizer")
     if auto is not None and run.in_4_bits:
         new = read_json(run.model / "adapter_config.json").get("modules_to_save")
         skipped = f", llm_int8_skip_modules={json.dumps(new)}" if new else ""
         lines = [
-            f"from transformers import {auto}, AutoTokenizer, BitsAndBytesConfig  # needs peft and bitsandbytes",
+            f"from transformers import {', '.join(sorted((auto, processor, 'BitsAndBytesConfig')))}"
+            "  # needs peft and bitsandbytes",
             "",
             HERE,
-            "tokenizer = AutoTokenizer.from_pretrained(name)",
+            f"{variable} = {processor}.from_pretrained(name)",
             "# as in training and evaluation; in full precision the outputs are slightly different",
             f'bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{skipped})',
             f"model = {auto}.from_pretrained(name, quantization_config=bits)",
         ]
     elif auto is not None:
         needs = "transformers and peft" if run.is_adapter else "transformers"
-        images = run.task == "image-classification"
-        variable, processor = ("processor", "AutoImageProcessor") if images else ("tokenizer", "AutoTokenizer")
         lines = [
             f"from transformers import {', '.join(sorted((auto, processor)))}  # needs {needs}",
             "",

@@ -368,9 +368,6 @@ def load(saved: Saved, rank: int, workers: int, sync: Sync, sharding: Sharding) 
         assert saved.for_any_workers, saved.equal
         states = [shared, *({**shared, **_read(saved, other)} for other in range(1, saved.workers))]
         state = redistributed(states, saved.equal if same_sync else (), rank, workers)
-    if "entries" in (state.get("ledger") or {}):  # an earlier version, of which each worker listed its own samples
-        every = [_read(saved, other)["ledger"]["entries"] for other in range(saved.workers)]
-        state["ledger"]["entries"] = torch.cat(every)
     return state
 
 

@@ -21,6 +21,8 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from runner.errors import UserError
 
 _TYPE, _BLOCK = "nf4", 64
+#: Layers to whose weight's dtype T5, LongT5 and Switch cast their activations.
+_DTYPE_IS_READ = ("wo",)
 
 
 class Linear4bit(nn.Module):
@@ -48,7 +50,7 @@ class Linear4bit(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of autocast, or else of the inputs."""
-        if not inputs.is_floating_point():  # LongT5 casts its activations to the dtype that the weight is stored in
+        if not inputs.is_floating_point():  # it was cast to the dtype that a weight is stored in
             raise UserError("adapter=qlora is invalid: this model reads the dtype of its weights; use adapter=lora")
         device = inputs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
@@ -98,8 +100,7 @@ def _dequantised(weight: Tensor, scales: Tensor, shape: tuple[int, int], dtype: 
 def quantise(model: nn.Module) -> None:
     """Keep the frozen linear layers of a model with a PEFT adapter in 4 bits, but for the head and the output layer."""
     base: Any = model.get_base_model()  # type: ignore[operator]
-    # Layers that transformers may keep in fp32 are computed in the dtype that their weight has.
-    kept, output = list(base._keep_in_fp32_modules or ()), base.get_output_embeddings()
+    kept, output = [*(base._keep_in_fp32_modules or ()), *_DTYPE_IS_READ], base.get_output_embeddings()
     for parent, name, layer, path in _linear_layers(base):
         if output not in (parent, layer) and should_convert_module(path, kept):
             setattr(parent, name, Linear4bit(layer))

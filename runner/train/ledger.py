@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -205,16 +204,7 @@ class Ledger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epochs = [EpochRecord(**record) for record in state["epochs"]]
         self.failures = list(state["failures"])
-        self._open = OpenEpoch(**state["open"]) if state.get("open") is not None else None
-
-    def add_listed(self, rows: np.ndarray, order: DataOrder) -> None:
-        """Add the open epoch of an earlier version, which listed (t, id, skipped) of all workers' samples in int64."""
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        for of_step in np.split(rows, np.flatnonzero(np.diff(rows[:, 0])) + 1) if len(rows) else ():
-            epoch, t, ids = len(self.epochs), int(of_step[0, 0]), of_step[:, 1]
-            planned = self._add(epoch, t, _numbers(epoch, t, ids, of_step[:, 2].sum()).tolist(), order)
-            if planned is not None:
-                self._explained(planned, ids)
+        self._open = None if state["open"] is None else OpenEpoch(**state["open"])
 
 
 def _numbers(epoch: int, t: int, ids: np.ndarray, skipped: int) -> np.ndarray:
@@ -241,20 +231,12 @@ def _keys(epoch: int, block: int) -> np.ndarray:
     return hashed(steps, hashed(np.array([epoch], dtype=np.uint64), _HALVES))
 
 
-def planned_digest(order: DataOrder, epoch: int, samples: int, like: str | None = None) -> str:
-    """The digest of an epoch whose first steps, with this many samples, were trained as planned.
-
-    `like`: a digest of the version to compute. Earlier versions had SHA-256 over epoch and (t, id), in 64-bit integers.
-    """
-    record, listed = OpenEpoch(epoch, samples), hashlib.sha256(epoch.to_bytes(8, "little"))
-    in_list = like is not None and len(like) == len(listed.hexdigest())
+def planned_digest(order: DataOrder, epoch: int, samples: int) -> str:
+    """The digest of an epoch whose first steps, with this many samples, were trained as planned."""
+    record = OpenEpoch(epoch, samples)
     for step in order.first_steps(samples):
-        ids = order.ids(epoch, step.start, step.stop)
-        if in_list:
-            listed.update(np.stack([np.full(len(ids), step.t), ids], axis=1).astype("<i8").tobytes())
-        else:
-            record.add(digest_of_samples(epoch, step.t, ids).tolist())
-    return listed.hexdigest() if in_list else record.text
+        record.add(digest_of_samples(epoch, step.t, order.ids(epoch, step.start, step.stop)).tolist())
+    return record.text
 
 
 def _some(ids: Sequence[int]) -> str:

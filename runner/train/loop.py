@@ -216,8 +216,6 @@ class Loop:
         for name, part in self._parts.items():
             if state[name]:  # that of the scaler is empty in any precision but fp16
                 part.load_state_dict(state[name])
-        if state["ledger"] and "entries" in state["ledger"]:
-            self.ledger.add_listed(state["ledger"]["entries"].numpy(), self.order)
         self.log.continue_from(state["synchronisations"])
         self.optimizer_step = state["optimizer_step"]
         smaller = [SmallerMicroBatches(*one) for one in state["smaller_micro_batches"]]

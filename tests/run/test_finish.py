@@ -66,6 +66,13 @@ def test_summary_and_last_lines(reported: Reported) -> None:
     assert "of which fp16 skipped 3" in reported(applied_steps=7, skipped_steps=3)[1]
 
 
+def test_a_card_that_cannot_be_made(reported: Reported, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Here for lack of config.yaml. The run is finished all the same."""
+    (tmp_path / "model").mkdir()
+    assert reported()[0]["status"] == "FINISHED"
+    assert "has no model card (" in caplog.text
+
+
 def test_compilations_and_warnings_are_shown(reported: Reported) -> None:
     """Each warning is one line, however long, and brackets in it are not taken for markup."""
     warning = f"7 compilations for input_ids [4, 12], labels [rows]: {'batches should come in few shapes; ' * 4}end"

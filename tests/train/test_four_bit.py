@@ -19,6 +19,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -45,6 +47,7 @@ WIDER = {
     "hidden_size": 32,
     "intermediate_size": 48,
 }
+T5: dict[str, Any] = {"d_model": 8, "d_ff": 8, "d_kv": 4, "num_layers": 1, "num_heads": 2}
 TOKENS = torch.arange(12).reshape(2, 6)
 
 
@@ -137,11 +140,12 @@ def test_the_model_is_that_of_transformers_and_peft(tmp_path: Path) -> None:
             {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},  # not lm_head
         ),
         (
-            lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)),
-            {"q", "k", "v", "o", "wi"},  # not wo, by whose dtype T5 computes
+            lambda: T5ForConditionalGeneration(T5Config(**T5)),
+            {"q", "k", "v", "o", "wi"},  # not wo, to whose dtype T5 casts its activations
         ),
+        (lambda: LongT5ForConditionalGeneration(LongT5Config(**T5)), {"q", "k", "v", "o", "wi"}),
     ],
-    ids=["BERT", "GPT-2", "Llama", "T5"],
+    ids=["BERT", "GPT-2", "Llama", "T5", "LongT5"],
 )
 @pytest.mark.parametrize("targets", [None, ["classifier.dense", "dense", "c_attn", "q_proj", "q"]], ids=["all", "some"])
 def test_which_layers_are_in_4_bits(

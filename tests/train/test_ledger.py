@@ -162,20 +162,6 @@ def test_state_within_an_epoch(rows: Rows) -> None:
     assert (ledger.epochs, ledger.failures) == (whole.epochs, whole.failures)
 
 
-@pytest.mark.parametrize("rows", [WHOLE, [*WHOLE[:3], (1, 5), (2, 0), (2, 2)]])
-def test_an_epoch_that_an_earlier_version_has_begun(rows: Rows) -> None:
-    """It listed the samples of each worker; the first two steps are such a list here, and step 1 was skipped."""
-    whole, ledger = trained(rows, skipped=1), Ledger()
-    ledger.load_state_dict({"epochs": [], "failures": []})
-    listed = [(t, sample, t == 1) for t, sample in rows if t < 2]
-    ledger.add_listed(np.array(listed[::-1], dtype=np.int64), Planned())
-    also = ledger.record(0, 2, np.array([sample for t, sample in rows if t == 2]), False)
-    backend: Any = SimpleNamespace(all_gather_object=lambda ids: [ids])
-    ledger.check([step_record(3, also)], Planned(), backend)
-    ledger.close_epoch(Planned())
-    assert ledger.epochs == whole.epochs
-
-
 def test_file() -> None:
     """Unsound if any epoch is, if anything failed, or if there is no epoch."""
     good = EpochRecord(0, 6, 6, 6, 0, 0, 0, 0, "aa")

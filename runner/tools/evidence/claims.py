@@ -183,7 +183,7 @@ def _ledger(run: Recorded) -> Finding:
     if in_epochs > _MOST_SAMPLES:
         return Finding("ledger", CLAIMED, f"its digest of {in_epochs:,} samples takes hours to compute")
     digests = {
-        f"digest of epoch {number}": planned_digest(order, number, epoch["expected"], like=epoch["digest"])
+        f"digest of epoch {number}": planned_digest(order, number, epoch["expected"])
         for number, epoch in enumerate(epochs)
     }
     seen = run.plan.samples_before(run.steps)

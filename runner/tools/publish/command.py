@@ -28,8 +28,10 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _MODEL = (
     *(*_WEIGHTS, "*.safetensors.index.json", "pytorch_model.bin.index.json", _ADAPTER),
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("*.model", "chat_template.jinja"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    # Vocabularies as the tokenizers of transformers name them.
+    *("*.model", "*.spm", "vocab*.json", "*_vocab.json", "vocab.txt", "merges.txt", "dict.txt", "bpe.codes"),
+    *("*.tokenizer", "normalizer.json", "byte_maps.json", "emoji.json", "word_*.json"),
 )
 #: Everything that is uploaded.
 _ALLOWED = (*_MODEL, MODEL_CARD, "LICENSE*")
@@ -105,9 +107,12 @@ def _prepare(run: Path, repository: str, revision: str, private: bool) -> _Uploa
                 "that this model has on the Hub there, or train with adapter.merge=true"
             )
     if MODEL_CARD in files:
-        with opened(model / MODEL_CARD) as file:
-            card = file.read().decode()
-    else:  # of a run from before there were cards
+        try:
+            with opened(model / MODEL_CARD) as file:
+                card = file.read().decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{model / MODEL_CARD} is not in UTF-8 ({error}): save it in UTF-8") from error
+    else:  # it could not be written when the run ended, or was removed
         record = RunRecord.read(run)
         assert record is not None
         card = model_card(run, record)
@@ -133,11 +138,11 @@ def _send(upload: _Upload, console: Console) -> str:
     """Make the repository and the branch if needed, and the commit; a sentence that says where it is."""
     api, repository, revision = HfApi(), upload.repository, upload.revision
     api.create_repo(repository, private=upload.private or None, exist_ok=True)
+    if upload.private and not api.model_info(repository).private:
+        raise UserError(f"--private: {upload.url} exists and is public: make it private there, or choose another name")
     if revision != constants.DEFAULT_REVISION:
         api.create_branch(repository, branch=revision, exist_ok=True)
     before = api.model_info(repository, revision=revision)
-    if upload.private and not before.private:
-        raise UserError(f"--private: {upload.url} exists and is public: make it private there, or choose another name")
     there = [file.rfilename for file in before.siblings or ()]
     removed = [name for name in there if _matches(name, _MODEL) and name not in upload.files]
     if removed:

@@ -60,6 +60,13 @@ def test_a_folder_for_each_class(folders: tuple[Path, Path]) -> None:
     assert (len(found.eval), found.notes) == (6, ())
 
 
+def test_folders_that_are_links(folders: tuple[Path, Path]) -> None:
+    expected = source(folders).read()
+    (folders[0] / "red").rename(folders[0].parent / "elsewhere")
+    (folders[0] / "red").symlink_to(folders[0].parent / "elsewhere")
+    assert source(folders).read().digest == expected.digest
+
+
 @pytest.mark.parametrize("table", [as_parquet, as_saved])
 def test_tables_have_the_samples_of_folders(folders: tuple[Path, Path], table: Callable[[Path], Path]) -> None:
     found, expected = source((table(folders[0]), table(folders[1]))).read(), source(folders).read()
@@ -114,11 +121,22 @@ def test_a_table_that_names_files(folders: tuple[Path, Path]) -> None:
     names = [file.relative_to(folders[0]) for file in sorted(folders[0].rglob("*.png"))]
     assert source((naming(*names), folders[1])).read().digest == source(folders).read().digest
     outside = next((folders[1] / "red").iterdir())
-    for path in (outside, Path("..", "eval", "red", outside.name)):
+    (folders[0] / "link").symlink_to(folders[1])
+    for path in (outside, Path("..", "eval", "red", outside.name), Path("link", "red", outside.name)):
         with pytest.raises(UserError, match=r"row 13 names .*red.*, which is outside"):
             source((naming(*names, path), folders[1])).read()
     with pytest.raises(UserError, match=r"row 13 names .*lost\.png, which cannot be read"):
         source((naming(*names, Path("red", "lost.png")), folders[1])).read()
+
+
+def test_saved_data_that_name_files(folders: tuple[Path, Path]) -> None:
+    """Not even those beside their folder."""
+    file = next(folders[0].rglob("*.png"))
+    columns = {"image": [{"bytes": None, "path": f"../train/red/{file.name}"}], "label": [0]}
+    features = Features({"image": {"bytes": Value("binary"), "path": Value("string")}, "label": Value("int64")})
+    Dataset.from_dict(columns, features=features).save_to_disk(folders[0].with_suffix(".saved"))
+    with pytest.raises(UserError, match=r"row 1 names .*, which is outside"):
+        source((folders[0].with_suffix(".saved"), folders[1])).read()
 
 
 def test_classes_are_matched_by_name(folders: tuple[Path, Path]) -> None:

@@ -34,7 +34,7 @@ from runner.train.job import Job
 from tests.configured import configured
 from tests.pool import WorkerPool
 from tests.recipes import pictures
-from tests.recipes.pictures import encoded, picture
+from tests.recipes.pictures import CLASSES, encoded, picture
 from tests.replicas import train_recipe, weights_of
 from tests.sync.reference import largest_difference
 
@@ -126,6 +126,19 @@ def test_a_saved_model_is_a_pipeline(folder: Path, tmp_path: Path) -> None:
         assert answers[0]["label"] == columns["predicted"][row]
         for answer in answers:
             assert columns[f"probability_{answer['label']}"][row] == pytest.approx(answer["score"], abs=1e-6)
+
+
+def test_predictions_name_the_files_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
+    """Also after the same images were asked for by other names."""
+    recipe, data = made(folder, tmp_path / "cache")
+    recipe.save(recipe.build_model(data).eval(), data, tmp_path / "saved")
+    cache = Cache(tmp_path / "cache")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.png").write_bytes(encoded(picture(1, 0)))
+        saved = recipe.from_saved(str(tmp_path / "saved"), str(tmp_path / name)).for_predictions()
+        asked = Prepared.load(saved.prepare(cache, saved.facts(cache)))
+        assert saved.prediction_columns(torch.zeros(1, len(CLASSES)), asked.eval)["image"] == [f"{name}.png"]
 
 
 def test_a_head_for_other_classes_is_new(folder: Path, tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ def test_private_and_on_a_branch(trained: Path, hub: Hub) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_private_is_not_sent_to_a_public_repository(trained: Path, hub: Hub, private: bool) -> None:
     hub.repositories[NAME] = Repository(private=private)
-    assert publish(str(trained), "--to", NAME, "--private") == (0 if private else 2)
-    assert len(hub.repositories[NAME].branches["main"]) == (2 if private else 1)
+    assert publish(str(trained), "--to", NAME, "--private", "--revision", "second") == (0 if private else 2)
+    assert ("second" in hub.repositories[NAME].branches) == private
 
 
 def test_finishes_an_upload_whose_commit_was_lost(trained: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_finishes_an_upload_that_was_killed(trained: Path, hub: Hub, here: Path)
 
 
 def test_a_run_without_a_card_gets_one(trained: Path, hub: Hub) -> None:
-    """As runs have that an earlier version has made. The folder stays as it is."""
+    """The folder stays as it is."""
     card = trained / "model" / "README.md"
     expected = card.read_text()
     card.unlink()
@@ -281,6 +281,20 @@ def test_metadata_that_the_server_refuses(trained: Path, hub: Hub, capsys: pytes
     card.write_text(card.read_text().replace("---\n", "---\nlicense: [mit]\n", 1))
     assert '"license" must be a string' in refused(capsys, str(trained), "--to", NAME)
     assert posted(hub, "PUT", "/lfs/") == 0
+
+
+def test_a_card_in_another_encoding(trained: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    (trained / "model" / "README.md").write_bytes("für".encode("latin-1"))
+    assert "README.md is not in UTF-8" in refused(capsys, str(trained), "--to", NAME)
+
+
+def test_vocabularies_of_other_tokenizers(trained: Path, hub: Hub) -> None:
+    """Those of Marian, FSMT, BERTweet and ProphetNet."""
+    names = {"source.spm", "target.spm", "vocab-src.json", "target_vocab.json", "bpe.codes", "prophetnet.tokenizer"}
+    for name in names:
+        (trained / "model" / name).write_text("")
+    assert publish(str(trained), "--to", NAME) == 0
+    assert hub.files(NAME).keys() > names
 
 
 def test_help_says_where_it_sends(capsys: pytest.CaptureFixture[str]) -> None:
