@@ -59,6 +59,12 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def folders_with(name: str, root: Path) -> list[Path]:
+    """Folders at or below `root` with a file of this name, while running jobs may make and remove others there."""
+    # Path.rglob would raise FileNotFoundError.
+    return [Path(folder) for folder, _, names in os.walk(root) if name in names]
+
+
 def parse_json(data: bytes, limit: int = JSON_LIMIT) -> Any:
     """The content of JSON in UTF-8. Raises ValueError, also for more than `limit` bytes and deep nesting."""
     if len(data) > limit:

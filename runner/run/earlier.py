@@ -12,7 +12,7 @@ from runner.config.schema import REMOVED_SYNC_SETTINGS
 from runner.errors import UserError, did_you_mean, first_line
 from runner.folder.files import started_ms
 from runner.folder.lock import is_locked
-from runner.folder.reading import files_below, literal, read_json, read_settings
+from runner.folder.reading import files_below, folders_with, literal, read_json, read_settings
 from runner.folder.record import FINISHED, KILLED, status_of
 from runner.plan import Plan
 from runner.plan.certificate import Certificate
@@ -56,10 +56,10 @@ def _is_unfinished(folder: Path) -> bool:
 
 def folder_of_mlflow_run(run_id: str, outputs: Path) -> Path | None:
     """The folder below `outputs` of the run with this id in MLflow."""
-    for card in sorted(outputs.rglob(CARD_FILE)):
+    for folder in sorted(folders_with(CARD_FILE, outputs)):
         with contextlib.suppress(UserError):  # a damaged one: the others can still be found
-            if read_json(card).get("run_id") == run_id:
-                return card.parent
+            if read_json(folder / CARD_FILE).get("run_id") == run_id:
+                return folder
     return None
 
 

@@ -17,6 +17,7 @@ from runner.config.schema import Tracking
 from runner.errors import UserError, first_line
 from runner.folder.lock import is_locked
 from runner.folder.metrics_log import damage_of_metrics
+from runner.folder.reading import folders_with
 from runner.track.card import FILE_NAME as CARD_FILE
 from runner.track.card import TrackingRecord
 from runner.track.delivery import deliver
@@ -81,7 +82,7 @@ def runs_below(folder: Path) -> list[Path]:
     """The folders of all runs in a folder, itself included; a sweep comes before its jobs. Raises UserError."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder of a run or a sweep, or one that contains them")
-    found = sorted((path.parent for path in folder.rglob(CARD_FILE)), key=lambda path: (len(path.parts), path))
+    found = sorted(folders_with(CARD_FILE, folder), key=lambda path: (len(path.parts), path))
     if not found:
         raise UserError(f"{folder} contains no run: there is no {CARD_FILE} in it")
     return found

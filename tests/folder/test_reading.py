@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from omegaconf import OmegaConf
 from runner.errors import UserError
 from runner.folder.lock import is_locked, locked
 from runner.folder.metrics_log import MetricsReader
-from runner.folder.reading import JSON_LIMIT, files_below, literal, opened, read_json, read_settings
+from runner.folder.reading import JSON_LIMIT, files_below, folders_with, literal, opened, read_json, read_settings
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 7))
 
@@ -129,3 +130,29 @@ def test_links_that_wandb_makes_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "run" / "wandb").symlink_to(tmp_path / "wandb")
     with pytest.raises(UserError, match="wandb is a link"):
         files_below(tmp_path / "run")
+
+
+def test_folders_that_are_made_and_removed_meanwhile(tmp_path: Path) -> None:
+    """As the jobs of a sweep do, while it looks at them."""
+    jobs = [tmp_path / str(number) for number in range(3)]
+    for job in jobs:
+        job.mkdir()
+        (job / "job.json").touch()
+    ended = threading.Event()
+
+    def train() -> None:
+        while not ended.is_set():
+            for job in jobs:
+                (job / ".draft" / "below").mkdir(parents=True)
+            for job in jobs:
+                (job / ".draft" / "below").rmdir()
+                (job / ".draft").rmdir()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert sorted(folders_with("job.json", tmp_path)) == jobs
+    finally:
+        ended.set()
+        thread.join()

@@ -16,7 +16,7 @@ from runner.folder.evaluation_rows import FILE_NAME as EVALUATION_ROWS
 from runner.folder.evaluation_rows import read_rows
 from runner.folder.files import digest_of, started_ms
 from runner.folder.metrics_log import MetricsReader
-from runner.folder.reading import read_json, read_settings
+from runner.folder.reading import folders_with, read_json, read_settings
 from runner.folder.record import FINISHED, RunRecord
 from runner.plan.certificate import Certificate
 from runner.plan.levels import EQUIVALENT, IDENTICAL
@@ -48,7 +48,7 @@ def run_folders(path: Path) -> list[Path]:
         return [path]
     # The jobs of a sweep may lie deeper than one level.
     in_sweep = (path / "sweep.json").is_file()
-    candidates = [note.parent for note in path.rglob("job.json")] if in_sweep else path.iterdir()
+    candidates = folders_with("job.json", path) if in_sweep else path.iterdir()
     found = sorted((folder for folder in candidates if _is_run(folder)), key=_job_number)
     if not found:
         raise UserError(f"{path} holds no run: no config.yaml or summary.json in it or in the folders in it")

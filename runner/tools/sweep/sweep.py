@@ -16,7 +16,7 @@ from runner.config.plain import to_plain
 from runner.errors import UserError
 from runner.folder.files import write_json
 from runner.folder.metrics_log import MetricsReader
-from runner.folder.reading import read_json
+from runner.folder.reading import folders_with, read_json
 from runner.folder.record import FINISHED, STOPPED, RunRecord
 from runner.tools.compare.design import Design
 from runner.track.secrets import without_credentials
@@ -141,11 +141,11 @@ def note_wanted(folder: Path, name: str) -> None:
 def attempts(sweep_folder: Path) -> list[JobState]:
     """Every attempt at every job, the oldest first."""
     found = []
-    for path in sweep_folder.rglob(JOB_FILE):
-        if content := _read(path):
-            record = RunRecord.read_if_valid(path.parent) or RunRecord(RUNNING)
+    for folder in folders_with(JOB_FILE, sweep_folder):
+        if content := _read(folder / JOB_FILE):
+            record = RunRecord.read_if_valid(folder) or RunRecord(RUNNING)
             state = JobState(
-                folder=path.parent,
+                folder=folder,
                 names=tuple(content["names"]),
                 shown=content["shown"],
                 started_at=content["started_at"],
