@@ -77,8 +77,7 @@ def test_any_number_of_workers_has_the_same_bits(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=lambda overrides: overrides[0])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", ADAMW), ("bf16", SGD), ("fp64", ADAMW)])
 def test_one_to_eight_workers(pool: WorkerPool, precision: str, optimizer: list[str]) -> None:
     """As many micro-batches per worker as are asked for, or more."""
     overrides = [*IDENTICAL, f"precision={precision}", *optimizer]
@@ -114,8 +113,7 @@ def check(pool: WorkerPool, alone: dict[str, Any], workers: int, overrides: list
 )
 def test_other_losses_shards_and_weights(pool: WorkerPool, overrides: list[str]) -> None:
     (alone,) = pool.run(1, bits, [*IDENTICAL, *overrides])
-    for workers in (2, 3, 5):
-        check(pool, alone, workers, [*IDENTICAL, *overrides])
+    check(pool, alone, 3, [*IDENTICAL, *overrides])
 
 
 def test_micro_batches_are_the_shards(pool: WorkerPool) -> None:

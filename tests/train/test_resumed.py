@@ -53,28 +53,33 @@ COVERING = [
     (Sync(k=3, compress="int8", overlap=True, delay=2, fragments=2), [*ADAMW, *DROPOUT, "precision=fp32"]),
 ]
 
-POLICIES = (Sync(), DILOCO, SLOWMO, Sync("accumulated"), Sync("gradients"))
+#: Those that can overlap, and average fragments.
+POLICIES = (Sync(), DILOCO, SLOWMO, Sync("accumulated"))
 
 
 def grid() -> list[list[str]]:
-    """Every policy with every schedule and overlap; precisions and kinds of dropout take turns."""
+    """Every pair of policy, schedule and overlap; precisions and kinds of dropout take turns."""
     schedules: tuple[dict[str, Any], ...] = ({}, {"schedule": "qsr"}, {"schedule": "post_local"})
     overlaps: tuple[dict[str, Any], ...] = (
         *({}, {"overlap": True, "delay": 1}, {"overlap": True, "delay": 3}),
         *({"fragments": 2}, {"fragments": 3, "overlap": True, "delay": 2}),
     )
     turns = itertools.cycle(itertools.product(("fp32", "bf16", "fp16", "fp64"), (DROPOUT, EXACT)))
+    pairs = [Sync("gradients", k=3, **schedule) for schedule in schedules]
+    pairs += [
+        replace(policy, k=3, **schedules[(row + column) % len(schedules)], **overlap)
+        for row, policy in enumerate(POLICIES)
+        for column, overlap in enumerate(overlaps)
+    ]
     return [
-        [*ADAMW, *replace(policy, k=3, **schedule, **overlap).overrides(), f"precision={precision}", *dropout]
-        for (policy, schedule, overlap), (precision, dropout) in zip(
-            itertools.product(POLICIES, schedules, overlaps), turns, strict=False
-        )
+        [*ADAMW, *sync.overrides(), f"precision={precision}", *dropout]
+        for sync, (precision, dropout) in zip(pairs, turns, strict=False)
     ]
 
 
-def check(pool: WorkerPool, overrides: list[str]) -> None:
+def check(pool: WorkerPool, overrides: list[str], stops: tuple[int, ...] = EVERY_STEP) -> None:
     whole = pool.run(2, train_whole, overrides)
-    parts = pool.run(2, train_in_parts, overrides, EVERY_STEP)
+    parts = pool.run(2, train_in_parts, overrides, stops)
     for a, b in zip(whole, parts, strict=True):
         assert not isinstance(b, str), b
         assert [part for part in a["state"] if not same(a["state"][part], b["state"][part])] == []

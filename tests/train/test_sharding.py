@@ -79,7 +79,7 @@ def test_running_statistics(pool: WorkerPool) -> None:
 
 @pytest.mark.parametrize("sharding", [FSDP, OFFLOAD], ids=["fsdp", "offload"])
 def test_a_resumed_run_ends_with_the_same_bits(pool: WorkerPool, sharding: list[str]) -> None:
-    check(pool, [*ADAMW, *DROPOUT, "precision=fp32", *BEST, *sharding])
+    check(pool, [*ADAMW, *DROPOUT, "precision=fp32", *BEST, *sharding], (2, 5, 8))
 
 
 def test_a_preempted_run_ends_with_the_same_bits(pool: WorkerPool) -> None:
