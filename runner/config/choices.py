@@ -105,6 +105,7 @@ class OptimizerName(str, enum.Enum):
     nadam = "nadam"
     radam = "radam"
     rmsprop = "rmsprop"
+    muon = "muon"
 
 
 #: The optimizers for which the scaling rule `sde` was derived.

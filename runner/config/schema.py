@@ -56,6 +56,7 @@ OPTIMIZER_SETTINGS: dict[OptimizerName, tuple[str, ...]] = {
     OptimizerName.nadam: _ADAM,
     OptimizerName.radam: _ADAM,
     OptimizerName.rmsprop: ("eps", "momentum"),
+    OptimizerName.muon: (*_ADAM, "momentum", "nesterov"),
 }
 _OUTER = ("outer_lr", "outer_momentum", "outer_nesterov", "outer_per_lr")
 
@@ -370,7 +371,7 @@ class Scaling:
 
 
 #: The optimizers whose weight decay is not part of the gradient.
-_DECOUPLED = (OptimizerName.adamw, OptimizerName.adafactor)
+_DECOUPLED = (OptimizerName.adamw, OptimizerName.adafactor, OptimizerName.muon)
 
 
 @dataclass(frozen=True)
@@ -740,7 +741,8 @@ class Config:
         other = f"it does not apply to optimizer={name.name}: use scaling=auto, or optimizer=adamw"
         require(rule is not ScalingRule.sde or name in SCALED_BY_SDE, "scaling", rule, other)
         by_half_life = rule in (ScalingRule.half_life, ScalingRule.half_life_sqrt)
-        require(not by_half_life or self.optimizer.betas is not None, "scaling", rule, other)
+        moving = name is not OptimizerName.muon and self.optimizer.betas is not None  # of every weight
+        require(not by_half_life or moving, "scaling", rule, other)
         decay = self.scaling.weight_decay
         coupled = f"optimizer={name.name} adds its weight decay to the gradient: use fixed, or optimizer=adamw"
         ok = decay is ScalingWeightDecay.fixed or name in _DECOUPLED

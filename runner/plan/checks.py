@@ -54,9 +54,9 @@ def _check_sharding(config: Config) -> None:
         return
     rule = f"no worker has all weights to train on alone with sharding={kind.name}: use sync.k=1"
     require(config.sync.always_synchronous, "sync.k", config.sync.k, rule)
-    rule = f"its factors of whole matrices cannot be sharded by sharding={kind.name}: use optimizer=adamw"
+    rule = f"it needs whole matrices, which sharding={kind.name} takes apart: use optimizer=adamw"
     name = config.optimizer.name
-    require(name is not OptimizerName.adafactor, "optimizer", name, rule)
+    require(name not in (OptimizerName.adafactor, OptimizerName.muon), "optimizer", name, rule)
 
 
 def check_adapter(config: Config, device_type: str) -> None:

@@ -103,6 +103,7 @@ WRONG: list[tuple[str, ...]] = [
     ("runner sharding=fsdp sync.k=4 device=cpu2", "sync.k=4", "sharding=fsdp"),
     ("runner sharding=fsdp device=tpu8", "sharding=fsdp", "sharding=none"),
     ("runner sharding=fsdp optimizer=adafactor", "optimizer", "adafactor", "adamw"),
+    ("runner sharding=fsdp optimizer=muon", "optimizer", "muon", "adamw"),
     ("runner sharding=fsdp sharding.param_dtype=bf16", "sharding.param_dtype", "precision=bf16"),
     ("runner sharding=fsdp sharding.param_dtype=fp16", "sharding.param_dtype", "bf16"),
     ("runner sharding.param_dtype=bf16", "sharding.param_dtype", "sharding=fsdp"),

@@ -107,6 +107,7 @@ def check(pool: WorkerPool, alone: dict[str, Any], workers: int, overrides: list
         ["adapter=lora", "adapter.merge=true", "precision=fp32", *ADAMW],
         ["adapter=qlora", "adapter.merge=true", "precision=bf16", *ADAMW],
         ["optimizer=adafactor", "precision=fp32"],
+        ["optimizer=muon", "precision=fp32"],
         ["evaluation.every_steps=2", "evaluation.keep_best=true", "evaluation.patience=2", "precision=bf16", *ADAMW],
     ],
     ids=lambda overrides: overrides[0],

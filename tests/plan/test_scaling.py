@@ -72,6 +72,7 @@ def test_largest_batch_of_the_sde_rule() -> None:
         ("optimizer=adamw optimizer.betas=[0.9,0.5]", False, 2, "sqrt"),
         ("optimizer=adam", False, 0.25, "sde"),
         ("optimizer=adafactor", False, 8, "sqrt"),
+        ("optimizer=muon", False, 8, "sqrt"),
         ("optimizer=sgd", False, 8, "linear"),
         ("optimizer=adamw", True, 8, "sqrt"),
     ],
@@ -122,6 +123,7 @@ def test_a_rule_warns_where_it_was_not_measured(overrides: str, warned: str) -> 
     [
         ("optimizer=sgd scaling=sde", "scaling"),
         ("optimizer=rmsprop scaling=half_life", "scaling"),
+        ("optimizer=muon scaling=half_life", "scaling"),
         ("optimizer=sgd scaling.weight_decay=per_sample", "scaling.weight_decay"),
     ],
 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
 
 from runner.config.choices import OptimizerName
 from runner.config.compose import compose, settings
 from runner.config.schema import Optimizer
 from runner.train.optim import build_optimizer, parameter_groups
+from tests.train.test_adapter import BERT
 
+NO_DROPOUT = {**BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GRADIENTS = [[1.0, -2.0, 4.0], [0.5, 0.25, -1.0], [-3.0, 2.0, 0.125]]
 
 
@@ -50,10 +56,13 @@ def test_every_optimizer_descends(name: OptimizerName) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = build_optimizer(config, model, fused=True)
-    assert type(optimizer).__name__.lower() == name.name
+    assert type(optimizer).__name__.lower().startswith(name.name)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    matrices, vectors = optimizer.param_groups
     for setting, value in config.settings.items():
-        assert optimizer.param_groups[0][setting] == (tuple(value) if setting == "betas" else value)
+        # Muon has the matrix, and AdamW the bias.
+        group = vectors if name is OptimizerName.muon and setting in ("betas", "eps") else matrices
+        assert group[setting] == (tuple(value) if setting == "betas" else value)
     inputs, losses = torch.randn(8, 4), []
     for lr in [0.0] + [0.01] * 20:
         for group in optimizer.param_groups:
@@ -73,3 +82,38 @@ def test_only_matrices_decay() -> None:
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert [p.ndim for p in decayed["params"]] == [2]
     assert [p.ndim for p in others["params"]] == [1, 1, 1]
+
+
+def test_muon_is_torchs_on_matrices_between_layers() -> None:
+    """And AdamW is on embeddings, head and vectors; also after its state was loaded."""
+    config = settings(compose(["optimizer=muon"])).optimizer
+    torch.manual_seed(0)
+    ours, theirs = (BertForSequenceClassification(BertConfig(**NO_DROPOUT)).double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    hidden = {name for name, one in theirs.bert.named_parameters(prefix="bert") if one.ndim == 2}
+    hidden -= {name for name in hidden if "embeddings" in name}
+    assert any("pooler" in name for name in hidden)
+    kinds: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, one in theirs.named_parameters():
+        kinds[name in hidden, one.ndim > 1].append(one)
+    muon = torch.optim.Muon(
+        kinds[True, True], lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    decayed = [
+        {"params": kinds[False, True], "weight_decay": config.weight_decay},
+        {"params": kinds[False, False], "weight_decay": 0.0},
+    ]
+    reference = [muon, torch.optim.AdamW(decayed, lr=config.lr, fused=True)]
+    optimizer = build_optimizer(config, ours, fused=True)
+    for step in range(4):
+        if step == 2:
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = build_optimizer(config, ours, fused=True)
+            optimizer.load_state_dict(state)
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(input_ids=torch.arange(12).reshape(2, 6), labels=torch.tensor([0, 1])).loss.backward()
+        for one in (optimizer, *reference):
+            one.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -42,7 +42,7 @@ COVERING = [
     (Sync(k=1), [*ADAMW, *DROPOUT, "precision=fp32", "accumulation.steps=2", *BEST]),
     (Sync(k=1), [*SGD, *EXACT, "precision=fp64"]),
     (LATE, [*ADAMW, *BATCH_NORM, "precision=bf16"]),
-    (Sync(k=3, compress="bf16"), [*ADAMW, *DROPOUT, "precision=bf16"]),
+    (Sync(k=3, compress="bf16"), ["optimizer=muon", *DROPOUT, "precision=bf16"]),
     (Sync(k=4, overlap=True, delay=2, compress="bf16"), [*ADAMW, *DROPOUT, "precision=fp16"]),
     (replace(LATE, policy="outer", overlap=True, delay=2), [*ADAMW, *EXACT, "precision=bf16"]),
     (replace(SLOWMO, k=3, overlap=True, delay=3, schedule="qsr"), [*SGD, *DROPOUT, "precision=fp32"]),
