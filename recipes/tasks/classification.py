@@ -108,6 +108,7 @@ class SequenceClassification(ProblemRecipe, TransformerRecipe[Corpus]):
     max_length: int = 128
     metrics_shown: Sequence[str] | None = ("accuracy",)
     problem: str = "single_label"
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +118,7 @@ class SequenceClassification(ProblemRecipe, TransformerRecipe[Corpus]):
         rule = f"it must be recipe.problem={self.problem}; choose the recipe multi_label or text_regression instead"
         require(of_data == self.problem, "recipe.data.problem", of_data, rule)
         self.check_metrics_shown()
+        self.check_label_smoothing()
 
     @property
     def targets(self) -> Problem:
@@ -188,7 +190,7 @@ class SequenceClassification(ProblemRecipe, TransformerRecipe[Corpus]):
         return {**batch, "labels": self.targets.tensor(rows["label"])}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.targets.loss(at_least_fp32(outputs(model, batch).logits), batch["labels"])
+        return self.training_loss(at_least_fp32(outputs(model, batch).logits), batch["labels"])
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits, [samples, classes], or [samples, 1] of numbers."""

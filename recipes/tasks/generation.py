@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from recipes.tasks.pretrained_recipe import SplitsType
+from recipes.tasks.pretrained_recipe import SplitsType, check_label_smoothing
 from recipes.tasks.row_metrics import OF_LOSS, ratio, row_metrics
 from recipes.tasks.transformer_recipe import TransformerRecipe
 from runner.data.recipe import IGNORED_LABEL, Batch
@@ -50,11 +50,13 @@ class TextGeneration(TransformerRecipe[SplitsType]):
     generate: bool = False
     max_new_tokens: int = 128
     num_beams: int = 1
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.max_new_tokens >= 1, "recipe.max_new_tokens", self.max_new_tokens, "use at least 1 token")
         require(self.num_beams >= 1, "recipe.num_beams", self.num_beams, "use at least 1")
+        check_label_smoothing(self.label_smoothing)
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -76,7 +78,7 @@ class TextGeneration(TransformerRecipe[SplitsType]):
         """What `generate` of transformers continues or answers, padded so that rows do not depend on each other."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses, is_target = token_losses(*self.scored(model, batch))
+        losses, is_target = token_losses(*self.scored(model, batch), self.label_smoothing)
         return losses.sum(), is_target.sum()
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -119,12 +121,13 @@ class TextGeneration(TransformerRecipe[SplitsType]):
         return columns
 
 
-def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def token_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """The loss of the label at each position, [rows, length], 0 without one; and whether it has one.
 
-    `logits`: [rows, length, vocabulary].
+    `logits`: [rows, length, vocabulary]. `label_smoothing`: the share of each target's weight that all tokens get.
     """
-    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
+    how: Any = {"ignore_index": IGNORED_LABEL, "reduction": "none", "label_smoothing": label_smoothing}
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), **how)
     return losses.view_as(labels), labels != IGNORED_LABEL
 
 

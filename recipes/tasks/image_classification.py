@@ -114,11 +114,13 @@ class ImageClassification(ProblemRecipe, PretrainedRecipe[Pictures]):
     random_crop: float | None = 0.08
     random_flip: bool = True
     metrics_shown: Sequence[str] | None = ("accuracy",)
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         ok = self.random_crop is None or 0 < self.random_crop <= 1
         require(ok, "recipe.random_crop", self.random_crop, "use a share of the image's area such as 0.08, or null")
         self.check_metrics_shown()
+        self.check_label_smoothing()
 
     @property
     def targets(self) -> Problem:
@@ -227,7 +229,7 @@ class ImageClassification(ProblemRecipe, PretrainedRecipe[Pictures]):
         return trained
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.targets.loss(self.predict(model, batch), batch["labels"])
+        return self.training_loss(self.predict(model, batch), batch["labels"])
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits, [images, classes]."""

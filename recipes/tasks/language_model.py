@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from recipes.models.pretrained import NOT_CAUSAL
 from recipes.tasks.generation import token_losses
-from recipes.tasks.pretrained_recipe import at_least_fp32
+from recipes.tasks.pretrained_recipe import at_least_fp32, check_label_smoothing
 from recipes.tasks.row_metrics import OF_LOSS, row_metrics
 from recipes.tasks.splits import DataSource, Splits
 from recipes.tasks.transformer_recipe import Tokenised, TransformerRecipe, chunks, outputs, text_batch
@@ -60,9 +60,11 @@ class CausalLanguageModel(TransformerRecipe[Documents]):
     data: DataSource[Documents]
     block_size: int = 128
     packing: str = "blocks"
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_label_smoothing(self.label_smoothing)
         require(self.packing in _UNITS, "recipe.packing", self.packing, f"use one of {', '.join(_UNITS)}")
 
     @property
@@ -106,7 +108,7 @@ class CausalLanguageModel(TransformerRecipe[Documents]):
         return {**text_batch(rows, prepared.properties["pad_id"], length), "labels": labels}
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses, is_target = _losses(model, batch)
+        losses, is_target = _losses(model, batch, self.label_smoothing)
         return losses.sum(), is_target.sum()
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -189,9 +191,9 @@ def checked_causal(model: nn.Module) -> nn.Module:
     return model
 
 
-def _losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def _losses(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """The loss of the next token at each position, [rows, length], 0 if that is no target; and whether it is one."""
-    return token_losses(next_token_logits(model, batch), next_labels(batch))
+    return token_losses(next_token_logits(model, batch), next_labels(batch), label_smoothing)
 
 
 def next_labels(batch: Batch) -> Tensor:

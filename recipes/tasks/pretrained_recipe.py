@@ -192,6 +192,11 @@ def check_metrics_shown(shown: Sequence[str] | None, known: Collection[str], of:
         require(name in known, "recipe.metrics_shown", shown, rule)
 
 
+def check_label_smoothing(share: float) -> None:
+    """Check the setting of that name: the share of each target's weight that all classes get. Raises UserError."""
+    require(0 <= share < 1, "recipe.label_smoothing", share, "use a share such as 0.1, at least 0 and below 1")
+
+
 def set_label_names(config: Any, names: Sequence[str]) -> None:
     """Save the names of the classes with the model: for pipelines, and for runner.evaluate and runner.predict."""
     config.id2label = dict(enumerate(names))

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from recipes.models.pretrained import Pretrained
-from recipes.tasks.pretrained_recipe import check_metrics_shown
-from recipes.tasks.problems import PROBLEMS, Problem
+from recipes.tasks.pretrained_recipe import check_label_smoothing, check_metrics_shown
+from recipes.tasks.problems import PROBLEMS, Problem, class_loss
 from runner.data.recipe import DataFacts, Recipe
 from runner.data.table import Table
 from runner.errors import UserError, require
@@ -19,10 +19,13 @@ from runner.errors import UserError, require
 class ProblemRecipe(Recipe):
     """`metrics_shown`: of those of the problem, or None for those that fit the number of classes.
 
+    `label_smoothing`: the share of each target's weight that all classes get in training, where a row has one class.
+
     Tables have the columns of the problem (`Problem.columns`), and predictions are logits, [rows, outputs].
     """
 
     metrics_shown: Sequence[str] | None
+    label_smoothing: float
 
     @property
     @abstractmethod
@@ -36,6 +39,17 @@ class ProblemRecipe(Recipe):
     def check_metrics_shown(self) -> None:
         """Check the setting of that name. Raises UserError."""
         check_metrics_shown(self.metrics_shown, self.targets.metrics, f" of recipe.problem={self._name}")
+
+    def check_label_smoothing(self) -> None:
+        """Check the setting of that name. Raises UserError."""
+        check_label_smoothing(self.label_smoothing)
+        ok = self.label_smoothing == 0 or self._name == "single_label"
+        require(ok, "recipe.label_smoothing", self.label_smoothing, f"recipe.problem={self._name} has none; use 0")
+
+    def training_loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Problem.loss`, with smoothed labels."""
+        smoothing = self.label_smoothing
+        return class_loss(logits, labels, smoothing) if smoothing else self.targets.loss(logits, labels)
 
     @property
     def metric_names(self) -> Sequence[str]:

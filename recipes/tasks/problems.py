@@ -142,9 +142,11 @@ def _auc(logits: Tensor, labels: Tensor) -> float:
     return 100 * float(roc_auc_score(labels, logits.double().softmax(-1), multi_class="ovr"))
 
 
-def _class_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    loss_sum = cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss_sum, (labels != IGNORED_LABEL).sum()
+def class_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The sum of the cross entropy, and the number of labels. `logits`: [targets, classes]."""
+    ignored = IGNORED_LABEL
+    loss_sum = cross_entropy(logits, labels, ignore_index=ignored, reduction="sum", label_smoothing=label_smoothing)
+    return loss_sum, (labels != ignored).sum()
 
 
 class SingleLabel(Problem):
@@ -159,7 +161,7 @@ class SingleLabel(Problem):
         "precision": _of_classes("precision_score", zero_division=0.0),
         "recall": _of_classes("recall_score", zero_division=0.0),
         "auc": _auc,
-        "loss": _mean(_class_loss),
+        "loss": _mean(class_loss),
     }
 
     def row_metrics(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -215,7 +217,7 @@ class SingleLabel(Problem):
         return torch.as_tensor(label, dtype=torch.int64)
 
     def loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return _class_loss(logits, labels)
+        return class_loss(logits, labels)
 
     def predictions(self, logits: Tensor, labels: Any, names: Sequence[str]) -> dict[str, Sequence[Any]]:
         shares = logits.softmax(-1)

@@ -17,12 +17,14 @@ from torch.nn.functional import cross_entropy, pad
 from recipes.models.pretrained import Pretrained
 from recipes.tasks.pretrained_recipe import (
     at_least_fp32,
+    check_label_smoothing,
     check_metrics_shown,
     evaluation_reader,
     evaluation_source,
     saved_label_names,
     set_label_names,
 )
+from recipes.tasks.problems import class_loss
 from recipes.tasks.row_metrics import ratio, row_metrics
 from recipes.tasks.splits import Splits
 from recipes.tasks.transformer_recipe import (
@@ -100,10 +102,12 @@ class TokenClassification(TransformerRecipe[TaggedCorpus]):
     data: TaggedSource
     max_length: int = 128
     metrics_shown: Sequence[str] | None = None
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_metrics_shown(self.metrics_shown, METRICS)
+        check_label_smoothing(self.label_smoothing)
 
     @property
     def metric_names(self) -> Sequence[str]:
@@ -170,8 +174,7 @@ class TokenClassification(TransformerRecipe[TaggedCorpus]):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         logits, labels = at_least_fp32(outputs(model, batch).logits), batch["labels"]
-        loss_sum = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-        return loss_sum, (labels != IGNORED_LABEL).sum()
+        return class_loss(logits.flatten(0, 1), labels.flatten(), self.label_smoothing)
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of each row, and the tag at each token, 0 after the last; fp64 of shape [rows, 1 + max_length]."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.trainer_pt_utils import LabelSmoother
 
 from runner.config.instantiate import build_recipe
 from runner.data.cache import Cache
@@ -210,6 +211,19 @@ def test_the_loss_is_a_sum_over_rows(case: Case) -> None:
             assert torch.allclose(found, gradient, rtol=1e-8, atol=1e-10 * float(gradient.abs().max()))
 
 
+@pytest.mark.parametrize("case", ["text_classification", "token_classification", "blocks", "t5", "vit"], indirect=True)
+def test_smoothed_labels_are_those_of_transformers(case: Case) -> None:
+    """In training, up to their fp32; evaluations do not change."""
+    recipe, batch = dataclasses.replace(case.recipe, label_smoothing=0.1), case.batch(range(7))
+    with torch.no_grad():
+        loss_sum, count = recipe.loss(case.model, batch)
+        plain = case.recipe.loss(case.model, batch)[0]
+        mean = LabelSmoother(epsilon=0.1)(case.model(**batch), batch["labels"], shift_labels=case.name == "blocks")
+    assert float(loss_sum) == pytest.approx(float(mean * count), rel=1e-6)
+    assert float(loss_sum) != pytest.approx(float(plain), rel=1e-3)
+    assert torch.equal(recipe.predict(case.model, batch), case.recipe.predict(case.model, batch))
+
+
 def test_fillers_count_nowhere(case: Case) -> None:
     batch, filler = case.batch([0, 1, 2]), np.array([False, True, False])
     expected, count, gradient = gradients(case, [case.batch([0, 2])])
@@ -397,7 +411,8 @@ WRONG = [
         ("text_classification", "padding", "longets"), ("chat", "padding", "max_length"),
         ("text_classification", "metrics_shown", "[acuracy]"), ("text_regression", "metrics_shown", "[accuracy]"),
         ("token_classification", "metrics_shown", "[F1]"), ("multi_label", "metrics_shown", "loss"),
-        ("text_classification", "problem", "ranking"),
+        ("text_classification", "problem", "ranking"), ("text_classification", "label_smoothing", 1),
+        ("multi_label", "label_smoothing", 0.1), ("t5", "label_smoothing", -0.1),
         ("vit", "random_crop", 0), ("vit", "random_crop", 2), ("vit", "metrics_shown", "[f1]"),
     )),
     *((name, f"recipe.data.{column}=nowhere") for name, column in (
