@@ -58,6 +58,7 @@ class ExternalWorld:
 
     def follow(self) -> int:
         """Wait for rank 0's job and run this rank's part of it; the exit code."""
+        requests.training = True  # as in `_run`: rank 0 may be about to
         handle_signals(exits=True)
         message = json.loads(self.store.get(_JOB_KEY))
         try:
@@ -68,6 +69,10 @@ class ExternalWorld:
         return 0
 
     def _run(self, job: Job) -> RunResult | None:
+        # One that ended while it is still preparing would leave the others waiting for it, and nothing saved.
+        requests.training, requests.grace_s = job.config.checkpoint.on_preemption, job.config.launch.grace_s
+        if not requests.training:
+            requests.raise_pending()
         try:
             return run(job, World(self.rank, self.world_size, self.local_rank, job.local_workers, self.store), self)
         except WorkerLost as error:

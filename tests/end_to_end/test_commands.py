@@ -156,6 +156,18 @@ def test_torchrun_starts_workers_again(tmp_path: Path) -> None:
     assert statuses(tmp_path) == ["FINISHED"]
 
 
+@pytest.mark.long
+def test_torchrun_is_preempted_before_its_first_step(tmp_path: Path) -> None:
+    """No worker ends alone while it prepares: all save the same step."""
+    process = start(tmp_path, str(BIN / "torchrun"), "--nproc-per-node=2", *ENDLESS)
+    metrics = wait_for(tmp_path, METRICS, process)
+    for pid in children(process.pid):
+        os.kill(pid, signal.SIGUSR1)
+    assert process.wait(timeout=TIMEOUT_S) != 0
+    assert read(metrics.parent, "summary.json")["status"] == "PREEMPTED", output(tmp_path)
+    assert list(metrics.parent.glob("checkpoints/step-*"))
+
+
 def test_torchrun_with_another_world_size(tmp_path: Path) -> None:
     """A setup of three workers in a world of two: one sentence from rank 0, nothing left behind."""
     code, text = torchrun(tmp_path, "device=cpu", "device.workers=3")

@@ -34,8 +34,7 @@ def test_eight_rehearsed_workers_learn(here: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("device", ["cpu", "cpu2"])
-def test_compiled_training_is_the_same_training(here: Path, device: str) -> None:
+def test_compiled_training_is_the_same_training(here: Path) -> None:
     """`compile=true` compiles, and changes losses by rounding only."""
-    losses = [summary_of(f"compile={flag}", f"device={device}", base=QUICK)["train_loss"] for flag in ("true", "false")]
+    losses = [summary_of(f"compile={flag}", "device=cpu2", base=QUICK)["train_loss"] for flag in ("true", "false")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

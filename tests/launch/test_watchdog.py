@@ -43,18 +43,18 @@ def test_who_is_waited_for(now: dict[int, Heartbeat], expected: str | None) -> N
 @pytest.mark.long
 def test_a_stopped_worker_is_named_and_replaced(tmp_path: Path) -> None:
     """First a warning, then an end within the time-out, and a new start from the newest checkpoint."""
-    limits = ["launch.timeout_s=8", "launch.max_restarts=1", "checkpoint.every_steps=5"]
+    limits = ["launch.timeout_s=20", "launch.max_restarts=1", "checkpoint.every_steps=5"]
     process = start(tmp_path, "-m", "runner", *TRACKED, *limits, "device=cpu2", "epochs=200", "tracking=none")
     wait_for(tmp_path, "outputs/*/*/checkpoints/step-*/complete.json", process)
     (forkserver,) = [pid for pid in children(process.pid) if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(children(forkserver)[1], signal.SIGSTOP)
-    wait_until(lambda: "warning: worker 1 did not answer" in output(tmp_path), "no warning", 30)
-    wait_until(lambda: "restart 1 of 1" in output(tmp_path), "no restart", 30)
+    wait_until(lambda: "warning: worker 1 did not answer" in output(tmp_path), "no warning")
+    wait_until(lambda: "restart 1 of 1" in output(tmp_path), "no restart")
     assert process.wait(timeout=TIMEOUT_S) == 0, output(tmp_path)
     summary = read(only_folder(tmp_path), "summary.json")
     assert summary["status"] == "FINISHED"
     assert any("worker 1 did not answer" in note for note in summary["notes"])
-    assert 8 <= summary["speed"]["restart_share"] * summary["wall_s"] <= summary["wall_s"]
+    assert 20 <= summary["speed"]["restart_share"] * summary["wall_s"] <= summary["wall_s"]
 
 
 #: A worker whose step takes a second of its own time, and which waits for another then.

@@ -25,6 +25,7 @@ from runner.errors import UserError
 from runner.folder.metrics_log import MetricsLog
 from runner.track.card import TrackingRecord
 from runner.track.command import runs_below, store_and_runs
+from tests.processes import TIMEOUT_S
 from tests.tools.sweep.stores import empty_store
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -227,13 +228,13 @@ def test_the_ui_is_quiet_and_ends_on_ctrl_c(here: Path) -> None:
     with (here / "ui.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://127.0.0.1:{port}/"):
                 break
             time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-        assert process.wait(60) == 0
+        assert process.wait(TIMEOUT_S) == 0
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)
     finally:
