@@ -183,7 +183,8 @@ def test_the_grace_period_ends() -> None:
     assert time.monotonic() - started < 15
 
 
-def test_a_second_signal_does_not_wait() -> None:
+def test_a_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_SAME_REQUEST_S", 1.0)
     handle_signals()
 
     def twice() -> None:
