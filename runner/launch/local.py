@@ -313,7 +313,7 @@ def _wait(workers: Sequence[_Worker], grace_s: float) -> None:
             break
         if not forwarded:
             forwarded = True
-            LOG.info("preempted: the workers save their state; a second signal ends them at once")
+            LOG.info("preempted: the workers save their state; Ctrl-C ends them at once")
             for worker in running:
                 worker.signal(signal.SIGUSR1)
     for worker in workers:
