@@ -188,15 +188,3 @@ def test_state_of_another_order_is_refused(seed: int, sorted_by_length: bool, ch
     with pytest.raises(ValueError, match="data order"):
         other.load_state_dict(saved.state_dict())
     assert (other.epoch, other.t) == (0, 0)
-
-
-def test_state_of_an_earlier_version_is_that_of_a_permutation() -> None:
-    saved = DataOrder(plan(), 7, 0, None)
-    saved.advance()
-    state = saved.state_dict()
-    del state["identity"]["order"]
-    resumed = DataOrder(plan(), 7, 0, None)
-    resumed.load_state_dict(state)
-    assert (resumed.epoch, resumed.t) == (0, 1)
-    with pytest.raises(ValueError, match="keyed"):
-        DataOrder(plan(order="keyed"), 7, 0, None).load_state_dict(state)

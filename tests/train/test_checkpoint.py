@@ -78,20 +78,6 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert suffixes == {".json", ".safetensors"}
 
 
-def test_samples_that_each_worker_has_listed_are_read_together(tmp_path: Path) -> None:
-    """In checkpoints of earlier versions they are not added up over workers."""
-    for rank in (1, 0):
-        listed = {"ledger": {"epochs": [], "entries": torch.full((2, 3), rank)}}
-        checkpoints = checkpoints_of(tmp_path, rank, 2)
-        checkpoints.save(7, lambda listed=listed: listed, ())  # type: ignore[misc]
-        checkpoints.wait()
-    saved, _ = newest(tmp_path)
-    assert saved is not None
-    for rank in (0, 1):
-        entries = load(saved, rank, 2, SYNC, Sharding())["ledger"]["entries"]
-        assert entries.tolist() == [[0, 0, 0]] * 2 + [[1, 1, 1]] * 2
-
-
 def test_the_state_is_copied_before_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(3)
     write = checkpoint._write_tensors

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from runner import cli
 from runner.folder.reading import JSON_LIMIT
-from runner.plan.order import permutation
 from runner.tools.evidence.bundle import make_bundle
 from tests.runs import read, run
 
@@ -169,26 +167,6 @@ def test_a_property_left_out_of_the_certificate(trained: Path, tmp_path: Path) -
     change("certificate.json", lambda one: one["different"].pop())(folder)
     make_bundle([folder], tmp_path / "forged.zip", with_models=False)
     assert findings(tmp_path / "forged.zip")[1]["certificate"][0] == "only claimed"
-
-
-def with_listed_samples(ledger: Any) -> None:
-    """The first epoch as earlier versions wrote it: SHA-256 over the epoch, then (t, id) in the order's sequence."""
-    epoch = ledger["epochs"][0]
-    ids = permutation(epoch["expected"], 0, 0)
-    content = b"".join(struct.pack("<qq", at // 24, sample) for at, sample in enumerate(ids))
-    epoch["digest"] = hashlib.sha256(struct.pack("<q", 0) + content).hexdigest()
-    ledger["digest"] = hashlib.sha256("".join(one["digest"] for one in ledger["epochs"]).encode()).hexdigest()
-
-
-@pytest.mark.parametrize(("planned", "status"), [(True, "verified"), (False, "different")])
-def test_a_ledger_that_an_earlier_version_has_begun(trained: Path, tmp_path: Path, planned: bool, status: str) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(trained, folder)
-    change("ledger.json", with_listed_samples)(folder)
-    if not planned:
-        change("ledger.json", lambda one: one["epochs"][0].update(digest="0" * 64))(folder)
-    make_bundle([folder], tmp_path / "old.zip", with_models=False)
-    assert findings(tmp_path / "old.zip")[1]["ledger"][0] == status
 
 
 def test_runs_of_one_name(trained: Path, tmp_path: Path) -> None:
