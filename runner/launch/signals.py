@@ -21,8 +21,8 @@ from runner.errors import Preempted
 EXIT_INTERRUPTED, EXIT_PREEMPTED = 130, 75
 
 INTERRUPTIONS, PREEMPTIONS = (signal.SIGINT, signal.SIGHUP), (signal.SIGTERM, signal.SIGUSR1)
-#: Seconds in which a repeated signal is the same request: torchrun sends each twice, and Slurm to every process of a job,
-#: of which srun passes it on. On a busy machine seconds lie between them.
+#: Seconds in which a repeated signal is the same request: torchrun sends each twice, Slurm to every process of a job,
+#: and srun passes it on. On a busy machine seconds lie between them.
 _SAME_REQUEST_S = 10.0
 
 
