@@ -9,10 +9,11 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 head=$(scontrol show node "$first" | grep -oP 'NodeAddr=\K\S+') # a node's name need not resolve on the others
 started=$(mktemp)
 # USR1 is for the workers: it would end torchrun, and with it the workers before they have saved.
-# A node whose worker ended before it could save does not tell the others: srun ends them after 150 s.
-srun --wait=150 bash -c 'trap "" USR1; exec torchrun "$@"' torchrun \
+# A node whose worker ended before it could save does not tell the others: srun ends them after ten minutes.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=115
+srun --wait=600 bash -c 'trap "" USR1; exec torchrun "$@"' torchrun \
   --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
-  --shutdown-timeout 115 --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID.$SLURM_RESTART_COUNT" --rdzv-endpoint "$head:29500" \
+  --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID.$SLURM_RESTART_COUNT" --rdzv-endpoint "$head:29500" \
   -m runner "${run[@]}" launch.grace_s=110
 code=$?
 # Slurm itself requeues only jobs that still run when their grace period ends.

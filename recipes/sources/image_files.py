@@ -136,7 +136,7 @@ def _in_folders(part: Part, folder: Path, setting: str, labelled: bool) -> _Foun
         return not any(name.startswith((".", "__")) for name in path.relative_to(folder).parts)
 
     suffixes = {suffix for suffix, name in PIL.Image.registered_extensions().items() if name in FORMATS}
-    every = (Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True) for name in names)
+    every = (Path(parent, name) for parent, names in _folders(folder) for name in names)
     files = sorted(path for path in every if path.suffix.lower() in suffixes and visible(path))
     names = [path.relative_to(folder).as_posix() for path in files]
     read, labels = functools.partial(_of_files, files, setting), None
@@ -157,6 +157,15 @@ def _in_folders(part: Part, folder: Path, setting: str, labelled: bool) -> _Foun
         place, known = "the name of its folder", sorted({*classes})
         labels = LabelCells(Series(classes, names, dtype=object), f"{setting}:", place, setting, known)
     return _Found(part, setting, f"{setting}:", read, labels, names)
+
+
+def _folders(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each folder at or below this one, also by links, once, and the names of its files."""
+    seen = set[str]()
+    for parent, below, names in os.walk(folder, followlinks=True):
+        below[:] = [one for one in below if os.path.realpath(os.path.join(parent, one)) not in seen]
+        seen.update(os.path.realpath(os.path.join(parent, one)) for one in ("", *below))
+        yield parent, names
 
 
 def _labels_of(rows: Rows, column: str) -> LabelCells:

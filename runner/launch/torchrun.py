@@ -50,29 +50,34 @@ class ExternalWorld:
 
     def train(self, job: Job) -> RunResult:
         """Send the job to the other ranks and run rank 0's part of it."""
-        self.store.set(_JOB_KEY, json.dumps(job.as_json()))
+        self._note_signals(job)  # first: from here on the others wait for this process
         self.job_sent = True
+        self.store.set(_JOB_KEY, json.dumps(job.as_json()))
         result = self._run(job)
         assert result is not None
         return result
 
     def follow(self) -> int:
         """Wait for rank 0's job and run this rank's part of it; the exit code."""
-        requests.training = True  # as in `_run`: rank 0 may be about to
+        requests.training = True  # as in `_note_signals`: rank 0 may be about to train
         handle_signals(exits=True)
         message = json.loads(self.store.get(_JOB_KEY))
         try:
             if message is not None:
-                self._run(Job.from_json(message))
+                job = Job.from_json(message)
+                self._note_signals(job)
+                self._run(job)
         except Preempted:
             return EXIT_PREEMPTED
         return 0
 
-    def _run(self, job: Job) -> RunResult | None:
-        # One that ended while it is still preparing would leave the others waiting for it, and nothing saved.
+    def _note_signals(self, job: Job) -> None:
+        """Only note requests to save and end: a worker that ended while it prepares would leave the others waiting."""
         requests.training, requests.grace_s = job.config.checkpoint.on_preemption, job.config.launch.grace_s
         if not requests.training:
             requests.raise_pending()
+
+    def _run(self, job: Job) -> RunResult | None:
         try:
             return run(job, World(self.rank, self.world_size, self.local_rank, job.local_workers, self.store), self)
         except WorkerLost as error:

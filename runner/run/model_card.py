@@ -243,7 +243,9 @@ def _use(run: _Run) -> Iterator[str]:
     auto, images = _CLASSES.get(run.task or ""), run.task == "image-classification"
     variable, processor = ("processor", "AutoImageProcessor") if images else ("tokenizer", "AutoTokenizer")
     if auto is not None and run.in_4_bits:
-        new = read_json(run.model / "adapter_config.json").get("modules_to_save")
+        # LongT5 and Switch cast their activations to the dtype of `wo`.
+        whole = ["wo", "lm_head"] if run.task == "text2text-generation" else None
+        new = read_json(run.model / "adapter_config.json").get("modules_to_save") or whole
         skipped = f", llm_int8_skip_modules={json.dumps(new)}" if new else ""
         lines = [
             f"from transformers import {', '.join(sorted((auto, processor, 'BitsAndBytesConfig')))}"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from transformers.pytorch_utils import Conv1D
 
 from runner.config.schema import Optimizer as OptimizerConfig
 from runner.config.schema import OptimizerName, Schedule
@@ -49,14 +50,17 @@ def _only(group: dict[str, Any], hidden: Collection[int], is_hidden: bool) -> di
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """The ids of all matrices between layers: neither embeddings nor what comes after a transformers base model."""
+    """The ids of the weights of linear layers, but for those that come after a transformers base model."""
     adapted: Any = model
     whole = adapted.get_base_model() if hasattr(model, "get_base_model") else adapted
     base: nn.Module = getattr(whole, "base_model", whole)
     output = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
-    outside = [output, *(one for one in base.modules() if isinstance(one, nn.Embedding))]
-    excluded = {id(parameter) for one in outside if one is not None for parameter in one.parameters()}
-    return {id(one) for one in base.parameters() if one.ndim == 2} - excluded
+    # Some models are their own base model; then heads are among its children.
+    heads = [output, *(whole.children() if base is whole else ())]
+    linear = (nn.Linear, Conv1D)
+    return {id(one.weight) for one in base.modules() if isinstance(one, linear)} - {
+        id(one.weight) for one in heads if isinstance(one, linear)
+    }
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -68,7 +72,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-#: All but `muon`, which is two.
+#: `muon` is not here: it consists of two.
 _CLASSES: dict[OptimizerName, Callable[..., Optimizer]] = {
     OptimizerName.adamw: torch.optim.AdamW,
     OptimizerName.sgd: torch.optim.SGD,

@@ -64,6 +64,8 @@ def test_folders_that_are_links(folders: tuple[Path, Path]) -> None:
     expected = source(folders).read()
     (folders[0] / "red").rename(folders[0].parent / "elsewhere")
     (folders[0] / "red").symlink_to(folders[0].parent / "elsewhere")
+    (folders[0] / "red" / "loop").symlink_to(folders[0])
+    (folders[0] / "red" / "again").symlink_to(folders[0])
     assert source(folders).read().digest == expected.digest
 
 
