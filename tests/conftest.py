@@ -101,6 +101,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps end without the comparison of their runs, which takes seconds."""
+    monkeypatch.setattr("runner.tools.sweep.command._compare", lambda *_: None)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, with room for four megabytes."""
     disk = tmp_path / "disk"

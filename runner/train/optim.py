@@ -18,7 +18,7 @@ from runner.plan.schedule import lr_multiplier
 
 
 class MuonAndAdamW(Optimizer):
-    """torch's Muon for matrices between layers, and AdamW for all other weights, as one optimizer.
+    """torch's Muon for the weights of linear layers, and AdamW for all other weights, as one optimizer.
 
     Muon (Jordan et al. 2024) makes the steps of a matrix orthogonal. Its steps have the size of AdamW's (Liu et al.
     2025, "Muon is scalable for LLM training", section 2.2), so that one learning rate serves both.

@@ -15,7 +15,6 @@ import pytest
 from runner import cli
 from runner.folder.metrics_log import MetricsReader
 from runner.launch.signals import EXIT_PREEMPTED
-from runner.tools.sweep import command
 from tests.end_to_end.sweeps import (
     assert_metrics_complete,
     attempts,
@@ -29,13 +28,7 @@ from tests.processes import TIMEOUT_S, left_of_session, output, wait_until
 from tests.runs import read
 from tests.tools.sweep.gated import hold, release
 
-
-@pytest.fixture
-def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, without the comparison at the end of a sweep, which takes seconds."""
-    monkeypatch.setattr(command, "_compare", lambda *_: None)
-    return here
-
+pytestmark = pytest.mark.usefixtures("without_comparison")
 
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 

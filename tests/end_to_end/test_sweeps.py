@@ -15,7 +15,6 @@ from runner import cli
 from runner.config.arguments import HydraOptions
 from runner.config.compose import compose
 from runner.errors import UserError
-from runner.tools.sweep import command
 from runner.tools.sweep.grid import Launcher
 from runner.tools.sweep.preflight import prepare_sweep
 from tests import processes
@@ -35,12 +34,7 @@ from tests.replicas import TINY
 from tests.runs import read, store
 from tests.tools.sweep.gated import begun, hold, release
 
-
-@pytest.fixture
-def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, without the comparison at the end of a sweep, which takes seconds; `swept` has one."""
-    monkeypatch.setattr(command, "_compare", lambda *_: None)
-    return here
+pytestmark = pytest.mark.usefixtures("without_comparison")
 
 
 def swept_in(root: Path, *overrides: str) -> Path:

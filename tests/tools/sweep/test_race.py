@@ -11,20 +11,15 @@ from safetensors.torch import load_file
 from runner import cli
 from runner.folder.metrics_log import MetricsReader
 from runner.tools.compare.from_folders import read_folders
-from runner.tools.sweep import command, race
+from runner.tools.sweep import race
 from tests import runs
 from tests.runs import read, stored_runs
+
+pytestmark = pytest.mark.usefixtures("without_comparison")
 
 #: The loss falls without end, the faster the larger the learning rate is. 8 optimizer steps: rungs at 1, 2 and 4.
 LINE = ["recipe=linear", "batch.micro_batch=8", "device=cpu", "epochs=8"]
 RACE = ["optimizer.lr=0.01,0.02,0.03,0.04", "decide.race=true"]
-
-
-@pytest.fixture
-def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, without the comparison at the end, which takes seconds."""
-    monkeypatch.setattr(command, "_compare", lambda *_: None)
-    return here
 
 
 def sweep(*overrides: str) -> int:
